@@ -35,6 +35,8 @@ from probneural import (
     training,
     trajectories,
 )
+from probneural.clocks import WindowClock
+from probneural.extras import missing
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -53,6 +55,7 @@ __all__ = [
     "FieldPairs",
     "FieldTrajectories",
     "Grid",
+    "WindowClock",
     "calibration",
     "curvature",
     "data",
@@ -91,7 +94,7 @@ def __getattr__(name: str) -> object:
         try:
             return importlib.import_module(f"probneural.{name}")
         except ModuleNotFoundError as error:
-            raise ImportError(f"pn.{name} needs {error.name}: pip install 'probneural[all]'") from error
+            raise missing(f"pn.{name}", error, "plots") from error
     raise AttributeError(f"module 'probneural' has no attribute {name!r}")
 
 

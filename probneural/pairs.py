@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
-from probneural.checks import check_finite, check_instance, check_integer, described
-from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.fields import Field, check_field, check_parts, select_rows
+from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
+from probneural.checks import assign, check_finite, check_instance, check_integer, described
+from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
+from probneural.extras import optional
+from probneural.fields import MISSING, Field, check_field, check_parts, select_rows
+from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
-from probneural.periodicity import looked_at, warn_of_jumps
+from probneural.layouts import layouts_of
+from probneural.notices import warn
+from probneural.periodicity import check_plausible, rows_to_check
 from probneural.randomness import stream
+from probneural.summaries import summary_of
 
 if TYPE_CHECKING:
     import xarray
+
+_STATE, _TRAJECTORY = "state_time", "trajectory"
+"""Coordinates of the samples: times of each state, numbered, and identities of trajectories."""
 
 Rows = int | slice | Tensor | Sequence[int]
 """Which functions: one number, a slice, integers, or truth values; negative numbers count from the end."""
@@ -108,11 +119,13 @@ class FieldPairs:
     Args:
         inputs: Input functions.
         outputs: Output functions; their grid may differ from the inputs'.
-        groups: Which trajectory each pair is of, `(n,)`, where pairs are windows of trajectories; `split` never divides one.
+        groups: Which trajectory each pair is of, `(n,)`, where pairs are windows of trajectories; a random `split` keeps each
+            whole.
+        clock: Times of the states in each pair, where pairs have times.
 
     Raises:
-        ShapeError: If the numbers of fields differ, or there is not one group per pair.
-        DataError: If a side is not a `Field`, or groups are no integers.
+        ShapeError: If the numbers of fields differ, or there is not one group, or not one row of the clock, per pair.
+        DataError: If a side is not a `Field`, groups are no integers, or the clock is of another kind.
 
     Examples:
         >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
@@ -125,6 +138,7 @@ class FieldPairs:
     outputs: Field
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
+    clock: WindowClock | None = None
 
     def __post_init__(self) -> None:
         """Check that the two sides are fields, equally many."""
@@ -138,6 +152,8 @@ class FieldPairs:
             )
         if self.groups is not None:
             _check_groups(self.groups, len(self.inputs))
+        if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
+            assign(self, clock=self.clock._named(self.fingerprint))
 
     @classmethod
     def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
@@ -162,7 +178,8 @@ class FieldPairs:
         """
         pairs = check_parts(parts, cls)
         inputs, outputs = Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs])
-        return cls(inputs, outputs, groups=_joined_groups(pairs))
+        clock = joined_clocks([part.clock for part in pairs])
+        return cls(inputs, outputs, groups=_joined_groups(pairs, clock), clock=clock)
 
     @classmethod
     def from_numpy(
@@ -170,28 +187,35 @@ class FieldPairs:
         inputs: NDArray[Any],
         outputs: NDArray[Any],
         *,
+        axes: str | None = None,
         grid: Grid | None = None,
         out_grid: Grid | None = None,
         lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of arrays.
 
         The number of grid axes d is the grid's, or the number of entries in `periodic`, `lengths` or `endpoint`. An array of
         d + 1 axes is `(n, *grid)`, one channel; one of d + 2 axes is `(n, c, *grid)`. Where single numbers leave d open, only
-        `(n, points)` is accepted.
+        `(n, points)` and `(n, 1, *grid)` are accepted; `axes` states any other layout.
 
         Args:
             inputs: Input functions, real and finite, in physical units; integers become floating point numbers.
             outputs: Output functions, likewise.
+            axes: Roles of the axes: n samples, c channels, - an axis of length 1, any other name an axis of space;
+                `"n x y c"`, or `"n x -> n x c"` where outputs differ.
             grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
             out_grid: Where the outputs live.
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis is periodic.
             endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
+            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
+                missing points; a tuple of two where inputs and outputs differ. A point where a channel is missing does not
+                count in its sample: see `Grid.masked`.
 
         Returns:
             Copies of the values, on the CPU. Without `grid`, outputs of another resolution share the inputs' domain.
@@ -214,9 +238,73 @@ class FieldPairs:
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
-        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **options, dtype=kind)
-        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **options, dtype=kind)
+        stated = layouts_of(axes)
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        options |= {"dtype": kind}
+        first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", mask=masks[0], **options)
+        where = out_grid or grid
+        second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options)
         return cls(Field(*first), Field(*second))._looked_at()
+
+    @classmethod
+    def from_parameters(
+        cls,
+        parameters: NDArray[Any],
+        outputs: NDArray[Any],
+        *,
+        as_points: bool = False,
+        axes: str | None = None,
+        grid: Grid | None = None,
+        lengths: float | Sequence[float] | None = None,
+        periodic: bool | Sequence[bool] | None = None,
+        endpoint: bool | Sequence[bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FieldPairs:
+        """Make pairs of a table of parameters and the fields that belong to them.
+
+        Args:
+            parameters: `(n, k)`, one sample per row, or `(n,)`; each column in units of its own.
+            outputs: Output functions, as in `from_numpy`.
+            as_points: Whether inputs are k unordered numbers, channels at a single point, which `DeepONet`, `PODDeepONet` and
+                `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
+                operators take.
+            axes: Roles of the outputs' axes, for example `"n x y c"`.
+            grid: Where the outputs live. In its place, the next three.
+            lengths: Extent per axis, 1 by default.
+            periodic: Whether each axis is periodic.
+            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
+            dtype: float32 or float64; by default float64 if either array is of it, else float32.
+
+        Returns:
+            Copies of the values, on the CPU.
+
+        Raises:
+            DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
+            ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
+            ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+
+        Examples:
+            >>> import numpy as np
+            >>> pairs = FieldPairs.from_parameters(np.ones((10, 3)), np.zeros((10, 8)), periodic=True)
+            >>> pairs.inputs.values.shape
+            torch.Size([10, 3, 8])
+        """
+        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **options)
+        kind = common_dtype(parameters, outputs) if dtype is None else dtype
+        where = None if grid is None else check_grid(grid)
+        values, out_grid = read_numpy(
+            outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, **options
+        )
+        table = to_tensor(parameters, "parameters", dtype=kind)
+        if table.ndim not in (1, 2):
+            raise ShapeError(
+                expected="parameters of shape (n, k) or (n,)", got=str(tuple(table.shape)), remedy="give one sample per row"
+            )
+        table = table.reshape(len(table), -1)
+        in_grid = Grid.scattered([[0.0]], [1.0]) if as_points else out_grid
+        inputs = table.reshape(*table.shape, *(1,) * len(in_grid.shape)).expand(*table.shape, *in_grid.shape)
+        return cls(Field(inputs.contiguous(), in_grid), Field(values, out_grid))._looked_at()
 
     @classmethod
     def from_xarray(
@@ -229,6 +317,7 @@ class FieldPairs:
         sample: str = "sample",
         channel: str | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of DataArrays, whose coordinates give the grid.
 
@@ -239,13 +328,14 @@ class FieldPairs:
         Args:
             inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
                 with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers says
-                which pairs belong together.
+                which pairs belong together. Where the dimension `sample` is time, its coordinate gives the pairs' times.
             outputs: Output functions, likewise; matched to the inputs by position.
             periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
             lengths: Extent of each dimension of space, in the coordinates' units.
             sample: The dimension of the n functions.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; by default float64 if either side is of it, else float32.
+            mask: As for `from_numpy`.
 
         Returns:
             Copies of the values, on the CPU.
@@ -266,57 +356,78 @@ class FieldPairs:
                 )
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
-        first, grid = read_xarray(inputs, "inputs", **options)
-        second, out_grid = read_xarray(outputs, "outputs", **options)
+        first, grid, in_labels = read_xarray(inputs, "inputs", **options)
+        second, out_grid, out_labels = read_xarray(outputs, "outputs", **options)
         kind = common_dtype(first, second) if dtype is None else dtype
-        return cls(
-            Field(to_tensor(first, "inputs", dtype=kind), grid),
-            Field(to_tensor(second, "outputs", dtype=kind), out_grid),
-            groups=_read_groups(inputs),
-        )._looked_at()
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        sides = [
+            Field(
+                *read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part),
+                names=labels["names"],
+                units=labels["units"],
+            )
+            for values, name, where, part, labels in (
+                (first, "inputs", grid, masks[0], in_labels),
+                (second, "outputs", out_grid, masks[1], out_labels),
+            )
+        ]
+        return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
-        """Itself, with a warning to who has made it if it does not look periodic where that is said."""
+        """Itself, if the first samples are plausible, with a warning of fill values."""
+        warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
         sides = {"inputs": self.inputs, "outputs": self.outputs}
-        rows = {name: looked_at(len(self), side.channels, side.grid) for name, side in sides.items()}
-        some = {name: (side.values[: rows[name]], side.grid) for name, side in sides.items() if rows[name]}
-        warn_of_jumps(some)
+        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
+        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
+        check_plausible(some, summary=self.summary)
         return self
 
     def to_xarray(self) -> xarray.Dataset:
         """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.
 
         Dimensions are `sample`, `channel` and `x0`, `x1`, ...; where the sides differ, the outputs' begin with `output_`.
-        Groups are a coordinate of the samples.
+        Groups, and times and trajectories of pairs that have them, are coordinates of the samples.
 
         Raises:
             GridError: If a grid is scattered.
         """
+        optional("xarray", "to_xarray", extra="xarray")
         import xarray
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
         out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
-        out = out if self.inputs.grid == self.outputs.grid else [f"output_{name}" for name in out]
+        out = out if self.inputs.grid.has_points_of(self.outputs.grid) else [f"output_{name}" for name in out]
         channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
         return xarray.Dataset(
             {
                 "inputs": to_array(self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space),
                 "outputs": to_array(self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out),
             },
-            coords={} if self.groups is None else {"groups": ("sample", self.groups.numpy())},
+            coords=({} if self.groups is None else {"groups": ("sample", self.groups.numpy())})
+            | _clock_coordinates(self.clock),
         )
 
-    def split(self, count: int, *, seed: int) -> tuple[FieldPairs, FieldPairs]:
-        """Split at random into `count` pairs and the rest.
+    def split(
+        self, count: int, *, seed: int | None = None, by: str = "random", embargo: int = 0
+    ) -> tuple[FieldPairs, FieldPairs]:
+        """Split into `count` pairs and the rest; see [`divided_rows`][probneural.pairs.divided_rows] for the ways to do it.
 
-        Pairs of one group stay together, so with groups the first part may have more than `count`, see
-        [`split_rows`][probneural.pairs.split_rows].
+        Args:
+            count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
+            seed: Names a random split, or a split by blocks.
+            by: "random", "time" (the first part is the earlier one), or "blocks" (of neighbouring times).
+            embargo: Steps of time between the two parts whose pairs are left out.
 
         Raises:
-            ArgumentError: If either part would be empty.
+            ArgumentError: If either part would be empty, the pairs have no times to split by, or the seed is missing.
         """
-        first, second = split_rows(len(self), count, seed=seed, groups=self.groups)
+        first, second = divided_rows(self, count, seed=seed, by=by, embargo=embargo)
         return self[first], self[second]
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n k"] | None:
+        """One key per state of each pair, equal for equal trajectories and times; None for pairs without times."""
+        return None if self.clock is None else self.clock.keys
 
     @cached_property
     def fingerprint(self) -> str:
@@ -343,11 +454,17 @@ class FieldPairs:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         """Select pairs, as in `Field`."""
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index))
+        clock = None if self.clock is None else self.clock[index]
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index), clock=clock)
 
     def __repr__(self) -> str:
         """A short description."""
-        return f"FieldPairs({self.inputs!r} -> {self.outputs!r})"
+        return f"FieldPairs({self.summary}, {self.inputs.dtype})"
+
+    @property
+    def summary(self) -> str:
+        """Samples, channels, axes of space and times, in one sentence."""
+        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
 def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
@@ -376,8 +493,9 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
     if isinstance(checked, FieldPairs):
-        check_finite(checked.inputs.values, f"{name} inputs")
-        check_finite(checked.outputs.values, f"{name} outputs")
+        check_finite(checked.inputs.values, f"{name} inputs", remedy=MISSING)
+        check_finite(checked.outputs.values, f"{name} outputs", remedy=MISSING)
+        warn_of_fill_values({f"{name} inputs": checked.inputs.values, f"{name} outputs": checked.outputs.values})
     return checked
 
 
@@ -444,10 +562,83 @@ def split_rows(
         raise ArgumentError(
             expected=f"a count that leaves a trajectory of {len(sizes)} to the second part",
             got=str(count),
-            remedy="windows of a trajectory stay together: choose fewer, or give more trajectories",
+            remedy=f'split each trajectory in time: split({count}, by="time"); or choose fewer, or give more trajectories',
         )
     is_first = torch.isin(group, order[:taken])
     return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
+
+
+def divided_rows(
+    data: Any,
+    count: int,
+    *,
+    seed: int | None,
+    by: str,
+    embargo: int = 0,
+    coordinates: Mapping[str, NDArray[Any]] | None = None,
+) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
+    """Rows of the two parts of a data set.
+
+    * `by="random"`: rows, or whole groups where there are groups, in a random order.
+    * `by="time"`: the first part is the earlier `count` rows. Later rows that share a state with the first part, or begin
+      `embargo` steps or fewer after its last state, are left out.
+    * `by="blocks"`: contiguous blocks of time are dealt out at random. Rows of the second part that share a state with the
+      first, or lie within `embargo` steps of it, are left out.
+    * the name of a coordinate: rows of one value stay together, and values are in a random order.
+
+    Args:
+        data: With a length, groups and a clock.
+        count: Rows of the first part.
+        seed: Names what is random.
+        by: How to split.
+        embargo: Steps of time between the parts.
+        coordinates: By name, one value per row.
+
+    Raises:
+        ArgumentError: If either part would be empty, there is no such way to split these rows, or the seed is missing.
+    """
+    clock: WindowClock | None = data.clock
+    total, names = len(data), coordinates or {}
+    if by in ("time", "blocks") and clock is None:
+        kind = "pn.FieldPairs" if isinstance(data, FieldPairs) else "pn.data.StoredPairs"
+        raise ArgumentError(
+            expected=f"pairs that have times, to split by {by!r}",
+            got="pairs without a clock",
+            remedy=f"give their times, {kind}(pairs.inputs, pairs.outputs, clock=pn.WindowClock(times)), or split at random",
+        )
+    if by not in ("random", "time", "blocks", *names):
+        raise ArgumentError(
+            expected=f"by one of {', '.join(map(repr, ('random', 'time', 'blocks', *names)))}",
+            got=repr(by),
+            remedy="a coordinate must belong to the axis of samples of a file",
+        )
+    if by != "time" and seed is None:
+        raise ArgumentError(expected=f"a seed for by={by!r}", got="none", remedy=f"name the split: split({count}, seed=0)")
+    if by not in ("time", "blocks") and embargo != 0:
+        raise ArgumentError(
+            expected="no embargo without an order in time", got=f"embargo={embargo}", remedy='write by="time" or by="blocks"'
+        )
+    if by == "random":
+        if clock is not None and clock.is_series and data.groups is None:
+            warn(
+                "these pairs are one series in time, and a random split puts neighbouring times on both sides: errors on the "
+                f'second part are then smaller than at later times. Write split({count}, by="time")',
+                DataWarning,
+            )
+        return split_rows(total, count, seed=cast(int, seed), groups=data.groups)
+    if by in names:
+        _, numbers = np.unique(names[by], return_inverse=True)
+        return split_rows(total, count, seed=cast(int, seed), groups=torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
+    count = check_integer(count, "count", most=total - 1)
+    generator = None if seed is None else stream(seed, "split")
+    first, second = split_in_time(cast(WindowClock, clock), [count, total - count], by=by, embargo=embargo, generator=generator)
+    if not len(second):
+        raise ArgumentError(
+            expected="later rows that share no state with the first part",
+            got=f"none of the {total - count} others, with embargo={embargo}",
+            remedy="lower count or embargo, or give more data",
+        )
+    return first, second
 
 
 def select_groups(groups: Int64[Tensor, " n"] | None, index: Rows) -> Int64[Tensor, " m"] | None:
@@ -477,6 +668,38 @@ def _check_groups(groups: object, count: int) -> None:
         raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(given.shape)), remedy=remedy)
 
 
+def check_clock(clock: object, count: int) -> WindowClock:
+    """Return a clock of so many pairs, or raise a DataError or ShapeError."""
+    remedy = "make it: pn.WindowClock(times), one time per pair"
+    checked = check_instance(clock, WindowClock, "clock", remedy=remedy)
+    if len(checked) != count:
+        raise ShapeError(expected=f"a clock of {count} pairs", got=str(len(checked)), remedy=remedy)
+    return checked
+
+
+def _clock_coordinates(clock: WindowClock | None) -> dict[str, Any]:
+    """Times and trajectories as coordinates of the samples."""
+    if clock is None:
+        return {}
+    about = {"history": clock.history, "lead": clock.lead} | ({} if clock.step is None else {"step": clock.step})
+    states = {f"{_STATE}{number}": ("sample", times.numpy()) for number, times in enumerate(clock.states.unbind(1))}
+    identities = np.zeros(len(clock), np.int64) if clock.trajectories is None else clock.trajectories.numpy()
+    return states | {_TRAJECTORY: ("sample", identities, about)}
+
+
+def _read_clock(inputs: xarray.DataArray | xarray.Dataset, sample: str) -> WindowClock | None:
+    """Times from the coordinates that `to_xarray` writes, or from a dimension of samples that is time."""
+    if f"{_STATE}0" in inputs.coords and _TRAJECTORY in inputs.coords:
+        count = sum(str(name).startswith(_STATE) for name in inputs.coords)
+        states = np.stack([inputs.coords[f"{_STATE}{number}"].values for number in range(count)], axis=1)
+        trajectory = inputs.coords[_TRAJECTORY]
+        about = {name: trajectory.attrs[name] for name in ("history", "lead", "step") if name in trajectory.attrs}
+        return WindowClock(torch.as_tensor(states), torch.as_tensor(trajectory.values.astype(np.int64)), **about)
+    if sample in inputs.coords and is_time(sample, inputs.coords[sample].attrs):
+        return series_clock(inputs.coords[sample].values)
+    return None
+
+
 def _read_groups(inputs: xarray.DataArray | xarray.Dataset) -> Int64[Tensor, " n"] | None:
     """The coordinate "groups", in whichever dtype; None where there is none."""
     if "groups" not in inputs.coords:
@@ -497,16 +720,19 @@ def _are_whole(values: NDArray[Any]) -> bool:
     return values.dtype.kind == "f" and bool((abs(values) < 2.0**53).all()) and bool((values % 1 == 0).all())
 
 
-def _joined_groups(parts: Sequence[FieldPairs]) -> Int64[Tensor, " n"] | None:
-    """Groups of data sets that come one after the other; a pair without one is a group of its own."""
-    if all(part.groups is None for part in parts):
+def _joined_groups(parts: Sequence[FieldPairs], clock: WindowClock | None) -> Int64[Tensor, " n"] | None:
+    """Groups of data sets that come one after the other; a pair without one, or a trajectory, is a group of its own."""
+    are_single = all(part.clock is None for part in parts) if clock is None else clock.is_series
+    if are_single and all(part.groups is None for part in parts):
         return None
-    found, known = [], 0
+    joined: list[Tensor] = []
+    count = 0
     for part in parts:
-        own = torch.arange(len(part), device="cpu") if part.groups is None else part.groups.unique(return_inverse=True)[1]
-        found.append(own + known)
-        known += int(own.max()) + 1 if len(own) else 0
-    return torch.cat(found)
+        owners = part.groups if part.groups is not None or part.clock is None else part.clock.trajectories
+        numbers = torch.arange(len(part), device="cpu") if owners is None else owners.unique(return_inverse=True)[1]
+        joined.append(numbers + count)
+        count += int(numbers.max()) + 1 if len(numbers) else 0
+    return torch.cat(joined)
 
 
 def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
@@ -517,3 +743,13 @@ def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
         tensor([0, 2, 5, 7])
     """
     return slice(0, count) if count <= most else torch.arange(most, device="cpu") * count // most
+
+
+def _collated(batch: Sequence[FieldPairs], *, collate_fn_map: object = None) -> FieldPairs:
+    """Items of a batch as pairs; unlike in `FieldPairs.cat`, equal groups stay equal."""
+    groups = [part.groups for part in batch if part.groups is not None]
+    inputs, outputs = Field.cat([part.inputs for part in batch]), Field.cat([part.outputs for part in batch])
+    return FieldPairs(inputs, outputs, groups=torch.cat(groups) if groups else None)
+
+
+default_collate_fn_map[FieldPairs] = _collated  # so that torch's DataLoader takes any Dataset without a collate_fn

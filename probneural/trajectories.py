@@ -11,14 +11,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
+from probneural.clocks import UNEVEN, WindowClock, even_step, joined_clocks
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
-from probneural.fingerprints import fingerprint_of
+from probneural.fingerprints import fingerprint_of, row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, split_rows
-
-UNEVEN = 1e-3
-"""Deviation of an interval of time, relative to their mean, that counts as rounding."""
+from probneural.pairs import FieldPairs, Rows, check_clock, split_rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,6 +30,8 @@ class FieldTrajectories:
         start: States at time 0, and parameters behind them, `(n, c + extra, *grid)`, in physical units.
         values: States at the times, `(n, times, c, *grid)`, in the start's dtype and on its device.
         times: Times since the start, `(times,)`, positive and ascending; kept in float64.
+        clock: Times and identities in the data that the trajectories were read from, a row of all states per trajectory; by
+            default times count from the start, and identities follow from the first and the last state.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -51,11 +51,14 @@ class FieldTrajectories:
     values: Float[Tensor, "n times c *grid"]
     _: KW_ONLY
     times: Float64[Tensor, " times"]
+    clock: WindowClock | None = None
 
     def __post_init__(self) -> None:
         """Check that start, states and times fit together."""
         start, values = check_field(self.start, "start"), check_floating(self.values, "values")
         assign(self, times=check_times(self.times, error=DataError))
+        if self.clock is not None:
+            check_clock(self.clock, len(start))
         shape, grid = tuple(values.shape), start.grid.shape
         if len(shape) != 3 + len(grid) or (shape[0], shape[1], *shape[3:]) != (len(start), len(self.times), *grid):
             raise ShapeError(
@@ -97,7 +100,8 @@ class FieldTrajectories:
                 expected="states of as many channels", got=str([part.channels for part in each]), remedy="choose the same ones"
             )
         start = Field.cat([part.start for part in each])
-        return cls(start, torch.cat([part.values for part in each]), times=each[0].times)
+        clock = joined_clocks([part.clock for part in each])
+        return cls(start, torch.cat([part.values for part in each]), times=each[0].times, clock=clock)
 
     @property
     def grid(self) -> Grid:
@@ -130,6 +134,23 @@ class FieldTrajectories:
         extra = self.start.values[:, self.channels :]
         return Field(extra, self.grid) if extra.shape[1] else None
 
+    @property
+    def lead_times(self) -> Float64[Tensor, " leads"]:
+        """Time of leads 0 to `steps` since the start."""
+        return torch.cat([self.times.new_zeros(1), self.times])
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n leads"]:
+        """One key per state of each trajectory: those of the states in its windows."""
+        return self._clock.keys
+
+    @property
+    def _clock(self) -> WindowClock:
+        """Times of all states of each trajectory, and its identity."""
+        if self.clock is not None:
+            return self.clock
+        return WindowClock(self.lead_times.expand(len(self), -1), row_fingerprints(self.start.values, self.values[:, -1]))
+
     def at(self, lead: int) -> Field:
         """States at one lead, `(n, c, *grid)`, without parameters; lead 0 is the start, lead 1 the first of the times.
 
@@ -153,7 +174,8 @@ class FieldTrajectories:
             steps: Following states that an output holds, stacked as channels, the earliest first.
 
         Returns:
-            Copies of the values, in pairs that know their trajectory: `split` never divides one.
+            Copies of the values, in pairs that have a clock. Of several trajectories they have groups, and a random `split`
+            never divides a trajectory; of a single one, split by time.
 
         Raises:
             ArgumentError: If a number is not a positive integer, no window fits, a lead of more than 1 skips states that the
@@ -178,7 +200,12 @@ class FieldTrajectories:
         ends = (starts[:, None] + (history - 2) + following).to(self.device)  # of `values`, which begin at step 1
         groups = torch.arange(len(self), device="cpu").repeat_interleave(len(starts))
         outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
-        return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=groups)
+        known = self._clock
+        states = known.states[:, window_steps(starts, history=history, lead=lead, steps=steps)].flatten(0, 1)
+        identities = None if known.trajectories is None else known.trajectories[groups]
+        clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(self.lead_times))
+        owners = groups if len(self) > 1 else None
+        return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=owners, clock=clock)
 
     def split(self, count: int, *, seed: int) -> tuple[FieldTrajectories, FieldTrajectories]:
         """Split at random into `count` trajectories and the rest.
@@ -186,6 +213,7 @@ class FieldTrajectories:
         Raises:
             ArgumentError: If either part would be empty.
         """
+        check_several(len(self), count)
         first, second = split_rows(len(self), count, seed=seed)
         return self[first], self[second]
 
@@ -216,7 +244,8 @@ class FieldTrajectories:
     def __getitem__(self, index: Rows) -> FieldTrajectories:
         """Select trajectories; one integer keeps their axis."""
         rows = select_rows(index, len(self))
-        return replace(self, start=self.start[rows], values=self.values[rows])
+        clock = None if self.clock is None else self.clock[index]
+        return replace(self, start=self.start[rows], values=self.values[rows], clock=clock)
 
     def __repr__(self) -> str:
         """A short description."""
@@ -246,6 +275,16 @@ def check_times(times: object, *, error: type[ProbneuralError] = ArgumentError) 
             remedy="the start is at time 0; give times=[step, 2 * step, ...]",
         )
     return found
+
+
+def check_several(trajectories: int, count: int) -> None:
+    """Raise an ArgumentError if there are too few trajectories to split them."""
+    if trajectories < 2:
+        raise ArgumentError(
+            expected="two trajectories or more to split them",
+            got=str(trajectories),
+            remedy=f'split windows in time: data.windows().split({count}, by="time")',
+        )
 
 
 def check_trajectories(data: object, name: str = "truth") -> FieldTrajectories:
@@ -290,3 +329,17 @@ def window_starts(times: int, *, history: int, lead: int, stride: int, steps: in
             remedy="take shorter windows",
         )
     return torch.arange(0, last + 1, stride, device="cpu")
+
+
+def window_steps(
+    starts: Int64[Tensor, " windows"], *, history: int, lead: int, steps: int = 1
+) -> Int64[Tensor, "windows states"]:
+    """Steps of the states of each window: `history` neighbouring input states, then output states, `lead` steps apart.
+
+    Examples:
+        >>> window_steps(torch.tensor([0, 1]), history=2, lead=3).tolist()
+        [[0, 1, 4], [1, 2, 5]]
+    """
+    inputs = torch.arange(history, device="cpu")
+    outputs = history - 1 + lead * torch.arange(1, steps + 1, device="cpu")
+    return starts[:, None] + torch.cat([inputs, outputs])

@@ -132,10 +132,10 @@ def conformal_scores(
     check_modulation(modulation, floor)
     fraction = check_real(fraction, "fraction", above=0.0, most=1.0)
     values, scales = [], []
-    for u, truth in distributions(predictor, pairs):
+    for u, truth, grid in distributions(predictor, pairs):
         shape = band_shape(u, predictor, modulation=modulation, floor=floor)
-        values.append(domain_quantile(shape.ratios(truth), u.grid, fraction=fraction))
-        scales.append(domain_average(shape.scale, u.grid))
+        values.append(domain_quantile(grid.fill(shape.ratios(truth)), grid, fraction=fraction))
+        scales.append(domain_average(shape.scale, grid))
     if not values:
         raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
     groups = None if getattr(pairs, "groups", None) is None else group_numbers(pairs)

@@ -21,6 +21,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError
 from probneural.metrics.comparison import compare
+from probneural.metrics.lead_alignment import check_same_times
 from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts
 
 
@@ -98,8 +99,10 @@ class HorizonBand:
         check_unused(untrained_steps(forecast, truth, allow_training_data=allow_training_data), used_before(forecast))
         if self.scope == "horizon":
             quantile = conformal_quantile(scores.amax(1), self.level)
-            return TrajectoryBand((quantile,) * scores.shape[1], method=self)
-        return TrajectoryBand(tuple(conformal_quantile(column, self.level) for column in scores.mT), method=self)
+            quantiles = (quantile,) * scores.shape[1]
+        else:
+            quantiles = tuple(conformal_quantile(column, self.level) for column in scores.mT)
+        return TrajectoryBand(quantiles, method=self, times=getattr(forecast, "times", None))
 
 
 class BandCoverage(NamedTuple):
@@ -121,11 +124,13 @@ class TrajectoryBand:
     Args:
         quantiles: Half width at each lead, in standard deviations; dimensionless.
         method: Level, scope, noise and floor it was calibrated with.
+        times: Time of each lead since the start, `(leads,)`; None if it is unknown.
     """
 
     quantiles: tuple[float, ...]
     _: KW_ONLY
     method: HorizonBand
+    times: Float64[Tensor, " leads"] | None = None
 
     @property
     def level(self) -> float:
@@ -137,7 +142,7 @@ class TrajectoryBand:
 
         Raises:
             DataError: If it is no forecast.
-            ArgumentError: If it has not the leads that the band was calibrated at.
+            ArgumentError: If it has not the leads that the band was calibrated at, or has them at other times.
         """
         check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
         if forecast.steps > len(self.quantiles):
@@ -146,6 +151,7 @@ class TrajectoryBand:
                 got=str(forecast.steps),
                 remedy="calibrate on trajectories that are as long",
             )
+        check_same_times(forecast, self.times, name="bands")
         return BandTrajectory(forecast, self)
 
     def coverage(self, forecast: Forecast, truth: TrueTrajectories) -> BandCoverage:

@@ -21,6 +21,7 @@ from probneural.distributions.latent import digest
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.grids import Grid
+from probneural.metrics.lead_alignment import check_same_times
 from probneural.metrics.lead_pairs import TrueTrajectories, step_keys
 from probneural.metrics.spread import size_factor
 from probneural.provenance import TrainingRecord, check_untrained, no_keys
@@ -138,6 +139,7 @@ class LeadScale:
             largest=torch.stack(largest),
             noise=noise_variance(self.noise, (1, by_lead.shape[1]), by_lead)[0],
             size_factor=factor,
+            times=getattr(forecast, "times", None),
         )
 
 
@@ -155,6 +157,7 @@ class LeadScaling:
             no bound.
         noise: Variance of the measurement noise that h was fitted beside, `(c,)`, in physical units squared; none by default.
         size_factor: (s + 1)/(s - 1) of the s members that h was fitted with; 1 for a Gaussian forecast.
+        times: Time of each lead since the start, `(steps,)`; None if it is unknown.
 
     Raises:
         ArgumentError: If a scale is not positive and finite, a saturation or a largest variance not finite.
@@ -170,6 +173,7 @@ class LeadScaling:
     largest: Float64[Tensor, "steps c"] | None = None
     noise: Float64[Tensor, " c"] | None = None
     size_factor: float = 1.0
+    times: Float64[Tensor, " steps"] | None = None
 
     def __post_init__(self) -> None:
         """Check the scales."""
@@ -257,7 +261,7 @@ class LeadScaling:
 
         Raises:
             DataError: If it is no forecast.
-            ArgumentError: If it has more leads.
+            ArgumentError: If it has more leads, or at other times.
         """
         return ScaledForecast(forecast, self)
 
@@ -287,7 +291,7 @@ class ScaledForecast:
 
     Raises:
         DataError: If `inner` is no forecast.
-        ArgumentError: If it has more leads than the scaling.
+        ArgumentError: If it has more leads than the scaling, or at other times.
     """
 
     def __init__(self, inner: Forecast, scaling: LeadScaling) -> None:
@@ -299,6 +303,18 @@ class ScaledForecast:
                 got=str(inner.steps),
                 remedy="fit LeadScale on trajectories that are as long",
             )
+        check_same_times(inner, scaling.times, name="scales")
+
+    @property
+    def times(self) -> Float64[Tensor, " steps"] | None:
+        """Time of each lead since the start, `(steps,)`; None if it is unknown."""
+        times: Tensor | None = getattr(self.inner, "times", None)
+        return times
+
+    @property
+    def history(self) -> int:
+        """Number of states in an input, 1 if it is unknown."""
+        return int(getattr(self.inner, "history", 1))
 
     @property
     def steps(self) -> int:

@@ -23,7 +23,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor, checked_predictors
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError
-from probneural.grids import Grid
+from probneural.grids import Grid, check_unmasked
 from probneural.linear_algebra.densities import LOG_TWO_PI
 from probneural.pairs import Dataset
 from probneural.randomness import stream
@@ -104,6 +104,7 @@ class LocalStacking:
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
         keys = untrained_keys(MixturePredictor(known), calibration, allow_training_data=allow_training_data)
+        check_unmasked(calibration.outputs.grid, "weights that vary along functions")
         members = _Members([CalibrationPredictions(one, calibration) for one in known])
         grid, used = calibration.outputs.grid, keys.flatten()
         logs = torch.cat([chunk.log_densities() for chunk in members])

@@ -26,7 +26,7 @@ from probneural.distributions.roots.weighted import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_unmasked
 from probneural.pairs import Dataset, batches
 from probneural.randomness import stream
 
@@ -267,12 +267,12 @@ def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n 
     Raises:
         CalibrationError: If no variance is stated at all.
     """
-    grid, channels = pairs.outputs.grid, pairs.outputs.channels
+    grid, channels = check_unmasked(pairs.outputs.grid, "errors of shifted functions"), pairs.outputs.channels
     wanted = min(grid.size, max(1, _POINTS // channels))
     points = torch.randperm(grid.size, generator=stream(0, "novelty points"))[:wanted].sort().values
     noise = predictor.noise.detach().to("cpu", torch.float64)[:, None].expand(channels, wanted).flatten()
     variances, squares = [], []
-    for u, truth in distributions(predictor, pairs):
+    for u, truth, _ in distributions(predictor, pairs):
         none = are_rounding(moments(u, predictor.noise), truth, dtype=pairs.outputs.dtype)
         error = torch.where(none, 0.0, truth - u.mean)
         variance, error = (

@@ -164,9 +164,9 @@ class RiskControl:
 
     def _losses(self, predictor: Predictor, pairs: Dataset, widths: list[float]) -> Iterator[Float64[Tensor, "widths n"]]:
         """Losses at every width, of some functions at a time."""
-        for u, truth in distributions(predictor, pairs):
+        for u, truth, grid in distributions(predictor, pairs):
             shape = band_shape(u, predictor, modulation=self.modulation, floor=self.floor)
-            field, count = Field(truth, u.grid), len(truth)
+            field, count = Field(truth, grid), len(truth)
             bands = (band_around(shape, shape.mean.new_full((count,), width), grid=u.grid) for width in widths)
             yield torch.stack([checked_losses(self.loss(band, field), count) for band in bands])
 

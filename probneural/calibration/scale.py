@@ -55,10 +55,10 @@ class VarianceScale:
     larger for inputs that are harder. A local scale h, a function of what is predicted and of the position (see
     [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
     likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
-    trajectory are held out together, and count as one. A channel where errors
-    and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the others
-    say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they are,
-    with a warning.
+    trajectory are held out together, and count as one. Scattered points and masked grids have no local scale. A channel where
+    errors and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the
+    others say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they
+    are, with a warning.
 
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
@@ -256,7 +256,7 @@ def _read(
     rows, start = likelihood_rows(calibration), 0
     for u, (stated, _) in predicted.distributions():
         of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
-        field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
+        field_variance += domain_average(of_field, stated.grid).sum(0).cpu() / len(calibration)
         shared += shared_covariances(u, rows[(rows >= start) & (rows < start + len(u))] - start)
         start += len(u)
     return field_variance, shared
@@ -283,7 +283,9 @@ def _rounded(
     predicted: CalibrationPredictions, calibration: Dataset, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
 ) -> Float64[Tensor, " c"]:
     """The fraction of each channel's values where errors and deviations are rounding."""
-    count = torch.zeros_like(scale)
+    count, values = torch.zeros_like(scale), 0
     for moved, truth in _moved(predicted, scale=scale, shift=shift):
-        count += are_rounding(moved, truth, dtype=calibration.outputs.dtype).flatten(2).sum((0, 2)).cpu()
-    return count / (len(calibration) * calibration.outputs.grid.size)
+        rounded = moved.grid.fill(are_rounding(moved, truth, dtype=calibration.outputs.dtype), 0)
+        count += rounded.flatten(2).sum((0, 2)).cpu()
+        values += int(moved.grid.observed.sum()) * (1 if moved.grid.is_batch else len(truth))
+    return count / values

@@ -134,11 +134,11 @@ class ScaleMixture:
     def _comparisons(self, predictor: Predictor, calibration: Dataset) -> Iterator[tuple[Comparison, int]]:
         """Gaussian predictions beside the truth, some functions at a time, and the seed of their draws."""
         start = 0
-        for u, truth in distributions(predictor, calibration):
+        for u, truth, grid in distributions(predictor, calibration):
             field = gaussian_of(u)
             for first in range(0, len(truth), _TOGETHER):
                 some = slice(first, first + _TOGETHER)
-                comparison = compare(field[some], Field(truth[some], u.grid), noise=predictor.noise)
+                comparison = compare(field[some], Field(truth[some], grid.select(some)), noise=predictor.noise)
                 largest = true_supremum(comparison)
                 if not bool(largest.isfinite().all()):
                     raise CalibrationError(
@@ -164,9 +164,10 @@ class ScaleMixture:
             known = _uncertain(comparison)
             errors.append(true_supremum(comparison).cpu()[known])
             draws.append(self._suprema(comparison, [1.0], seed=seed)[0][:, known])
-            certain += int(comparison.certain.sum())
-            count += comparison.certain.numel()
-            states = states or bool((comparison.variance > 0).any())
+            inside = comparison.grid.fill(comparison.certain, 0)
+            certain += int(inside.sum())
+            count += int(comparison.grid.fill(torch.ones_like(inside), 0).sum())
+            states = states or bool((comparison.grid.fill(comparison.variance) > 0).any())
         fraction = certain / count
         if not states:
             raise CalibrationError(
@@ -207,7 +208,7 @@ class ScaleMixture:
 
 def _uncertain(comparison: Comparison) -> Bool[Tensor, " n"]:
     """Functions whose stated deviations are more than rounding somewhere."""
-    return ~comparison.certain.flatten(1).all(1).cpu()
+    return ~comparison.grid.fill(comparison.certain, 1).flatten(1).all(1).cpu()
 
 
 class ScaleMixturePredictor(Predictor):

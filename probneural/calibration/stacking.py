@@ -20,6 +20,7 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.mixture_predictor import MixturePredictor, checked_predictors
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
+from probneural.grids import check_unmasked
 from probneural.pairs import Dataset
 
 _GAP = 1e-7
@@ -93,6 +94,7 @@ class Stacking:
         known = checked_predictors(predictors)
         for one in known:
             check_pairs(one, calibration)
+        check_unmasked(calibration.outputs.grid, "densities of whole functions")
         if len(calibration) < 1:
             raise CalibrationError(
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
@@ -112,7 +114,7 @@ class Stacking:
 
     def _log_densities(self, predictor: Predictor, pairs: Dataset) -> Iterator[Float64[Tensor, " b"]]:
         """Of each function, or of each of its values, some functions at a time."""
-        for u, truth in distributions(predictor, pairs):
+        for u, truth, _ in distributions(predictor, pairs):
             field = u if isinstance(u, MixtureField) else gaussian_of(u)
             yield field.log_prob(truth, noise=predictor.noise, joint=self.score != "marginal").flatten().cpu()
 

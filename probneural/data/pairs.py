@@ -6,20 +6,27 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int64
+from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.checks import assign
+from probneural.clocks import WindowClock, is_time, series_clock
 from probneural.data.fields import Part, StoredFields, stored
-from probneural.data.readers import SlicedReader
+from probneural.data.readers import SlicedReader, location_of
 from probneural.data.variables import FUNCTION, Variable
 from probneural.errors import ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
+from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import Dataset, FieldPairs, Rows, evenly_spread_rows, select_groups, split_rows
-from probneural.periodicity import looked_at, warn_of_jumps
+from probneural.pairs import Dataset, FieldPairs, Rows, check_clock, divided_rows, evenly_spread_rows, select_groups
+from probneural.periodicity import check_plausible, rows_to_check
+from probneural.summaries import summary_of
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -35,16 +42,18 @@ class StoredPairs:
     Args:
         inputs: Input functions.
         outputs: Output functions, as many.
-        groups: Which trajectory each pair is of, `(n,)`; `split` never divides one. None if pairs are independent.
+        groups: Which trajectory each pair is of, `(n,)`; a random `split` never divides one. None if pairs are independent.
+        clock: Times of the states in each pair; None if pairs have no times.
 
     Raises:
-        ShapeError: If the two sides are not equally many.
+        ShapeError: If the two sides, or the clock's rows, are not equally many.
     """
 
     inputs: StoredFields
     outputs: StoredFields
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
+    clock: WindowClock | None = None
 
     def __post_init__(self) -> None:
         """Check that the sides are equally many."""
@@ -54,23 +63,55 @@ class StoredPairs:
                 got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
                 remedy="pair them one to one",
             )
+        if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
+            assign(self, clock=self.clock._named(self.fingerprint))
+
+    def with_missing(self, *, inputs: bool = True, outputs: bool = True) -> StoredPairs:
+        """The same pairs, of whose inputs or outputs NaN is a missing value: what is read has a mask per sample."""
+        return replace(
+            self,
+            inputs=self.inputs.with_missing() if inputs else self.inputs,
+            outputs=self.outputs.with_missing() if outputs else self.outputs,
+        )
 
     def subset(self, index: Rows) -> StoredPairs:
         """Choose some pairs without reading them, in the order of the index."""
         rows = select_rows(index, len(self))
-        return StoredPairs(self.inputs.subset(rows), self.outputs.subset(rows), groups=select_groups(self.groups, index))
+        clock = None if self.clock is None else self.clock[index]
+        groups = select_groups(self.groups, index)
+        return StoredPairs(self.inputs.subset(rows), self.outputs.subset(rows), groups=groups, clock=clock)
 
-    def split(self, count: int, *, seed: int) -> tuple[StoredPairs, StoredPairs]:
-        """Split at random into `count` pairs and the rest, without reading them.
+    def split(
+        self, count: int, *, seed: int | None = None, by: str = "random", embargo: int = 0
+    ) -> tuple[StoredPairs, StoredPairs]:
+        """Split into `count` pairs and the rest, without reading them; see [`divided_rows`][probneural.pairs.divided_rows].
 
-        Windows of one trajectory stay together, so the first part may have more than `count`, see
-        [`split_rows`][probneural.pairs.split_rows].
+        Args:
+            count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
+            seed: Names what is random.
+            by: "random", "time" (the first part is the earlier one), "blocks" (of neighbouring times), or the name of a
+                coordinate along the file's axis of samples, whose values stay whole.
+            embargo: Steps of time between the two parts whose pairs are left out.
 
         Raises:
-            ArgumentError: If either part would be empty.
+            ArgumentError: If either part would be empty, there is no such coordinate, the pairs have no times to split by, or
+                the seed is missing.
         """
-        first, second = split_rows(len(self), count, seed=seed, groups=self.groups)
+        names = self._coordinates if by not in ("random", "time", "blocks") else {}
+        first, second = divided_rows(self, count, seed=seed, by=by, embargo=embargo, coordinates=names)
         return self.subset(first), self.subset(second)
+
+    @property
+    def _coordinates(self) -> dict[str, NDArray[Any]]:
+        """Coordinates of the file along its axis of samples, one value per row."""
+        side, rows = self.inputs, self.inputs.places[:, FUNCTION].numpy()
+        named = side.labels.coordinates.items()
+        return {name: values[rows] for name, values in named if name not in side.labels.space and values.ndim == 1}
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n k"] | None:
+        """One key per state of each pair, equal for equal trajectories and times; None for pairs without times."""
+        return None if self.clock is None else self.clock.keys
 
     @cached_property
     def fingerprint(self) -> str:
@@ -81,19 +122,20 @@ class StoredPairs:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
 
-    def looked_at(self) -> StoredPairs:
-        """Itself, with a warning if the first functions do not look periodic where that is said.
+    def looked_at(self, *, may_be_equal: bool = True) -> StoredPairs:
+        """Itself, if the first samples are plausible, with a warning of fill values among them.
 
-        Functions that cannot be read are left out: they are reported when they are read.
+        Samples that cannot be read are left out: they are reported when they are read.
         """
-        sides = {"inputs": self.inputs, "outputs": self.outputs}
-        read = {}
-        for name, side in sides.items():
-            rows = looked_at(len(self), side.channels, side.grid)
+        fields: dict[str, Field] = {}
+        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in (self.inputs, self.outputs))
+        for name, side in (("inputs", self.inputs), ("outputs", self.outputs)):
             with contextlib.suppress(ProbneuralError):
                 if rows:
-                    read[name] = (side[:rows].values, side.grid)
-        warn_of_jumps(read)
+                    fields[name] = side[:rows]
+        warn_of_fill_values({name: field.values for name, field in fields.items()})
+        samples = {name: (field.values, field.grid.unmasked) for name, field in fields.items() if not field.grid.is_masked}
+        check_plausible(samples, may_be_equal=may_be_equal, summary=self.summary)
         return self
 
     @property
@@ -109,7 +151,7 @@ class StoredPairs:
         pairs = self[:]
         if self.groups is None:
             return pairs
-        return StoredPairs(_held(pairs.inputs, self.inputs), _held(pairs.outputs, self.outputs), groups=self.groups)
+        return replace(self, inputs=_held(pairs.inputs, self.inputs), outputs=_held(pairs.outputs, self.outputs))
 
     def to(self, target: torch.device | torch.dtype | str) -> StoredPairs:
         """The same pairs, on another device or in another dtype when they are read."""
@@ -125,16 +167,22 @@ class StoredPairs:
 
     def __getitem__(self, index: Rows) -> FieldPairs:
         """Read some pairs into memory, in the order of the index."""
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index))
+        clock = None if self.clock is None else self.clock[index]
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index), clock=clock)
 
     def __repr__(self) -> str:
         """A short description."""
-        return f"StoredPairs({self.inputs!r} -> {self.outputs!r})"
+        return f"StoredPairs({self.summary}, {self.inputs.dtype})"
+
+    @property
+    def summary(self) -> str:
+        """Samples, channels, axes of space and times, in one sentence."""
+        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
 def _held(values: Field, side: StoredFields) -> StoredFields:
-    """What was read of a side, as a source of its own."""
-    reader = SlicedReader(values.values.cpu().numpy())
+    """What was read of a side, as a source of its own, NaN where values are missing."""
+    reader = SlicedReader(values.grid.fill(values.values, float("nan")).cpu().numpy())
     variable = Variable(
         name=side.parts[0].variable.name,
         reader=reader,
@@ -173,4 +221,15 @@ def stored_pairs(
     return StoredPairs(
         stored(inputs, places, grid=grid, dtype=kind),
         stored(outputs, places, grid=out_grid, dtype=kind),
+        clock=_series_clock([*inputs, *outputs], count),
     )
+
+
+def _series_clock(parts: Sequence[Part], count: int) -> WindowClock | None:
+    """Times of pairs along an axis of time, by its coordinate, or by position where it has none."""
+    labels = parts[0].variable.labels
+    if not is_time(labels.sample, labels.attributes.get(labels.sample, {})):
+        return None
+    times = labels.coordinates.get(labels.sample, np.arange(count))
+    locations = [location_of(part.variable.reader) for part in parts]
+    return series_clock(times[:count], None if None in locations else repr(locations))

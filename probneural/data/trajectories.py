@@ -6,21 +6,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float64, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.arrays import grid_of
+from probneural.arrays import array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
+from probneural.clocks import UNEVEN, WindowClock, even_step, identity
+from probneural.data.arranged import array_reader
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
-from probneural.data.readers import reader_of
-from probneural.data.variables import FUNCTION, TIME, Variable
-from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from probneural.data.readers import ArrayReader, location_of
+from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
 from probneural.fields import select_rows
+from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid, check_grid
+from probneural.layouts import layouts_of
+from probneural.notices import warn
 from probneural.pairs import Rows, split_rows
-from probneural.trajectories import UNEVEN, FieldTrajectories, window_starts
+from probneural.trajectories import FieldTrajectories, check_several, window_starts, window_steps
+
+_INTERVAL_CLASSES = 200
+"""Classes per median interval that intervals of time are counted in, to find the most frequent one."""
+_IDENTIFIED = 64
+"""Trajectories that are hashed at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -67,8 +79,7 @@ class Trajectories:
                     got="no axis of time" if count is None else f"{count} times",
                     remedy="give one time per step; an output varies in time",
                 )
-        if not bool(torch.isfinite(self.times).all() and (self.times.diff(dim=-1) > 0).all()):
-            raise DataError(expected="finite, ascending times", got=str(self.times.tolist())[:100], remedy="sort them")
+        _check_ascending(self.times)
 
     @classmethod
     def from_array(
@@ -76,17 +87,20 @@ class Trajectories:
         values: Any,
         *,
         times: Sequence[float] | Tensor,
+        axes: str | None = None,
         grid: Grid | None = None,
         lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Trajectories:
-        """Take an array `(n, times, c, *grid)` of any kind that can be sliced; it is never copied whole.
+        """Take an array of any kind that can be sliced; it is never copied whole.
 
         Args:
             values: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array.
             times: One per step, ascending.
+            axes: Roles of its axes, for example `"t n x"`; by default `(n, times, c, *grid)`, or `(n, times, *grid)` where
+                `grid` or a sequence among the options states the number of axes of space.
             grid: Where they live. In its place, the next three, as in [`from_numpy`][probneural.pairs.FieldPairs.from_numpy].
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis of space is periodic.
@@ -96,26 +110,31 @@ class Trajectories:
         Raises:
             ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
         """
-        reader = reader_of(values, "values")
-        shape = reader.shape
-        if grid is None:
-            spans = {"lengths": lengths, "endpoint": endpoint}
-            rounds = (periodic,) * (len(shape) - 3) if isinstance(periodic, bool) else periodic
-            grid = grid_of((shape[0], *shape[3:]), "values", periodic=rounds, **spans)  # type: ignore[arg-type]
-        check_grid(grid)
-        if len(shape) != 3 + len(grid.shape):
-            raise ShapeError(
-                expected=f"values of shape (n, times, c, {', '.join(map(str, grid.shape))})",
-                got=str(shape),
-                remedy="trajectories come first, then times, channels and space; one channel is values[:, :, None]",
+        reader = array_reader(values, "values")
+        options = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **options)
+        if grid is not None:
+            check_grid(grid)
+        stated = layouts_of(axes)[0]
+        layout, where = array_layout(reader.shape, "values", stated=stated, grid=grid, options=options, has_time=True)
+        if where is None or not layout.axes("t"):
+            raise ArgumentError(
+                expected="a layout with times and space", got=f'axes="{layout}"', remedy='name them: axes="n t c x"'
             )
-        variable = Variable(name="values", reader=reader, leading=(FUNCTION, TIME), channel_axes=(0,), grid_shape=grid.shape)
-        return trajectories_of([variable], [variable], times=times, grid=grid, dtype=dtype)
+        variable = variable_of(reader, layout, where, "values")
+        return trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
 
     @property
     def steps(self) -> int:
         """Number of times."""
         return self.times.shape[-1]
+
+    @property
+    def lead_times(self) -> Float64[Tensor, " times"] | None:
+        """Times since the first state; None where they differ between trajectories."""
+        times = self._own_times()
+        elapsed = times - times[:, :1]
+        return elapsed[0] if len(elapsed) and bool((elapsed == elapsed[:1]).all()) else None
 
     def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1, steps: int = 1) -> StoredPairs:
         """Make pairs: `history` neighbouring states to the state that is `lead` steps after the last of them.
@@ -134,22 +153,54 @@ class Trajectories:
             steps: Following states that an output holds, stacked as channels, the earliest first.
 
         Returns:
-            The pairs, which know their trajectory: `split` never divides one.
+            The pairs, which have a clock. Of several trajectories they have groups, and a random `split` never divides a
+            trajectory; of a single one, split by time.
 
         Raises:
             ArgumentError: If a number is not a positive integer, no window fits into the times, or several steps do not follow
                 each other: with a history, a lead of more than 1 skips states that the next input needs; and an input that
-                varies in time and is no output is not known at the steps that follow. Or if times are not equally spaced, so
-                that windows would mix steps of several lengths.
+                varies in time and is no output is not known at the steps that follow. Or if times are not equally spaced but
+                for gaps, so that windows would mix steps of several lengths.
+
+        Warns:
+            DataWarning: If windows that cross a gap between the times are left out.
         """
         starts = window_starts(self.steps, history=history, lead=lead, stride=stride, steps=steps)
         if steps > 1:
             self._check_states()
         places = self._places(starts)
         after = range(history - 1 + lead, history + lead * steps, lead)
-        self._check_spacing(starts, [*range(1, history), *after])
+        offsets = window_steps(starts, history=history, lead=lead, steps=steps)
+        times = self._own_times()[:, offsets].flatten(0, 1)
+        rows, step = self._equally_spaced(times, offsets)
+        places = places[rows]
         given = stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype)
-        return StoredPairs(self._taken(places, history), given, groups=places[:, FUNCTION])
+        identities = self._identities().repeat_interleave(len(starts))
+        clock = WindowClock(times[rows], identities[rows], history=history, lead=lead, step=step)
+        groups = places[:, FUNCTION] if len(self) > 1 else None
+        return StoredPairs(self._taken(places, history), given, groups=groups, clock=clock)
+
+    def _own_times(self) -> Float64[Tensor, "n times"]:
+        """Times of each trajectory."""
+        return self.times[self.rows] if self.times.ndim == 2 else self.times.expand(len(self), -1)
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n times"]:
+        """One key per state of each trajectory: those of the states in its windows."""
+        return WindowClock(self._own_times(), self._identities()).keys
+
+    def _identities(self) -> Int64[Tensor, " n"]:
+        """One per trajectory: a hash of files, variables and row, or of the first and last state of arrays in memory."""
+        variables = list(dict.fromkeys((*self.inputs, *self.outputs)))
+        locations = [location_of(variable.reader) for variable in variables]
+        if None not in locations:
+            return torch.tensor([identity(f"{locations} {row}") for row in self.rows.tolist()], dtype=torch.int64, device="cpu")
+        hashes = []
+        for rows in self.rows.split(_IDENTIFIED):
+            first, last = (torch.stack([rows, torch.full_like(rows, step)], dim=1).numpy() for step in (0, self.steps - 1))
+            values = [variable.read(where) for variable in variables for where in (first, last)]
+            hashes.append(row_fingerprints(*(torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values)))
+        return torch.cat([*hashes, self.rows[:0]])
 
     def histories(self, count: int = 1) -> StoredFields:
         """The inputs alone of all windows of `count` neighbouring steps, up to the last step: what forecasts start from.
@@ -175,19 +226,46 @@ class Trajectories:
         ]
         return stored(parts, places, grid=self.grid, dtype=self.dtype)
 
-    def _check_spacing(self, starts: Int64[Tensor, " w"], offsets: Sequence[int]) -> None:
-        """Raise an ArgumentError unless a step is as long in all windows, and from each of their states to the next."""
-        times = self.times if self.times.ndim == 2 else self.times[None]
-        times = times[self.rows] if len(times) > 1 else times
-        passed = times[:, starts[:, None] + torch.tensor(offsets, device=starts.device)] - times[:, starts, None]
-        lengths = passed / torch.tensor(offsets, device=times.device)
-        if lengths.numel() and bool(((lengths - lengths.mean()).abs() > UNEVEN * lengths.mean()).any()):
+    def _equally_spaced(
+        self, times: Float64[Tensor, "n_w k"], offsets: Int64[Tensor, "w k"]
+    ) -> tuple[Tensor | slice, float | None]:
+        """Windows whose states are equally spaced, and their step; a DataWarning tells how many others are left out.
+
+        Calendar months, intervals of 28 to 31 days, count as equal steps.
+
+        Raises:
+            ArgumentError: If there are none, or fewer than half of the intervals are equal.
+        """
+        own = self._own_times()
+        lengths = (times[:, 1:] - times[:, :1]) / (offsets[0, 1:] - offsets[0, 0])
+        if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean()).all()):
+            return slice(None), even_step(own)
+        gaps = own.diff(dim=-1)
+        unit = (gaps / gaps.median() * _INTERVAL_CLASSES).round()
+        step = float(gaps[(unit - unit.flatten().mode().values).abs() <= 1].median())
+        is_regular = (gaps - step).abs() <= UNEVEN * step
+        is_month = (gaps >= 28.0) & (gaps <= 31.0) & (gaps % 0.5 == 0.0)  # ends and middles of months
+        are_months = int(is_month.sum()) > int(is_regular.sum())
+        is_regular = is_month if are_months else is_regular
+        # A window is regular if all intervals from its first to its last state are.
+        irregular = torch.nn.functional.pad((~is_regular).cumsum(1), (1, 0))
+        regular = (irregular[:, offsets.amax(1)] == irregular[:, offsets.amin(1)]).flatten()
+        count = int(regular.sum())
+        if 2 * int(is_regular.sum()) < is_regular.numel() or not count:
             raise ArgumentError(
-                expected="times that are equally spaced",
-                got=f"steps from {float(lengths.min()):g} to {float(lengths.max()):g}",
+                expected="times that are equally spaced, but for gaps",
+                got=f"steps from {float(gaps.min()):g} to {float(gaps.max()):g}, {step:g} most often",
                 remedy="windows would mix them: take trajectories of equal steps, or pair states yourself: "
                 "pn.data.StoredPairs(data.at(0), data.at(1))",
             )
+        if count < len(regular):
+            words = "months" if are_months else f"steps of {step:g}"
+            warn(
+                f"{len(regular) - count} of {len(regular)} windows cross a gap between the times and are left out: their "
+                f"states are not equally spaced, by {words}",
+                DataWarning,
+            )
+        return regular.nonzero()[:, 0], None if are_months else step
 
     def _check_states(self) -> None:
         """Raise an ArgumentError unless the output of a step can be the input of the next."""
@@ -222,6 +300,7 @@ class Trajectories:
         Raises:
             ArgumentError: If either part would be empty.
         """
+        check_several(len(self), count)
         first, second = split_rows(len(self), count, seed=seed)
         return self.subset(first), self.subset(second)
 
@@ -253,7 +332,8 @@ class Trajectories:
         states = torch.stack([chosen.at(step)[:].values for step in range(1, self.steps)], dim=1)
         places = torch.stack([chosen.rows, torch.zeros_like(chosen.rows)], dim=1)
         start = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
-        return FieldTrajectories(start[:], states, times=times[1:] - times[0])
+        clock = WindowClock(chosen._own_times(), chosen._identities())
+        return FieldTrajectories(start[:], states, times=times[1:] - times[0], clock=clock)
 
     @property
     def channels(self) -> int:
@@ -290,7 +370,7 @@ def trajectories_of(
     grid: Grid,
     dtype: torch.dtype | None = None,
 ) -> Trajectories:
-    """All trajectories of some variables.
+    """All trajectories of some variables; descending times are turned round.
 
     Raises:
         ShapeError: If their numbers differ.
@@ -302,11 +382,74 @@ def trajectories_of(
             expected="as many trajectories of each variable", got=str(counts), remedy="choose variables of the same ones"
         )
     is_double = any(variable.dtype == torch.float64 for variable in (*inputs, *outputs))
+    when = real_tensor(times, "times", dtype=torch.float64)
+    if when.shape[-1] > 1 and bool((when.diff(dim=-1) < 0).all()):
+        when = when.flip(-1)
+        turned = {variable: _turned(variable) for variable in (*inputs, *outputs)}
+        inputs, outputs = ([turned[variable] for variable in side] for side in (inputs, outputs))
     return Trajectories(
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        times=real_tensor(times, "times", dtype=torch.float64),
+        times=when,
         grid=grid,
         rows=torch.arange(known.pop() if known else 1, device="cpu"),
         dtype=dtype or (torch.float64 if is_double else torch.float32),
     )
+
+
+def _turned(variable: Variable) -> Variable:
+    """A variable with its axis of time in the opposite order; itself if it has none."""
+    if TIME not in variable.leading:
+        return variable
+    return replace(variable, reader=_TurnedReader(variable.reader, variable.leading.index(TIME)))
+
+
+@dataclass(frozen=True)
+class _TurnedReader:
+    """An array with one axis in the opposite order."""
+
+    array: ArrayReader
+    axis: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        return self.array.chunks
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        if len(box) <= self.axis:
+            return np.flip(self.array.read(box), self.axis)
+        start, stop, _ = box[self.axis].indices(self.shape[self.axis])
+        turned = slice(self.shape[self.axis] - stop, self.shape[self.axis] - start)
+        return np.flip(self.array.read((*box[: self.axis], turned, *box[self.axis + 1 :])), self.axis)
+
+
+def _check_ascending(times: Float64[Tensor, "..."]) -> None:
+    """Raise a DataError unless times are finite and ascending, each once."""
+    expected = "finite, ascending times, each once"
+    if not bool(torch.isfinite(times).all()):
+        raise DataError(
+            expected=expected, got=str(times.tolist())[:100], remedy="give each state a finite time: time=[0.0, 0.1, ...]"
+        )
+    gaps = times.diff(dim=-1)
+    if bool((gaps == 0).any()):
+        repeated = times[..., 1:][gaps == 0]
+        raise DataError(
+            expected=expected,
+            got=f"{len(repeated)} that are repeated, {float(repeated[0]):g} first",
+            remedy='keep one state of each time: dataset.drop_duplicates("time") in xarray, or '
+            "values[:, np.unique(times, return_index=True)[1]]",
+        )
+    if bool((gaps < 0).any()):
+        raise DataError(
+            expected=expected,
+            got=str(times.tolist())[:100],
+            remedy='sort the states by time: dataset.sortby("time") in xarray, or values[:, np.argsort(times)]',
+        )

@@ -30,6 +30,7 @@ from probneural.grids import Grid
 from probneural.pairs import Rows
 from probneural.provenance import Provenance
 from probneural.randomness import stream
+from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     import xarray
@@ -53,6 +54,9 @@ class FieldDistribution(ABC):
     grid: Grid
     labels: tuple[str, ...] | None = None
     provenance: Provenance | None = None
+
+    if not TYPE_CHECKING:
+        __getattr__ = missing_attribute
 
     @property
     @abstractmethod

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_integer, check_sequence
@@ -44,6 +44,11 @@ class EnsembleForecast(ABC):
     @abstractmethod
     def channels(self) -> int:
         """Channels c of a state."""
+
+    @property
+    def times(self) -> Float64[Tensor, " steps"] | None:
+        """Time of each lead since the start, `(steps,)`; None if it is unknown."""
+        return None
 
     @abstractmethod
     def at(self, lead: int) -> EmpiricalField:
@@ -136,7 +141,7 @@ class EnsembleForecast(ABC):
 
         Args:
             path: Of the new store.
-            times: Of leads 0 to `steps`, ascending; the leads themselves by default.
+            times: Of leads 0 to `steps`, ascending; by default the forecast's own, from 0, or the leads if it has none.
 
         Raises:
             FileError: If there is something of that name already, or the folder cannot be written to.

@@ -15,14 +15,17 @@ from probneural.checks import check_callable, check_choice, check_finite, check_
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import DataError, ForecastError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
+from probneural.notices import warn
 from probneural.randomness import check_seed, stream_seed
 
 if TYPE_CHECKING:
     from probneural.distributions.predictor import JointDraws, Predictor
 
+_LARGEST = 1e30
+"""Absolute value of a state above which a roll-out has left what any data are."""
 Forcing = Callable[[int], Field | Tensor]
 """From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
 
@@ -125,6 +128,11 @@ class Members:
         finite = torch.isfinite(states).flatten(1).all(1)
         if not bool(finite.all()):
             raise self._blow_up(torch.nonzero(~finite).flatten().tolist(), lead)
+        if (largest := float(states.abs().max())) > _LARGEST >= float(window.abs().max()):  # once, where the bound is crossed
+            warn(
+                f"states of a roll-out reach {largest:.1g} at lead {lead}: the operator is unstable over so many steps",
+                DataWarning,
+            )
         return states
 
     def _is_finite(self, inputs: Tensor, member: int, lead: int) -> bool:
@@ -177,7 +185,7 @@ def members_of(
     noise: bool | float | Tensor,
     parameters: Field | None,
     forcing: Forcing | None,
-    history: int,
+    history: int | None,
     seed: int,
 ) -> Members:
     """Check what a roll-out starts from; see [`rollout`][probneural.distributions.Predictor.rollout]."""
@@ -186,7 +194,7 @@ def members_of(
     if not len(start):
         raise DataError(expected="a start of at least one function", got="none", remedy="roll out from some states")
     check_choice(draws, ("trajectory", "step"), "draws")
-    history = check_integer(history, "history")
+    history = _history(predictor, history)
     states = history * predictor.out_channels
     if parameters is not None:
         check_field(parameters, "parameters")
@@ -215,7 +223,7 @@ def members_of(
             got=str(tuple(variance.shape)),
             remedy="noise=True takes the predictor's",
         )
-    own = start.detached().to(predictor.dtype).to(predictor.device)
+    own = start.without_own_masks().detached().to(predictor.dtype).to(predictor.device)
     return Members(
         predictor=predictor,
         start=own,
@@ -230,9 +238,38 @@ def members_of(
     )
 
 
+def step_duration(predictor: Predictor) -> float | None:
+    """Time that one step of a predictor takes, in the units of its training data; None if it is unknown."""
+    record = getattr(predictor.traits, "trained_on", None)
+    if record is None or record.step is None or record.lead < 1:
+        return None
+    return float(record.lead * record.step)
+
+
+def _history(predictor: Predictor, history: int | None) -> int:
+    """The number of states in an input: that of the training windows, if it is known, else the stated one, or 1."""
+    stated = None if history is None else check_integer(history, "history")
+    record = getattr(predictor.traits, "trained_on", None)
+    if record is None or (record.step is None and record.history == 1):  # pairs without times say nothing of their history
+        return stated or 1
+    if record.history > 1 and record.lead > 1:
+        raise ArgumentError(
+            expected="a predictor of neighbouring states, lead=1, to roll out with a history",
+            got=f"training windows of history={record.history} and lead={record.lead}",
+            remedy="thin out the times of the training trajectories instead, and train on windows(history=..., lead=1)",
+        )
+    if stated not in (None, record.history):
+        raise ArgumentError(
+            expected=f"history={record.history}, as the training windows have",
+            got=f"history={stated}",
+            remedy="leave history= out",
+        )
+    return int(record.history)
+
+
 def _check_alike(field: Field, start: Field, name: str, *, channels: int) -> None:
     """Raise an error unless a field has the start's grid and number of functions, and so many channels."""
-    if field.grid != start.grid:
+    if field.grid.shared != start.grid.shared:
         raise GridError(expected=f"{name} on the grid of the start, {start.grid!r}", got=repr(field.grid), remedy="resample it")
     if (len(field), field.channels) != (len(start), channels):
         raise ShapeError(

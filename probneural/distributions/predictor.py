@@ -18,11 +18,13 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_field
+from probneural.fields import MISSING, Field, check_field
+from probneural.fill_values import warn_of_fill_values
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys
 from probneural.randomness import check_seed, stream
+from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     from probneural.distributions.conditioned import ConditionedPredictor
@@ -76,7 +78,10 @@ class Predictor(ABC):
     """Copies a predictor to a device; `probneural.storage` sets it, which depends on all kinds of predictors."""
 
     def __init__(self, traits: PredictorTraits) -> None:
-        self.traits = traits
+        self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
+
+    if not TYPE_CHECKING:
+        __getattr__ = missing_attribute
 
     @property
     def in_channels(self) -> int:
@@ -148,7 +153,8 @@ class Predictor(ABC):
             query: Where to evaluate; the inputs' own grid by default.
 
         Returns:
-            A distribution over n functions, differentiable in `inputs.values`.
+            A distribution over n functions, differentiable in `inputs.values`. With masks that differ from sample to sample, in
+            inputs or query, it is that on the grid without masks.
 
         Raises:
             DataError: If the inputs are not a `Field` or not finite, or a channel has another unit than in training.
@@ -159,7 +165,7 @@ class Predictor(ABC):
 
     def _together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         """Predict for several sets of inputs, each with its query, as one call would: fields that share a latent."""
-        given = [(self._checked(inputs, query), query) for inputs, query in sets]
+        given = [(self._checked(inputs, query), None if query is None else query.shared) for inputs, query in sets]
         with undisturbed():
             predictions = self._predict_together(given)
         for prediction, (checked, _) in zip(predictions, given, strict=True):
@@ -191,8 +197,9 @@ class Predictor(ABC):
             check_grid(query, "query")
         check_units(self.trained_on, inputs)
         self._check_domain(inputs.grid)
-        check_finite(inputs.values, "inputs")
-        return inputs.to(self.dtype).to(self.device)
+        check_finite(inputs.values, "inputs", remedy=MISSING)
+        warn_of_fill_values({"inputs": inputs.values})
+        return inputs.without_own_masks().to(self.dtype).to(self.device)
 
     def to(self, device: torch.device | str) -> Predictor:
         """Return the same predictor on another device, with copies of all predictors inside it.
@@ -350,7 +357,7 @@ class Predictor(ABC):
         noise: bool | float | Float[Tensor, " c"] = False,
         parameters: Field | None = None,
         forcing: Forcing | None = None,
-        history: int = 1,
+        history: int | None = None,
         seed: int = 0,
         show_progress: bool = True,
     ) -> Trajectory:
@@ -366,7 +373,7 @@ class Predictor(ABC):
             noise: Variance of the measurement noise, a number or `(c,)`, in physical units squared; True for the predictor's.
             parameters: Channels that stay constant, `(n, k, *grid)`.
             forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
-            history: States in an input.
+            history: States in an input; by default that of the training windows, or 1 if they are unknown.
             seed: Of draws and starts.
             show_progress: Whether long computations show a progress bar.
 
@@ -374,7 +381,8 @@ class Predictor(ABC):
             The forecast; nothing is computed yet.
 
         Raises:
-            ArgumentError: If a number, the kind of draws, or the seed is none of those allowed.
+            ArgumentError: If a number, the kind of draws, or the seed is none of those allowed, or the history is not that of
+                the training windows.
             ShapeError: If channels or numbers of functions do not fit.
             GridError: If parts live on different grids, or on another domain than the training inputs.
             DataError: If a part is no field, or not finite.

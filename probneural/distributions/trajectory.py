@@ -17,7 +17,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.ensemble_forecast import EnsembleForecast
-from probneural.distributions.members import Members
+from probneural.distributions.members import Members, step_duration
 from probneural.distributions.trajectory_states import KeptStates
 from probneural.distributions.variance_shares import VarianceShares, paired_shares, plain_shares
 from probneural.fields import Field
@@ -99,6 +99,17 @@ class Trajectory(EnsembleForecast):
     def channels(self) -> int:
         """Channels c of a state."""
         return self.ensemble.channels
+
+    @property
+    def history(self) -> int:
+        """Number of states in an input."""
+        return self.ensemble.history
+
+    @property
+    def times(self) -> Float64[Tensor, " steps"] | None:
+        """Time of each lead since the start, `(steps,)`, in the training data's units; None if they had no times."""
+        duration = step_duration(self.ensemble.predictor)
+        return None if duration is None else duration * torch.arange(1, self.steps + 1, dtype=torch.float64, device="cpu")
 
     @property
     def noise(self) -> Float64[Tensor, " c"]:

@@ -63,7 +63,7 @@ class EnsembleKalmanMethod(ABC):
         initial: FieldDistribution | None = None,
         parameters: Field | None = None,
         forcing: Forcing | None = None,
-        history: int = 1,
+        history: int | None = None,
         seed: int = 0,
     ) -> EnsembleAnalysis:
         """Roll an ensemble out, and take the observations in where they were made.
@@ -79,7 +79,7 @@ class EnsembleKalmanMethod(ABC):
             initial: Distribution of the states at lead 0: each member starts from its own draw.
             parameters: Channels that stay constant, `(n, k, *grid)`; of a predictor.
             forcing: A function of the lead that returns the channels beside the state at that lead; of a predictor.
-            history: States in an input; of a predictor.
+            history: States in an input, of a predictor; by default that of its training windows, or 1.
             seed: Of draws, starts and perturbations.
 
         Returns:
@@ -108,7 +108,7 @@ class EnsembleKalmanMethod(ABC):
             )
             if isinstance(step, Predictor)
             else FunctionMembers.of(
-                step, start, initial, members=self.members, seed=seed, beside=(parameters, forcing, history)
+                step, start, initial, members=self.members, seed=seed, beside=(parameters, forcing, history or 1)
             )
         )
         return Assimilation(

@@ -13,7 +13,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
 from probneural.distributions.base import check_values
 from probneural.distributions.latent import digest
-from probneural.distributions.members import Forcing, members_of
+from probneural.distributions.members import Forcing, members_of, step_duration
 from probneural.distributions.roots.base import Root
 from probneural.errors import ArgumentError, GridError, UnsupportedError
 from probneural.fields import Field, check_field
@@ -40,7 +40,7 @@ def propagate(
     tolerance: float = 0.0,
     parameters: Field | None = None,
     forcing: Forcing | None = None,
-    history: int = 1,
+    history: int | None = None,
 ) -> GaussianTrajectory:
     """Repeat the step that a predictor predicts, in closed form: mean and root of the states at leads 1 to `steps`.
 
@@ -76,7 +76,7 @@ def propagate(
         tolerance: Fraction of the standard deviation of each step that may be left out for fewer columns, dimensionless.
         parameters: Channels that stay constant, `(n, k, *grid)`.
         forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
-        history: States in an input.
+        history: States in an input; by default that of the training windows, or 1 if they are unknown.
 
     Returns:
         The forecast, without gradients.
@@ -109,7 +109,7 @@ def propagate(
         seed=0,
     )
     begin = _gaussian(initial)
-    states = history * predictor.out_channels
+    states = ensemble.history * predictor.out_channels
     mean = ensemble.start.values[:, :states] if begin is None else begin.mean.to(ensemble.start.values)
     window = mean if about is None else _checked_about(about, begin).values.to(mean)
     stepper = Stepper(ensemble)
@@ -252,7 +252,9 @@ def _assemble(
         root = PropagatedRoot(left.state(channels), rows, right.state(channels), right.rows, positions, functions=len(window))
         fields.append(GaussianField(mean, root, latent=latent, grid=stepper.ensemble.grid))
     dropped = torch.tensor([max(left.dropped, right.dropped) for left, right in pairs], dtype=torch.float64)
-    return GaussianTrajectory(fields, stepper.ensemble.start, dropped=dropped)
+    return GaussianTrajectory(
+        fields, stepper.ensemble.start, dropped=dropped, duration=step_duration(stepper.ensemble.predictor)
+    )
 
 
 def _checked_about(about: Field, initial: GaussianField | None) -> Field:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_integer, check_sequence
@@ -15,7 +15,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
-from probneural.grids import Grid
+from probneural.grids import Axis, Grid
 
 
 class GaussianTrajectory:
@@ -29,22 +29,37 @@ class GaussianTrajectory:
         start: What the forecast was started from: the last states, `(n, h * c, *grid)`.
         dropped: Per lead, the fraction of the standard deviation that truncation left out, `(steps + 1,)`.
         latent: What has been learned; by default the fields' own latent.
+        duration: Time of one step, in the training data's units; None if it is unknown.
 
     Attributes:
         start: The same.
         dropped: The same.
         latent: What drives all leads.
         grid: Where the states are evaluated.
+        duration: Time of one step.
     """
 
     def __init__(
-        self, fields: Sequence[GaussianField], start: Field, *, dropped: Float[Tensor, " leads"], latent: Latent | None = None
+        self,
+        fields: Sequence[GaussianField],
+        start: Field,
+        *,
+        dropped: Float[Tensor, " leads"],
+        latent: Latent | None = None,
+        duration: float | None = None,
     ) -> None:
         self._fields = tuple(fields)
         self.start = start
         self.dropped = dropped
         self.latent = fields[0].latent if latent is None else latent
         self.grid = fields[0].grid
+        self.duration = duration
+
+    @property
+    def times(self) -> Float64[Tensor, " steps"] | None:
+        """Time of each lead since the start, `(steps,)`; None if it is unknown."""
+        leads = torch.arange(1, self.steps + 1, dtype=torch.float64, device="cpu")
+        return None if self.duration is None else self.duration * leads
 
     @property
     def steps(self) -> int:
@@ -70,7 +85,7 @@ class GaussianTrajectory:
             LatentError: If it was not.
         """
         latent.relative_to(self.latent)
-        return GaussianTrajectory(self._fields, self.start, dropped=self.dropped, latent=latent)
+        return GaussianTrajectory(self._fields, self.start, dropped=self.dropped, latent=latent, duration=self.duration)
 
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, lead: int, noise: float | Tensor = 0.0
@@ -143,14 +158,9 @@ def space_time(grid: Grid, leads: Sequence[int]) -> Grid:
     gaps = {later - earlier for earlier, later in itertools.pairwise(leads)}
     if grid.is_uniform and len(gaps) <= 1:
         length = float(leads[-1] - leads[0]) or 1.0
-        origins = tuple(axis.origin for axis in grid.axes)
-        return Grid.uniform(
-            (len(leads), *grid.shape),
-            lengths=(length, *grid.lengths),
-            periodic=(False, *grid.periodic),
-            endpoint=(len(leads) > 1, *grid.endpoint),
-            origin=(float(leads[0]), *origins),
-        )
+        time = Axis(len(leads), length, periodic=False, endpoint=len(leads) > 1, origin=float(leads[0]))
+        space = Grid.of_axes([time, *grid.axes])
+        return space.masked(grid.observed.expand(space.shape)) if grid.is_masked else space
     times = torch.tensor(leads, dtype=torch.float64, device="cpu")
     points = torch.cat([times.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(leads), 1)], dim=1)
     steps = torch.nn.functional.pad(0.5 * times.diff(), (1, 1))

@@ -64,7 +64,7 @@ def four_d_var(
     tolerance: float = 1e-4,
     parameters: Field | None = None,
     forcing: Forcing | None = None,
-    history: int = 1,
+    history: int | None = None,
 ) -> FourDVarAnalysis:
     """Find the start of the most probable trajectory, if the step itself is exact: strong-constraint 4D-Var.
 
@@ -88,7 +88,7 @@ def four_d_var(
         tolerance: On the norm of the cost's gradient in xi, relative to that at the prior's mean, or to 1; dimensionless.
         parameters: Channels that stay constant, `(n, k, *grid)`; of a predictor.
         forcing: A function of the lead that returns the channels beside the state at that lead; of a predictor.
-        history: States in an input; of a predictor.
+        history: States in an input, of a predictor; by default that of its training windows, or 1.
 
     Returns:
         The start and its trajectory, and whether the steps converged.
@@ -119,12 +119,12 @@ def four_d_var(
 
 
 def _advance(
-    step: Predictor | Step, initial: GaussianField, *, parameters: Field | None, forcing: Forcing | None, history: int
+    step: Predictor | Step, initial: GaussianField, *, parameters: Field | None, forcing: Forcing | None, history: int | None
 ) -> tuple[Callable[[Tensor, int], Tensor], int]:
     """The mean of the next states from the last ones, and their channels."""
     if not isinstance(step, Predictor):
         function = check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
-        if (parameters, forcing, history) != (None, None, 1):
+        if (parameters, forcing, history or 1) != (None, None, 1):
             raise ArgumentError(
                 expected="parameters, forcing and history with a predictor only",
                 got="one of them with a function",

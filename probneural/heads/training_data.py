@@ -12,6 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_scale
+from probneural.clocks import WindowClock
 from probneural.distributions.predictor import Predictor
 from probneural.errors import DataError, DataWarning
 from probneural.fields import Field
@@ -52,13 +53,14 @@ class TrainingData:
 
     @property
     def grid(self) -> Grid:
-        """Where the outputs live."""
+        """Where the outputs live, and the weights that all of them have: see `Grid.mean_weights`."""
         return self.pairs.outputs.grid
 
     @property
     def query(self) -> Grid | None:
-        """The outputs' grid where it differs from the inputs'."""
-        return None if self.grid == self.pairs.inputs.grid else self.grid
+        """The outputs' grid where it differs from the inputs', without masks, which do not matter to operators."""
+        grid = self.grid.unmasked
+        return None if grid == self.pairs.inputs.grid.unmasked else grid
 
     @property
     def is_sharded(self) -> bool:
@@ -108,8 +110,8 @@ def owned(data: TrainingData) -> Dataset:
     if not isinstance(data.pairs, FieldPairs):
         return data.pairs.to(data.inputs.dtype).to(data.inputs.device)
     inputs, outputs = data.pairs.inputs, data.pairs.outputs.to(data.inputs.dtype)
-    copies = (Field(side.values.clone(), side.grid) for side in (inputs, outputs))
-    return FieldPairs(*copies, groups=data.pairs.groups)
+    copies = [Field(side.values.clone(), side.grid) for side in (inputs, outputs)]
+    return replace(data.pairs, inputs=copies[0], outputs=copies[1])
 
 
 def training_data(data: object, operator: nn.Module | None, *, is_shared: bool = True) -> TrainingData:
@@ -174,6 +176,11 @@ class _ConvertedData:
     def groups(self) -> Int64[Tensor, " n"] | None:
         groups: Tensor | None = getattr(self.data, "groups", None)
         return groups
+
+    @property
+    def clock(self) -> WindowClock | None:
+        clock: WindowClock | None = getattr(self.data, "clock", None)
+        return clock
 
     @property
     def fingerprint(self) -> str:

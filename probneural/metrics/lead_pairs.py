@@ -18,6 +18,7 @@ from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.fingerprints import row_fingerprints
+from probneural.metrics.lead_alignment import aligned
 from probneural.pairs import Dataset, FieldSource
 from probneural.provenance import row_keys
 
@@ -59,7 +60,7 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
     Raises:
         DataError: If the forecast is none, or the truth has no states by lead.
         ShapeError: If the two have different numbers of functions.
-        ArgumentError: If the truth ends before the forecast does.
+        ArgumentError: If the truth ends before the forecast does, or has no states at the forecast's times.
     """
     check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(start, steps=20, seed=0)")
     check_instance(truth, TrueTrajectories, "truth", remedy="give trajectories: problem.trajectory(...)")
@@ -69,6 +70,7 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
             got=str(len(truth)),
             remedy="roll out from truth.start",
         )
+    truth = aligned(forecast, truth)
     for lead, u in forecast.leads():
         try:
             source = truth.at(lead)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.extras import optional
+
 if TYPE_CHECKING:
     import xarray
 
@@ -168,6 +170,7 @@ class LeadScores:
         Rank histograms have the dimension `rank`, spectral ratios `band`, whose coordinate is the lower end. What is of all
         leads together is in the attributes.
         """
+        optional("xarray", "to_xarray", extra="xarray")
         import xarray
 
         variables: dict[str, Any] = {}

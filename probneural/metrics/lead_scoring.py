@@ -50,12 +50,13 @@ def score_by_lead(
     Args:
         forecast: What `predictor.rollout` returned, or a calibrator made of it: any
             [`Forecast`][probneural.distributions.Forecast].
-        truth: The true trajectories of its n functions, on its grid, with its leads or more.
+        truth: The true trajectories of its n functions, on its grid, with its leads or more. Where both have times, states at
+            equal times are compared, else those of equal number.
         noise: Variance of the observation noise in the truth, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the coverages, between 0 and 1.
         threshold: Relative L2 error up to which the mean counts as a valid prediction.
         whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
-        times: Time of each lead, for tables and figures, in the user's units.
+        times: Time of each lead, for tables and figures, in the user's units; by default the forecast's own, or the lead.
         scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The variogram score costs
             most, then the energy score.
         seed: Makes draws repeatable, where there are no members, or noise is added to them.
@@ -69,8 +70,8 @@ def score_by_lead(
             trajectories trained the predictor.
         ShapeError: If functions or channels are not equally many, or there is not one time per lead.
         GridError: If the grids differ.
-        ArgumentError: If the truth ends before the forecast, the level is not between 0 and 1, the threshold is not
-            positive, `whole` is below 1, a score has no such name, or the noise is unusable.
+        ArgumentError: If the truth ends before the forecast or lacks its times, the level is not between 0 and 1, the
+            threshold is not positive, `whole` is below 1, a score has no such name, or the noise is unusable.
 
     Reference:
         Fortin et al. (2014), equation 15, for the factor of the variance; Ferro (2014), Fair scores for ensemble forecasts.
@@ -98,7 +99,8 @@ def score_by_lead(
     if record is not None:
         keys = step_keys(truth, forecast.steps)
         check_untrained(keys, record, allow_training_data=is_allowed, purpose="scores", error=DataError)
-    return running.scores(_times(times, forecast.steps), functions=len(truth))
+    own = getattr(forecast, "times", None)
+    return running.scores(_times(own if times is None else times, forecast.steps), functions=len(truth))
 
 
 class _Running:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.checks import check_flag, check_instance, check_integer, check_real
+from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
@@ -59,6 +59,8 @@ class Scores:
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
         is_uncalibrated: Whether a predictor that nobody calibrated predicted the distribution.
+        level_coverages: Fraction of values inside the central intervals of the levels .05, .10, ..., .95, `(19,)`,
+            dimensionless; empty for scores of earlier versions.
     """
 
     relative_l2: float | None
@@ -84,10 +86,15 @@ class Scores:
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
     is_uncalibrated: bool = False
+    level_coverages: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the coverages from JSON, too, which has lists."""
+        assign(self, level_coverages=tuple(self.level_coverages))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
-        found = asdict(self)
+        found = asdict(self) | {"level_coverages": list(self.level_coverages)}
         infinite = {name: str(value) for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
         return found | dict.fromkeys(infinite) | {"reasons": found["reasons"] | infinite}
 
@@ -231,7 +238,7 @@ def score_pairs(
     check_units(record, data.outputs, name="output")
     if record is not None:
         check_untrained(row_keys(data), record, allow_training_data=is_allowed, purpose="scores", error=DataError)
-    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid
+    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid.shared
     parts = ((predictor(part.inputs, query), part.outputs) for part in batches(pairs, _batch_size(pairs.outputs)))
     return _scored(parts, noise=predictor.noise, level=level, whole=whole)
 
@@ -260,4 +267,5 @@ def _scored(
         functions += len(truth)
     numbers, reasons = sums.numbers()
     settings: dict[str, Any] = {"level": level, "functions": functions, "reasons": reasons}
-    return Scores(**numbers, **settings, is_uncalibrated=is_uncalibrated)  # type: ignore[arg-type]
+    covered = sums.level_coverages()
+    return Scores(**numbers, **settings, is_uncalibrated=is_uncalibrated, level_coverages=covered)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError
 from probneural.functionals import Functional, check_functional
 from probneural.grids import Grid
+from probneural.metrics.lead_alignment import aligned
 from probneural.metrics.lead_pairs import TrueTrajectories
 from probneural.plots.single import (
     BLUE,
@@ -85,14 +86,15 @@ def fan(
     check_functional(functional, grid=forecast.grid)
     row, draws = checked_position(index, len(forecast), name="index"), check_integer(draws, "draws", least=0)
     parts: list[list[Tensor]] = []
+    states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast):
         values = u[row].apply(functional)
         column = checked_position(channel, values.mean.shape[1], name="channel")
         ends = [end for level in _LEVELS for end in values.interval(level, noise=noise if lead else 0.0)]
         drawn = functional(u[row].rsample(torch.Size([draws]), seed=0))[:, 0, column, 0]
         kept = [part[0, column, 0] for part in (values.mean, *ends)]
-        if truth is not None:
-            kept.append(functional(truth.at(lead)[row].values)[0, column, 0])
+        if states is not None:
+            kept.append(functional(states.at(lead)[row].values)[0, column, 0])
         parts.append([*kept, *drawn])
     curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
     where = np.concatenate([[0.0], lead_times(times, forecast.steps).numpy()])
@@ -158,13 +160,14 @@ def space_time(
     check_axis_names(axes, grid)
     row = checked_position(index, len(forecast), name="index")
     maps: list[list[Tensor]] = []
+    states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast):
         one = u[row]
         column = checked_position(channel, one.mean.shape[1], name="channel")
         observed = noise_variance(noise, tuple(one.mean.shape), one.mean.detach()) if lead else 0.0
         parts = [one.mean, (one.variance.double() + observed).sqrt(), one.rsample(torch.Size([1]), seed=0)[0]]
-        if truth is not None:
-            parts.append(truth.at(lead)[row].values)
+        if states is not None:
+            parts.append(states.at(lead)[row].values)
         maps.append([part[0, column].detach().cpu().double() for part in parts])
     columns = [torch.stack(column, dim=1) for column in zip(*maps, strict=True)]
     when = lead_times(times, forecast.steps)
@@ -240,6 +243,7 @@ def snapshots(
     row = checked_position(index, len(forecast), name="index")
     chosen, when = chosen_leads(leads, forecast.steps, most=_SNAPSHOTS), lead_times(times, forecast.steps)
     maps = []
+    states = None if truth is None else aligned(forecast, truth)
     for lead, u in forecast.leads():
         if lead not in chosen:
             continue
@@ -247,10 +251,10 @@ def snapshots(
         column = checked_position(channel, one.mean.shape[1], name="channel")
         variance = one.variance.double() + noise_variance(noise, tuple(one.mean.shape), one.mean.detach())
         mean, sd = (part[0, column].detach().cpu().double() for part in (one.mean, variance.sqrt()))
-        if truth is None:
+        if states is None:
             maps.append({"mean": mean, "sd": sd})
         else:
-            true = truth.at(lead)[row].values[0, column].detach().cpu().double()
+            true = states.at(lead)[row].values[0, column].detach().cpu().double()
             maps.append({"truth": true, "mean": mean, "|truth - mean|": (true - mean).abs(), "sd": sd})
     figure = new_figure(max(WIDTH, 2.2 * len(chosen) + 0.8), 0.4 + 2.0 * len(maps[0]))
     panels = figure.subplots(len(maps[0]), len(chosen), squeeze=False, sharex=True, sharey=True)

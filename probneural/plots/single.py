@@ -265,7 +265,7 @@ def checked_position(number: int, count: int, *, name: str) -> int:
 
 
 def _checked_truth(truth: Field, grid: Grid, shape: tuple[int, ...]) -> Tensor:
-    if check_field(truth, "truth").grid != grid:
+    if not check_field(truth, "truth").grid.has_points_of(grid):
         raise GridError(
             expected=f"the truth on the prediction's grid {grid!r}", got=repr(truth.grid), remedy="use query=truth.grid"
         )

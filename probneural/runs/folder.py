@@ -18,15 +18,17 @@ import torch
 from torch import Tensor
 
 from probneural.checks import check_instance, check_path
+from probneural.clocks import WindowClock, split_in_time
 from probneural.data import StoredPairs
-from probneural.errors import ArgumentError, DataError, FileError, UnsupportedError
-from probneural.grids import Grid
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, UnsupportedError
+from probneural.grids import Axis, Grid
+from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.randomness import stream
-from probneural.runs.config import Config
+from probneural.runs.config import NO_OPERATOR, Config, Split, with_paths
 from probneural.runs.locking import locked
-from probneural.runs.recipes import resolved
+from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import axis_names, open_data, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
@@ -40,6 +42,11 @@ OF_ONE_STEP = "it is damaged: remove this file, and its step is done anew"
 """What to do about a file that one step of a run wrote."""
 _LEAST_TRAINING = 4
 """Pairs that are trained on, at least."""
+RANDOM_IN_TIME = (
+    "The pairs are one series in time, and were split at random: neighbours in time of the test functions were trained on, so "
+    "errors at later times will be larger and coverage lower. Split them in time: --split.by time."
+)
+"""Warning about a random split over an axis of time."""
 IN_MEMORY = 2**27
 """Bytes of a part up to which it is read at once (128 MiB): what is computed is the same, bit for bit."""
 
@@ -52,6 +59,8 @@ class _Record(TypedDict):
         config: All settings.
         fingerprint: Of the data.
         split: Rows of each part.
+        reading: What was understood of the data, in one sentence.
+        reason: Why this operator was chosen; empty where the settings named it.
         outputs: Where outputs live, if not on the inputs' grid, and what their dimensions are called.
         versions: Of what made the folder.
     """
@@ -60,6 +69,8 @@ class _Record(TypedDict):
     config: dict[str, dict[str, Any]]
     fingerprint: str
     split: dict[str, list[int]]
+    reading: str
+    reason: str
     outputs: dict[str, Any]
     versions: dict[str, str]
 
@@ -100,18 +111,20 @@ class RunFolder:
         if config is None:
             config = own_config(path)
         check_instance(config, Config, "config", remedy="read one with pn.runs.read_config(path)", error=ArgumentError)
-        config = replace(config, data=replace(config.data, path=os.path.abspath(config.data.path) if config.data.path else ""))
+        config = replace(config, data=with_paths(config.data, os.path.abspath))
         if (path / "run.json").exists():
             read_record(path)  # which says what is wrong with it, before data are
         data = open_data(config)
-        split = split_rows(len(data), config, groups=data.groups)
-        config = replace(config, data=with_names(config.data, data))
+        config = replace(config, data=with_names(config.data, data), split=resolved_split(config.split, data))
+        split = split_rows(len(data), config, groups=data.groups, clock=data.clock)
+        choice = choose(config, data, train=len(split["train"]))
         config = resolved(config, data, train=len(split["train"]))
         data.fingerprint  # noqa: B018 (values that cannot be used should be known before there is a folder)
         if not (path / "run.json").exists():
             _make(path)
         with locked(path):
-            yield cls(path, config, _record(path, config, data, split), data)
+            record = _record(path, config, data, split, reason="" if choice is None else str(choice.reason))
+            yield cls(path, config, record, data)
 
     @classmethod
     def finished(cls, folder: str | os.PathLike[str]) -> RunFolder:
@@ -124,15 +137,30 @@ class RunFolder:
         record = read_record(path)
         return cls(path, Config.from_dict(record["config"]), record)
 
+    @property
+    def choice(self) -> str:
+        """Operator and head, and the reason for the operator where the data decided."""
+        names = (self.config.operator.name, self.config.head.name)
+        reason = self.record["reason"]
+        return ", ".join(name for name in names if name != NO_OPERATOR) + (f": {reason}" if reason else "")
+
     def file(self, name: str) -> Path:
         """A file of the folder."""
         return self.path / name
 
     def independent(self, name: str) -> int:
-        """Number of pairs of a part, or of trajectories where pairs are their windows."""
+        """Number of pairs of a part, or of trajectories where whole trajectories were split."""
         rows = self.record["split"][name]
-        groups = None if self.data is None else self.data.groups
+        groups = None if self.data is None or self.config.split.by != "random" else self.data.groups
         return len(rows) if groups is None else len(groups[rows].unique())
+
+    @property
+    def persists(self) -> bool:
+        """Whether outputs are later states of the inputs' variables, on the same grid."""
+        if self.data is None or self.data.clock is None or self.data.clock.lead == 0:
+            return False
+        names = self.config.data
+        return {*names.outputs} <= {*names.inputs} and self.data.inputs.grid == self.data.outputs.grid
 
     def subset(self, name: str) -> Dataset:
         """The training, scaling, conformal or test pairs; in memory if they are few enough, else read when they are needed."""
@@ -147,8 +175,8 @@ class RunFolder:
         axes = self.record["outputs"]["grid"]
         if axes is None:
             return None
-        columns = {name: [axis[name] for axis in axes] for name in ("periodic", "endpoint", "origin")}
-        return Grid.uniform([axis["size"] for axis in axes], lengths=[axis["length"] for axis in axes], **columns)
+        ends = (tuple(axis["latitudes"]) if axis.get("latitudes") else None for axis in axes)
+        return Grid.of_axes([Axis(**axis | {"latitudes": pair}) for axis, pair in zip(axes, ends, strict=True)])
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write JSON, whole or not at all."""
@@ -169,7 +197,16 @@ class RunFolder:
                 self.file(name).unlink()
 
 
-def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> dict[str, list[int]]:
+def resolved_split(split: Split, data: StoredPairs) -> Split:
+    """The settings with a way to split that follows from the data, where they say "auto"."""
+    if split.by != "auto":
+        return split
+    return replace(split, by="time" if data.clock is not None and data.clock.is_series else "random")
+
+
+def split_rows(
+    count: int, config: Config, *, groups: Tensor | None = None, clock: WindowClock | None = None
+) -> dict[str, list[int]]:
     """Rows of each part, ascending, from the seed: the same for the same number of pairs.
 
     Args:
@@ -177,14 +214,25 @@ def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> d
         config: Whose fractions and seed count.
         groups: The trajectory of each pair, `(count,)`, which no part shares with another one. Bands need as many trajectories
             as they need pairs otherwise: where the fraction has fewer, there are no bands, and no part for them.
+        clock: Times of the pairs, for a split by time or blocks, which takes no account of groups.
 
     Raises:
         DataError: If there are too few pairs for all parts.
+        ArgumentError: If pairs without times are to be split by time, or there is an embargo in a random split.
 
     Examples:
         >>> {name: len(rows) for name, rows in split_rows(100, Config()).items()}
         {'train': 60, 'scaling': 10, 'conformal': 10, 'test': 20}
     """
+    by, embargo = config.split.by, config.split.embargo
+    if by in ("time", "blocks"):
+        groups = None
+    elif clock is not None and clock.is_series:
+        warn(RANDOM_IN_TIME, DataWarning)
+    if by == "random" and embargo:
+        raise ArgumentError(
+            expected="no embargo in a random split", got=f"split.embargo = {embargo}", remedy="write --split.by time"
+        )
     names = torch.arange(count, device="cpu") if groups is None else groups.unique()
     units = len(names)
     each = count // units  # windows of every trajectory are equally many
@@ -206,14 +254,44 @@ def split_rows(count: int, config: Config, *, groups: Tensor | None = None) -> d
         raise DataError(
             expected=f"{least} or more {what} to train on",
             got=f"{units} {what}, of which {parts} ones leave {max(train, 0)}",
-            remedy="give more data, lower the fractions in [split], or leave out bands: --calibration.bands false",
+            remedy="give more data, lower the fractions in [split], or leave out bands: --calibration.bands false"
+            if groups is None
+            else "split each trajectory in time, --split.by time, or give more trajectories",
         )
+    if by in ("time", "blocks"):
+        return _split_in_time([train, sizes["scaling"], sizes["conformal"], sizes["test"]], config, clock)
     order = torch.randperm(units, generator=stream(config.split.seed, "run split"), device="cpu")
     pieces = order.split([train, sizes["scaling"], sizes["conformal"], sizes["test"]])
     if groups is None:
         return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
     rows = (torch.isin(groups, names[piece]).nonzero()[:, 0] for piece in pieces)
     return {name: piece.tolist() for name, piece in zip(PARTS, rows, strict=True)}
+
+
+def _split_in_time(sizes: list[int], config: Config, clock: WindowClock | None) -> dict[str, list[int]]:
+    """Rows of each part, in the order of time or by blocks of it."""
+    by = str(config.split.by)
+    if clock is None:
+        raise ArgumentError(
+            expected=f"pairs that have times, for split.by = {by!r}",
+            got="samples without times",
+            remedy="name the dimension of time, --time or --sample, or leave out --split.by",
+        )
+    generator = stream(config.split.seed, "run split")
+    pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo, generator=generator)
+    if by == "time":  # the training part gives the rows that are left out, so that the others are as large as they should be
+        left_out = [size - len(piece) for size, piece in zip(sizes, pieces, strict=True)]
+        sizes = [max(1, sizes[0] - sum(left_out)), *(size + more for size, more in zip(sizes[1:], left_out[1:], strict=True))]
+        sizes[-1] = len(clock) - sum(sizes[:-1])
+        pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo)
+    empty = [name for name, size, piece in zip(PARTS, sizes, pieces, strict=True) if size and not len(piece)]
+    if empty:
+        raise DataError(
+            expected="pairs in each part beside those that share states with an earlier part or lie in the embargo",
+            got=f"none in {', '.join(empty)}",
+            remedy="give more data, raise the fractions in [split], or lower --split.embargo",
+        )
+    return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
 
 
 def _check_single() -> None:
@@ -227,7 +305,7 @@ def _check_single() -> None:
         )
 
 
-def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]]) -> Mapping[str, Any]:
+def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:
     """What the folder says of its run, which must be this one; written if it holds nothing yet."""
     if (path / "run.json").exists() and _has_results(path):
         known = read_record(path)
@@ -239,6 +317,8 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
         "config": config.to_dict(),
         "fingerprint": data.fingerprint,
         "split": split,
+        "reading": data.summary,
+        "reason": reason or _former_reason(path, config),
         "outputs": {
             "names": list(config.data.outputs),
             "axes": list(axis_names(outputs)),
@@ -249,6 +329,14 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
     write_config(config, path / "config.toml")
     atomic.write(path / "run.json", json.dumps(record, indent=1).encode())
     return record
+
+
+def _former_reason(path: Path, config: Config) -> str:
+    """Why the folder's operator was chosen, if its settings are these."""
+    if not (path / "run.json").exists():
+        return ""
+    record = read_record(path)
+    return str(record["reason"]) if record["config"] == config.to_dict() else ""
 
 
 def versions() -> dict[str, str]:
@@ -290,6 +378,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     written = record.get("format", FORMAT)
     if written != FORMAT:  # first: a folder of another format may lack what this one has
         raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")
+    record.setdefault("reading", "")
+    record.setdefault("reason", "")  # folders of earlier versions have none
     schema.check(record, _Record, where="run.json")
     return record
 
@@ -307,6 +397,8 @@ def own_config(path: Path) -> Config:
 def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: StoredPairs) -> None:
     """Raise a FileError that says in what a folder's settings or data differ."""
     theirs = Config.from_dict(known["config"])
+    if theirs.split.by == "auto":  # of a version that always split at random
+        theirs = replace(theirs, split=replace(theirs.split, by="random"))
     apart = [line for line in config.differences(theirs) if not line.startswith(_FREE)]
     if data.fingerprint != known["fingerprint"]:
         rows = sum(map(len, known["split"].values()))

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import Predictor
+from probneural.extras import missing
+from probneural.metrics import Scores
+from probneural.metrics.reliability import LEVELS
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config
-from probneural.runs.folder import RunFolder
+from probneural.runs.folder import RANDOM_IN_TIME, RunFolder
 from probneural.runs.page import Figure, page
 from probneural.runs.progress import Progress
 from probneural.runs.scoring import TestScores, batch_size, predicted
@@ -23,7 +26,9 @@ from probneural.training import History, atomic
 _DRAWN_VALUES = 2**18
 """Values whose calibration is drawn, about."""
 _CLEAR = 2.0
-"""Standard errors beyond which a coverage is not what was stated."""
+"""Standard errors beyond which the coverage of a band is not its nominal one."""
+_CLEAR_AT_ONCE = 2.81
+"""The same for 19 levels at once: the 95 % quantile of the largest |coverage - level| in standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,7 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
     try:
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is trained)
     except ModuleNotFoundError as error:
-        raise ImportError(f"a report needs {error.name}: pip install 'probneural[cli]'") from error
+        raise missing("a report", error, "plots") from error
     progress = Progress(show_progress)
     with RunFolder.open(config, folder) as run:
         scores = score_in(run, progress)
@@ -84,14 +89,7 @@ def verdict(scores: TestScores, history: History) -> list[str]:
     found, test = scores.scores, scores.scores.functions
     sentences = [_error(scores, test)]
     level, shown = found.level, 100 * found.level
-    stated = f"{shown:g} % intervals of single values hold {100 * found.coverage:.1f} % of the true values"
-    # Values within a function are dependent: as if each function were one draw, which is the widest that chance can be.
-    chance = _CLEAR * math.sqrt(level * (1.0 - level) / test)
-    if abs(found.coverage - level) <= chance:
-        sentences.append(f"The {stated}: the error bars are honest, as far as {test} functions can tell.")
-    else:
-        side = "too narrow" if found.coverage < level else "wider than they need to be"
-        sentences.append(f"The {stated}: the error bars are {side}.")
+    sentences.append(_honesty(found, test))
     if scores.band_coverage is not None:
         inside = round(scores.band_coverage * test)
         # The coverage that a band has varies with the pairs behind it, as a Beta variable; then test functions are drawn.
@@ -104,10 +102,40 @@ def verdict(scores: TestScores, history: History) -> list[str]:
     return sentences + _advice(scores, history)
 
 
+def _honesty(scores: Scores, test: int) -> str:
+    """Whether the intervals of all levels hold what they promise, and which misses it most."""
+    stated = f"The {_held(scores.level, scores.coverage)} of the true values"
+    pairs = [(scores.level, scores.coverage), *zip(LEVELS, scores.level_coverages, strict=False)]
+    # (coverage - level) / sqrt(level (1 - level) / n): values within a sample are dependent, so a sample counts as one draw.
+    deviations = [(coverage - level) / math.sqrt(level * (1.0 - level) / test) for level, coverage in pairs]
+    worst = max(range(len(pairs)), key=lambda number: abs(deviations[number]))
+    if abs(deviations[worst]) <= _CLEAR_AT_ONCE:
+        return f"{stated}: the error bars are honest at all levels, as far as {test} functions can tell."
+    side = "too narrow" if deviations[worst] < 0.0 else "wider than they need to be"
+    if math.isclose(pairs[worst][0], scores.level):
+        return f"{stated}: the error bars are {side}."
+    return f"{stated}, and {_held(*pairs[worst])}: the error bars are {side} at that level."
+
+
+def _held(level: float, coverage: float) -> str:
+    return f"{100 * level:g} % intervals of single values hold {100 * coverage:.1f} %"
+
+
 def _dependence(run: RunFolder) -> list[str]:
     """What windows of trajectories mean for the verdict."""
-    if run.data is None or run.data.groups is None:
+    if run.data is None:
         return []
+    by, clock = run.config.split.by, run.data.clock
+    if by in ("time", "blocks"):
+        order = "later in time than all that was trained on" if by == "time" else "blocks of time that nothing else has seen"
+        gap = run.config.split.embargo
+        return [
+            f"The test functions are {order}{f', with {gap} steps between the parts' if gap else ''}. Neighbours in time "
+            "resemble each other, so chance is wider than these numbers of functions say, and bands hold their level only as "
+            "far as calibration and test times are alike."
+        ]
+    if run.data.groups is None:
+        return [RANDOM_IN_TIME] if clock is not None and clock.is_series else []
     test, conformal = run.independent("test"), run.independent("conformal")
     fitted = f", and bands were fitted on those of {conformal}" if conformal else ""
     sentences = [
@@ -123,12 +151,19 @@ def _dependence(run: RunFolder) -> list[str]:
 
 
 def _error(scores: TestScores, test: int) -> str:
-    found, baseline = scores.scores, scores.baseline
+    found, baseline, persistence = scores.scores, scores.baseline, scores.persistence
     if found.relative_l2 is None or baseline is None:
         return f"On {test} functions that nothing was fitted to, the root mean squared error is {found.rmse:.3g}."
     sentence = f"On {test} functions that nothing was fitted to, the relative error is {100 * found.relative_l2:.3g} %"
     if found.relative_l2 >= baseline:
         return f"{sentence}: no better than always predicting the mean training output, {100 * baseline:.3g} %."
+    if persistence is not None and found.relative_l2 >= persistence:
+        return f"{sentence}: no better than persistence, the last state as the prediction, {100 * persistence:.3g} %."
+    if persistence is not None:
+        return (
+            f"{sentence}; always predicting the mean training output has {100 * baseline:.3g} %, and persistence, the last "
+            f"state as the prediction, {100 * persistence:.3g} %."
+        )
     return f"{sentence}; always predicting the mean training output has {100 * baseline:.3g} %."
 
 
@@ -145,8 +180,10 @@ def _advice(scores: TestScores, history: History) -> list[str]:
             f"The loss on validation pairs ends at {history.validation[last] / history.train[last]:.1f} times that on training "
             "pairs: more pairs would help most."
         )
-    error, baseline = scores.scores.relative_l2, scores.baseline
-    if error is not None and baseline is not None and error >= 0.5 * baseline:
+    error = scores.scores.relative_l2
+    limits = [0.5 * scores.baseline] if scores.baseline is not None else []
+    limits += [scores.persistence] if scores.persistence is not None else []
+    if error is not None and limits and error >= min(limits):
         advice.append("Such an error is hardly useful: train longer, give more pairs, or try another operator.")
     return advice
 
@@ -154,7 +191,7 @@ def _advice(scores: TestScores, history: History) -> list[str]:
 def _figures(run: RunFolder, found: Calibrated, history: History, data: Dataset) -> list[Figure]:
     from probneural import plots
 
-    figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))]
+    figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))] if history.epochs else []
     size = max(batch_size(data.outputs), _DRAWN_VALUES // (data.outputs.channels * data.outputs.grid.size))
     some = data[evenly_spread_rows(len(data), size)]
     words = "Coverage of intervals against their level; a flat histogram is right."
@@ -174,7 +211,8 @@ def _mean_squares(predictor: Predictor, data: Dataset) -> Tensor:
     errors = []
     for part in batches(data, batch_size(data.outputs)):
         mean = predicted(predictor, part).mean
-        errors.append((mean - part.outputs.values.to(mean)).flatten(1).square().mean(1).cpu())
+        error = part.outputs.grid.fill(mean - part.outputs.values.to(mean))
+        errors.append(error.flatten(1).square().mean(1).cpu())
     return torch.cat(errors)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from probneural.calibration import Band
+from probneural.clocks import WindowClock
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError, FileError
 from probneural.fields import Field
@@ -30,6 +32,7 @@ class TestScores:
         band_pairs: Number of conformal pairs behind the band, or of trajectories whose windows they are, 0 without one: its own
             coverage varies with them.
         baseline: Relative L2 error of the mean training output as the prediction; None if a true function is zero everywhere.
+        persistence: The same of the last input state as the prediction; None also where outputs are no later states of inputs.
     """
 
     __test__ = False  # pytest takes it for a test
@@ -39,6 +42,7 @@ class TestScores:
     band_coverage: float | None
     band_pairs: int
     baseline: float | None
+    persistence: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers by name; ready for JSON."""
@@ -64,13 +68,15 @@ class TestScores:
             (f"coverage at {level}, before calibration", self.uncalibrated),
             ("relative L2 error of the mean output", self.baseline),
         ]
+        if self.persistence is not None:
+            rows.append(("relative L2 error of persistence", self.persistence))
         shown = [f"{name:<34}{'-' if value is None else f'{value:.4g}':>12}  1" for name, value in rows]
         return "\n".join((str(self.scores), *shown))
 
 
 def predicted(predictor: Predictor, pairs: FieldPairs) -> FieldDistribution:
     """What is predicted on the outputs' own grid."""
-    return predictor(pairs.inputs, None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid)
+    return predictor(pairs.inputs, None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid.shared)
 
 
 def batch_size(side: FieldSource) -> int:
@@ -88,14 +94,16 @@ def scores_of(
     band_pairs: int,
     level: float,
     whole: int,
+    persists: bool = False,
 ) -> TestScores:
-    """Score a calibrated predictor on test pairs, a few at a time."""
+    """Score a calibrated predictor on test pairs, a few at a time; `persists` says that outputs are later states of inputs."""
     return TestScores(
         scores=score_pairs(predictor, data, level=level, whole=whole),
         uncalibrated=_coverage(raw, data, level),
         band_coverage=None if band is None else band.coverage(data),
         band_pairs=0 if band is None else band_pairs,
         baseline=_baseline(train, data),
+        persistence=_persistence(data) if persists else None,
     )
 
 
@@ -111,13 +119,30 @@ def _coverage(predictor: Predictor, data: Dataset, level: float) -> float:
 
 def _baseline(train: Dataset, data: Dataset) -> float | None:
     """The error of one function for all inputs: the mean training output."""
-    sums = (part.outputs.values.double().sum(0) for part in batches(train, batch_size(train.outputs)))
-    mean = sum(sums, torch.zeros(()).double()) / len(train)
-    total, grid = 0.0, data.outputs.grid
+    mean, counts = torch.zeros(()).double(), torch.zeros(()).double()
+    for part in batches(train, batch_size(train.outputs)):
+        grid = part.outputs.grid
+        mean = mean + grid.fill(part.outputs.values.double()).sum(0)
+        counts = counts + grid.observed.double().expand(len(part), *grid.shape).sum(0)
+    mean = mean / counts.clamp_min(1.0)
+    return _relative_error(data, lambda part: mean.expand(part.outputs.values.shape))
+
+
+def _persistence(data: Dataset) -> float | None:
+    """The error of the last input state as the prediction."""
+    clock: WindowClock | None = getattr(data, "clock", None)
+    history, channels = 1 if clock is None else clock.history, data.outputs.channels
+    return _relative_error(data, lambda part: part.inputs.values[:, (history - 1) * channels : history * channels].double())
+
+
+def _relative_error(data: Dataset, predict: Callable[[FieldPairs], Tensor]) -> float | None:
+    """Relative L2 error of a baseline, averaged over channels and samples; None if a true sample is zero everywhere."""
+    total = 0.0
     try:
         for part in batches(data, batch_size(data.outputs)):
-            truth = part.outputs.values.double()
-            total += float(relative_l2(Field(mean.expand(truth.shape), grid), Field(truth, grid)).mean(1).sum())
+            truth = part.outputs.to(torch.float64)
+            guess = Field(predict(part), truth.grid.unmasked)
+            total += float(relative_l2(guess, truth).mean(1).sum())
     except DataError:
         return None
     return total / len(data)

@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import methodcaller
 from typing import Any, get_type_hints
 
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Size, Tensor
 
 from probneural.calibration.decomposition import Decomposition
@@ -156,19 +156,16 @@ def _grid(
     axes: tuple[Axis, ...],
     _points: Float64[Tensor, "p d"] | None,
     _weights: Float64[Tensor, " p"] | None,
+    _observed: Bool[Tensor, " p"] | Bool[Tensor, "n p"] | None = None,
 ) -> Grid:
-    if _points is not None and _weights is not None:
-        grid = Grid.scattered(_points, _weights)
-    else:
-        columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
-        grid = Grid.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
+    grid = Grid.of_axes(axes) if _points is None or _weights is None else Grid.scattered(_points, _weights)
     if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
         raise GridError(
             expected="the axes of a uniform grid, or points and weights",
             got=f"a mixture of shape {shape}",
             remedy="make it anew",
         )
-    return grid
+    return grid if _observed is None else grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
 
 
 def _by_name(*kinds: Kind) -> dict[str, Kind]:
@@ -232,7 +229,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(LowRankPlusDiagonalWeights),
     Kind(KroneckerWeights, parts=KroneckerWeights.tensors, build=_kronecker_weights),
     Kind(IterativeWeights, parts=IterativeWeights.tensors),  # which says why not
-    Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),
+    Kind(Grid, build=_grid, on_cpu=("_points", "_weights", "_observed")),
     Kind(Axis),
     Kind(HiddenLayers),
     Kind(ODESolver),

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,15 @@ from probneural.checks import (
     check_sequence,
     described,
 )
+from probneural.clocks import WindowClock, split_in_time
 from probneural.contexts import undisturbed
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, DataError
 from probneural.operators import Operator
 from probneural.pairs import Dataset, check_dataset
 from probneural.processes import rank, together
 from probneural.provenance import joined_record, operator_record, record_of
 from probneural.randomness import check_seed, stream_seed
+from probneural.synonyms import checks_keywords
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback
 from probneural.training.devices import resolve_device
@@ -43,6 +45,7 @@ from probneural.training.unrolling import FirstStep, Unroll
 Option = TypeVar("Option")
 
 
+@checks_keywords
 @undisturbed(keeps_autocast=True)
 @torch.enable_grad()
 def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default that works)
@@ -53,7 +56,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     seed: int = 0,
     batch_size: int = 20,
     learning_rate: float = 3e-3,
-    validation: float = 0.1,
+    validation: float | Dataset = 0.1,
     loss: Loss | None = None,
     optimization: Optimization | None = None,
     unroll: Unroll | None = None,
@@ -86,7 +89,8 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
             number of processes give the same bits.
         batch_size: Pairs a batch, over all processes.
         learning_rate: The schedule's peak, dimensionless.
-        validation: Share of the pairs that is only watched; 0 trains on all.
+        validation: Fraction of the pairs that is only watched; 0 trains on all. Of a series in time, these are the latest
+            pairs. Or pairs of your own to watch, beside the training pairs.
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
             channels and functions. See [`losses`][probneural.training.losses] for others.
         optimization: Optimiser, schedule, precision, averaging and early stopping.
@@ -96,7 +100,9 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
             at a time.
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
-            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. It knows the run by its data
+            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. With more epochs than those of a finished
+            training it goes on for the further ones, at the rates that a schedule over all epochs has there, so the rate of
+            a cosine rises again. It knows the run by its data
             (of stored ones, by 64 pairs), its settings, its loss and the shapes of the weights. It knows functions by their
             names, so that those of one name do the same is the caller's to see to.
         callbacks: What is told of the run: loggers, for example.
@@ -106,6 +112,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         The losses by epoch.
 
     Raises:
+        KeywordError: If there is no such setting.
         ArgumentError: If a setting is out of range, the operator is no module, the loss takes other arguments or gives no
             number, or there are too few trajectories to watch whole ones.
         DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they lack
@@ -136,7 +143,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         batch_size=check_integer(batch_size, "batch_size"),
         seed=check_seed(seed),
         learning_rate=check_positive(learning_rate, "learning_rate"),
-        validation=check_real(validation, "validation", least=0.0, below=1.0),
+        validation=_checked_validation(validation),
         loss=_checked_loss(loss),
         optimization=options,
         unroll=_checked_option(unroll, Unroll, "unroll", remedy="give Unroll(steps=4) for example"),
@@ -147,11 +154,14 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     sets = _checked_data(train)
     if plan.unroll is not None:
         plan.unroll.check(sets)
-    first, second = _split(sets, plan.validation, plan.seed)
+    if isinstance(plan.validation, str):
+        first, second = sets, [_check_watched(cast("Dataset", validation), sets).detached()]
+    else:
+        first, second = _split(sets, plan.validation, plan.seed)
     if options.early_stopping is not None and not second:
         raise ArgumentError(
             expected="a validation split for early stopping to watch",
-            got=f"validation={plan.validation} of {sum(map(len, sets))} pairs",
+            got=f"validation={validation} of {sum(map(len, sets))} pairs",
             remedy="raise it",
         )
     names = hashlib.sha256("".join(data.fingerprint for data in sets).encode()).hexdigest() if kept is not None else ""
@@ -267,7 +277,8 @@ def _checked_data(train: object) -> list[Dataset]:
 def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Dataset], list[Dataset]]:
     """Take the validation part off each data set.
 
-    Of data sets of one length, the same rows are taken: functions that are there at several resolutions stay on one side.
+    Of data sets of one length, the same rows are taken: functions that are there at several resolutions stay on one side. Of a
+    data set that is one series in time, the latest rows are taken.
     """
     first: list[Dataset] = []
     second: list[Dataset] = []
@@ -281,6 +292,12 @@ def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Da
             )
         if count == 0:
             first.append(data)
+            continue
+        clock: WindowClock | None = getattr(data, "clock", None)
+        if clock is not None and clock.is_series:
+            trained, watched = _split_series(data, clock, fraction)
+            first.append(trained)
+            second.append(watched)
             continue
         try:
             watched, trained = data.split(count, seed=stream_seed(seed, "validation"))
@@ -297,3 +314,36 @@ def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Da
         first.append(trained)
         second.append(watched)
     return first, second
+
+
+def _split_series(data: Dataset, clock: WindowClock, fraction: float) -> tuple[Dataset, Dataset]:
+    """Take the latest rows off a series in time, without those that share a state with earlier rows."""
+    count = round(fraction * len(data))
+    trained, watched = split_in_time(clock, [len(data) - count, count], by="time")
+    if not len(watched):
+        raise ArgumentError(
+            expected="a validation part of later rows that share no state with the training part",
+            got=f"validation={fraction} of {len(data)} pairs of one series in time",
+            remedy="raise it, or give validation=0 to train on all",
+        )
+    return data.subset(trained.sort().values), data.subset(watched.sort().values)
+
+
+def _checked_validation(validation: object) -> float | str:
+    """The watched fraction, or the name of the watched pairs."""
+    if hasattr(validation, "subset"):
+        return check_dataset(validation, "validation").fingerprint
+    return check_real(validation, "validation", least=0.0, below=1.0)
+
+
+def _check_watched(validation: Dataset, sets: Sequence[Dataset]) -> Dataset:
+    """Return pairs to watch whose channels are those of the training pairs, or raise a DataError."""
+    channels = sets[0].inputs.channels, sets[0].outputs.channels
+    watched = validation.inputs.channels, validation.outputs.channels
+    if watched != channels:
+        raise DataError(
+            expected=f"validation pairs of {channels[0]} input and {channels[1]} output channels, as training pairs have",
+            got=f"{watched[0]} and {watched[1]}",
+            remedy="choose the same variables for both",
+        )
+    return validation

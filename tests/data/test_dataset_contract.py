@@ -44,7 +44,7 @@ def memory_maps(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
     np.save(folder / "a.npy", a)
     np.save(folder / "u.npy", u)
     maps = [np.load(folder / name, mmap_mode="r") for name in ("a.npy", "u.npy")]
-    return pn_data.from_arrays(*maps, periodic=True)
+    return pn_data.from_arrays(*maps, periodic=(True, True))
 
 
 def numpy_folder(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
@@ -65,12 +65,12 @@ def hdf5(chunks: tuple[int, ...] | None) -> Make:
 
 def hdf5_arrays(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
     with h5py.File(write_hdf5(folder / "f.h5", (7, 1, 8, 4), a=a, u=u)) as file:
-        return pn_data.from_arrays(file["a"], file["u"], periodic=True)
+        return pn_data.from_arrays(file["a"], file["u"], periodic=(True, True))
 
 
 def zarr_arrays(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
     group = zarr.open_group(write_zarr(folder / "f.zarr", 7, a=a, u=u), mode="r")
-    return pn_data.from_arrays(group["a"], group["u"], periodic=True)
+    return pn_data.from_arrays(group["a"], group["u"], periodic=(True, True))
 
 
 def netcdf(engine: str) -> Make:
@@ -92,7 +92,7 @@ def named_zarr(version: int) -> Make:
 
 CASES = [
     Case("FieldPairs", lambda _, a, u: FieldPairs.from_numpy(a, u, grid=GRID), is_stored=False),
-    Case("arrays", lambda _, a, u: pn_data.from_arrays(a, u, periodic=True)),
+    Case("arrays", lambda _, a, u: pn_data.from_arrays(a, u, periodic=(True, True))),
     Case("tensors", lambda _, a, u: pn_data.from_arrays(torch.from_numpy(a), torch.from_numpy(u), grid=GRID)),
     Case("memory-maps", memory_maps),
     Case("big-endian-columns", big_endian_columns),
@@ -283,3 +283,14 @@ def test_values_are_checked_where_they_are_read(case: Case, tmp_path: Path) -> N
 def test_units_have_the_bits_of_those_in_memory(data: Dataset, reference: FieldPairs) -> None:
     for side, expected in ((data.inputs, reference.inputs), (data.outputs, reference.outputs)):
         assert all(torch.equal(one, other) for one, other in zip(units(side), units(expected), strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_default_data_loader_makes_batches_of_pairs(workers: int, tmp_path: Path) -> None:
+    data = memory_maps(tmp_path, A[:10], U[:10])
+    batches_read = list(torch.utils.data.DataLoader(data, batch_size=4, num_workers=workers))  # type: ignore[arg-type]
+    assert [len(batch) for batch in batches_read] == [4, 4, 2]
+    assert torch.equal(FieldPairs.cat(batches_read).outputs.values, data[:].outputs.values)
+    windows = FieldPairs(data[:].inputs, data[:].outputs, groups=torch.arange(10) // 3)
+    loaded = list(torch.utils.data.DataLoader(windows, batch_size=5))  # type: ignore[arg-type]
+    assert [batch.groups.tolist() for batch in loaded] == [[0, 0, 0, 1, 1], [1, 2, 2, 2, 3]]

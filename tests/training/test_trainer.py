@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from probneural.clocks import WindowClock
 from probneural.errors import ArgumentError, DataError, FileError, TrainingError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -220,6 +221,36 @@ def test_validation_pairs_are_only_watched(share: float, count: int) -> None:
     assert len(history.validation) == (3 if count else 0)
 
 
+def test_own_validation_pairs_are_watched_beside_all_training_pairs(tmp_path: Path) -> None:
+    train, watched = data(20), data(6, seed=1)
+    settings = {"epochs": 2, "batch_size": 4, "show_progress": False}
+    own, alone = built("FNO"), built("FNO")
+    history = fit(own, train, validation=watched, checkpoint=tmp_path / "run", **settings)
+    assert history.train == fit(alone, train, validation=0.0, **settings).train
+    difference = own(watched.inputs.values).detach() - watched.outputs.values
+    errors = (difference.square().mean(2) / watched.outputs.values.square().mean(2)).sqrt()
+    assert history.validation[-1] == pytest.approx(float(errors.mean()), rel=1e-5)
+    with pytest.raises(FileError, match="validation"):
+        fit(built("FNO"), train, validation=data(6, seed=2), checkpoint=tmp_path / "run", **settings)
+    two = FieldPairs(Field(watched.inputs.values.repeat(1, 2, 1), watched.inputs.grid), watched.outputs)
+    with pytest.raises(DataError, match="validation pairs of 1 input and 1 output channels"):
+        fit(built("FNO"), train, validation=two, **settings)
+
+
+def test_of_one_series_the_latest_pairs_are_watched() -> None:
+    pairs = data(20)
+    series = FieldPairs(pairs.inputs, pairs.outputs, clock=WindowClock(torch.arange(20.0).flip(0)))
+    histories = [
+        fit(built("FNO"), train, validation=watched, epochs=2, show_progress=False)
+        for train, watched in ((series, 0.2), (pairs[4:], pairs[:4]))
+    ]
+    assert losses(histories[0]) == losses(histories[1])
+    steps = FieldPairs(pairs.inputs, pairs.outputs, clock=WindowClock(torch.arange(20.0)[:, None] + torch.tensor([0.0, 1.0])))
+    with pytest.raises(ArgumentError, match="share no state with the training part"):
+        fit(built("FNO"), steps, validation=0.05, epochs=1, show_progress=False)
+    fit(built("FNO"), steps, validation=0.1, epochs=1, show_progress=False)
+
+
 def test_units_come_from_the_training_part_alone() -> None:
     pairs = data()
     rows = trainer._split([pairs], 0.5, 0)[0][0][:].outputs.values
@@ -344,7 +375,8 @@ def test_a_checkpoint_of_other_data_is_refused(what: str, tmp_path: Path) -> Non
     for share in (0.0, 0.9):
         fit(built("FNO"), data(), checkpoint=path, validation=share, **QUICK)  # type: ignore[arg-type]
         with pytest.raises(
-            FileError, match="same data, loss, epochs, batch size, seed, rates and options; got another one in .*checkpoint"
+            FileError,
+            match="all done., batch size, seed, rates and options; got another one in .*checkpoint",
         ):
             fit(built("FNO"), change(data(), what), checkpoint=path, validation=share, **QUICK)  # type: ignore[arg-type]
         path.unlink()
@@ -352,7 +384,7 @@ def test_a_checkpoint_of_other_data_is_refused(what: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("epochs", 5), ("seed", 1), ("batch_size", 5), ("learning_rate", 1e-3), ("optimization", DECAY), ("validation", 0.2)],
+    [("epochs", 1), ("seed", 1), ("batch_size", 5), ("learning_rate", 1e-3), ("optimization", DECAY), ("validation", 0.2)],
 )
 def test_a_checkpoint_of_other_settings_is_refused(name: str, value: object, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"

@@ -161,7 +161,6 @@ def statistics(
     They are those of all processes. Squares of residuals are in the units given.
     """
     channels, features = split.weight.shape
-    mean_weights = data.grid.mean_weights.to(data.outputs.device)
     gram = torch.zeros(features, features, dtype=torch.float64, device=data.outputs.device)
     moments = torch.zeros(channels, features, dtype=torch.float64, device=data.outputs.device)
     sums: ResidualSums | None = None
@@ -175,10 +174,12 @@ def statistics(
             )
         sums = ResidualSums(data, channels=channels, unit=unit) if sums is None else sums
         residuals = batch.outputs.values.to(torch.float64) - values.to(torch.float64)
-        sums.add(residuals)
-        flat = rows.to(torch.float64)
-        gram += ((flat * mean_weights[:, None]).flatten(0, 1)).mT @ flat.flatten(0, 1)
-        moments += torch.einsum("npf,p,ncp->cf", flat, mean_weights, residuals.flatten(2))
+        grid = batch.outputs.grid
+        sums.add(residuals, grid=grid)
+        flat, weights = rows.to(torch.float64), grid.sample_weights.to(data.outputs.device)
+        weights = weights[:, 0, :, None] if grid.is_batch else weights[:, None]
+        gram += ((flat * weights).flatten(0, 1)).mT @ flat.flatten(0, 1)
+        moments += torch.einsum("npf,ncp->cf", flat * weights, residuals.flatten(2))
     assert sums is not None  # there is at least one pair
     sums.finish()
     return data.summed(gram), data.summed(moments), sums

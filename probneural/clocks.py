@@ -1,0 +1,304 @@
+"""Clocks of data sets: the times of the states in each pair, and splits by time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probneural.checks import assign, check_integer, check_positive, real_tensor
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import select_rows
+
+UNEVEN = 1e-3
+"""Deviation of an interval of time, relative to the mean interval, that counts as rounding."""
+_BLOCKS = 20
+"""Maximum number of blocks that a split by blocks cuts the axis of time into."""
+_TOLERANCE = 1e-2
+"""Rounding of times, in steps."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WindowClock:
+    """Times of the states that the n pairs of a data set hold, and the trajectory of each pair.
+
+    Row r has `history` input states and then its output states. Where an input and its output have the same time, a row has a
+    single time, and the lead is 0.
+
+    Args:
+        states: Time of each state of each pair, the inputs' first, `(n, k)`; `(n,)` for pairs of a single time. In the data's
+            units of time.
+        trajectories: Identity of each pair's trajectory, `(n,)`; by default all pairs belong to one trajectory, which the
+            data set names after its contents.
+        history: Number of input states.
+        lead: Steps from the last input state to the first output state.
+        step: Time from one state to the next; None if it is unknown or uneven.
+
+    Raises:
+        DataError: If a time is not finite, or identities are no int64 on the CPU.
+        ShapeError: If there are fewer states than the history, or there is not one identity per pair.
+        ArgumentError: If history, lead or step is out of range.
+
+    Examples:
+        >>> clock = WindowClock(torch.tensor([[0.0, 6.0], [6.0, 12.0]]), lead=1, step=6.0)
+        >>> clock.times.tolist(), len(clock), clock[1:].times.tolist()
+        ([0.0, 6.0], 2, [6.0])
+    """
+
+    states: Float64[Tensor, "n k"]
+    trajectories: Int64[Tensor, " n"] | None = None
+    _: KW_ONLY
+    history: int = 1
+    lead: int = 0
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that times, identities and numbers fit together."""
+        cpu = torch.device("cpu")
+        states = real_tensor(self.states, "states", dtype=torch.float64, device=cpu, error=DataError).detach()
+        states = states[:, None] if states.ndim == 1 else states
+        history = check_integer(self.history, "history")
+        if states.ndim != 2 or states.shape[1] < history:
+            raise ShapeError(
+                expected=f"times of {history} or more states of each pair, (n, k)",
+                got=str(tuple(states.shape)),
+                remedy="give the times of the input states, then those of the output states",
+            )
+        if not bool(torch.isfinite(states).all()):
+            raise DataError(expected="finite times", got=str(states.tolist())[:100], remedy="leave out rows without a time")
+        assign(
+            self,
+            states=states,
+            history=history,
+            lead=check_integer(self.lead, "lead", least=0),
+            step=None if self.step is None else check_positive(self.step, "step"),
+        )
+        if self.trajectories is not None:
+            fits = isinstance(self.trajectories, Tensor) and self.trajectories.dtype == torch.int64
+            if not fits or self.trajectories.device != cpu or self.trajectories.shape != states.shape[:1]:
+                raise DataError(
+                    expected=f"identities of trajectories, int64 of shape ({len(states)},) on the CPU",
+                    got=str(self.trajectories)[:100],
+                    remedy="number the trajectories, or leave trajectories out for a single one",
+                )
+
+    @property
+    def times(self) -> Float64[Tensor, " n"]:
+        """Time of each pair's last input state."""
+        return self.states[:, self.history - 1]
+
+    @property
+    def is_series(self) -> bool:
+        """Whether all pairs belong to one trajectory."""
+        return len(self) > 0 and len(self._identities.unique()) == 1
+
+    @property
+    def description(self) -> str:
+        """Times, trajectories, history and lead in words."""
+        if not len(self):
+            return "none"
+        count = len(self._identities.unique())
+        span = f"{float(self.states.min()):.6g} to {float(self.states.max()):.6g}"
+        step = "" if self.step is None else f" in steps of {self.step:.6g}"
+        if not self.lead:
+            return f"one per sample, {span}{step}"
+        series = f"{count} trajectories" if count > 1 else "one series"
+        return f"windows of {series}, {span}{step}, history {self.history}, lead {self.lead}"
+
+    @property
+    def keys(self) -> Int64[Tensor, "n k"]:
+        """One 64-bit key per state of each pair: equal for equal trajectories and times."""
+        return _mixed(_mixed(self._identities)[:, None] ^ (self.states + 0.0).view(torch.int64))  # + 0.0: one zero, not two
+
+    @property
+    def _identities(self) -> Int64[Tensor, " n"]:
+        none = torch.zeros(len(self), dtype=torch.int64, device="cpu")
+        return none if self.trajectories is None else self.trajectories
+
+    def _named(self, fingerprint: str) -> WindowClock:
+        """The same clock with an identity for its trajectory, if it has none yet."""
+        if self.trajectories is not None:
+            return self
+        return replace(self, trajectories=torch.full((len(self),), identity(fingerprint), dtype=torch.int64, device="cpu"))
+
+    def __len__(self) -> int:
+        """Number of pairs n."""
+        return len(self.states)
+
+    def __getitem__(self, index: Any) -> WindowClock:
+        """Select pairs."""
+        rows = select_rows(index, len(self))
+        rows = rows.cpu() if isinstance(rows, Tensor) else rows
+        return replace(
+            self, states=self.states[rows], trajectories=self._identities[rows] if self.trajectories is not None else None
+        )
+
+    def __repr__(self) -> str:
+        """A short description."""
+        count = f"{len(self)} pairs of {len(self._identities.unique())} trajectories"
+        return f"WindowClock({count}, history={self.history}, lead={self.lead}, step={self.step})"
+
+
+def joined_clocks(clocks: Sequence[WindowClock | None]) -> WindowClock | None:
+    """The clock of data sets that come one after the other; None if one has none, or their windows differ."""
+    present = [clock for clock in clocks if clock is not None]
+    kinds = {(clock.states.shape[1], clock.history, clock.lead) for clock in present}
+    if len(present) != len(clocks) or len(kinds) != 1:
+        return None
+    steps = {clock.step for clock in present}
+    return replace(
+        present[0],
+        states=torch.cat([clock.states for clock in present]),
+        trajectories=torch.cat([clock._identities for clock in present]),
+        step=steps.pop() if len(steps) == 1 else None,
+    )
+
+
+def identity(name: str) -> int:
+    """A 64-bit integer that follows from a name.
+
+    Examples:
+        >>> identity("a.nc") == identity("a.nc"), identity("a.nc") == identity("b.nc")
+        (True, False)
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def series_clock(times: NDArray[Any], name: str | None = None) -> WindowClock | None:
+    """The clock of pairs along an axis of time; None if its coordinate holds no finite numbers or dates.
+
+    Args:
+        times: One per pair; dates are converted to seconds.
+        name: Of the series; None if the data set names it after its contents.
+    """
+    if times.dtype.kind == "M":
+        times = times.astype("datetime64[ms]").astype(np.float64) / 1e3
+    if times.ndim != 1 or times.dtype.kind not in "iuf" or not np.isfinite(times).all():
+        return None
+    states = torch.from_numpy(times.astype(np.float64))
+    clock = WindowClock(states, step=even_step(states.sort().values))
+    return clock if name is None else clock._named(name)
+
+
+def even_step(times: Float64[Tensor, "... times"]) -> float | None:
+    """The interval between neighbouring times if all are equal up to rounding and positive, else None.
+
+    Examples:
+        >>> even_step(torch.tensor([0.0, 6.0, 12.0])), even_step(torch.tensor([0.0, 6.0, 18.0]))
+        (6.0, None)
+    """
+    gaps = times.diff(dim=-1)
+    if not gaps.numel() or float(gaps.min()) <= 0:
+        return None
+    mean = float(gaps.mean())
+    return mean if bool(((gaps - mean).abs() <= UNEVEN * mean).all()) else None
+
+
+def is_time(name: str, attributes: Mapping[str, Any]) -> bool:
+    """Whether a dimension is time, by its name or the CF attributes of its coordinate."""
+    return (
+        name == "time"
+        or attributes.get("axis") == "T"
+        or attributes.get("standard_name") == "time"
+        or " since " in str(attributes.get("units", ""))
+    )
+
+
+def split_in_time(
+    clock: WindowClock, sizes: Sequence[int], *, by: str, embargo: int = 0, generator: torch.Generator | None = None
+) -> list[Int64[Tensor, " _"]]:
+    """Rows of parts that share no state and lie more than an embargo apart.
+
+    Args:
+        clock: Times of all rows.
+        sizes: Rows of each part, before rows are left out; they add up to all rows.
+        by: "time": the first part is the earliest. "blocks": contiguous blocks of time are dealt out at random.
+        embargo: Steps between two parts whose rows are left out. Rows are left out of the later of two parts in the list.
+        generator: Deals out the blocks.
+
+    Returns:
+        Rows of each part in the order of time; a part may be empty.
+
+    Examples:
+        >>> clock = WindowClock(torch.arange(10.0)[:, None] + torch.tensor([0.0, 1.0]), lead=1, step=1.0)
+        >>> [rows.tolist() for rows in split_in_time(clock, [6, 4], by="time", embargo=1)]
+        [[0, 1, 2, 3, 4, 5], [8, 9]]
+    """
+    embargo = check_integer(embargo, "embargo", least=0)
+    order = clock.times.argsort(stable=True)
+    first, last = _extents(clock)
+    if by == "time":
+        pieces = list(order.split(list(sizes)))
+    else:
+        span = float((last - first).max()) + embargo + 1.0
+        pieces = _blocks(clock.times[order], order, sizes, span=span, generator=generator)
+    parts: list[Tensor] = []
+    for piece in pieces:
+        used = torch.cat(parts) if parts else piece[:0]
+        parts.append(piece[_is_apart(first[piece], last[piece], first[used], last[used], embargo + _TOLERANCE)])
+    return parts
+
+
+def _extents(clock: WindowClock) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
+    """First and last state of each row, in steps; in positions among all times where steps are uneven."""
+    if clock.step is not None:
+        positions = clock.states / clock.step
+    else:
+        positions = torch.searchsorted(clock.states.unique(), clock.states).to(torch.float64)
+    return positions.amin(1), positions.amax(1)
+
+
+def _blocks(
+    times: Float64[Tensor, " n"],
+    order: Int64[Tensor, " n"],
+    sizes: Sequence[int],
+    *,
+    span: float,
+    generator: torch.Generator | None,
+) -> list[Int64[Tensor, " _"]]:
+    """Rows of parts that are made of whole blocks of neighbouring times."""
+    _, rank = times.unique(return_inverse=True)
+    length = int(rank.max()) + 1 if len(rank) else 0
+    least = sum(size > 0 for size in sizes)
+    count = min(length, max(least, min(_BLOCKS, int(length // (4.0 * span)))))
+    shares = [max(1, int(size * count / len(order))) if size else 0 for size in sizes]
+    largest = max(range(len(shares)), key=lambda part: shares[part])
+    shares[largest] += count - sum(shares)
+    if shares[largest] < 1:
+        raise ArgumentError(
+            expected=f"{least} times or more, one block for each part", got=f"{length} times", remedy="give more data"
+        )
+    dealt = torch.randperm(count, generator=generator, device="cpu")
+    block = rank * count // length
+    return [order[torch.isin(block, part)] for part in dealt.split(shares)]
+
+
+def _is_apart(
+    first: Float64[Tensor, " n"],
+    last: Float64[Tensor, " n"],
+    used_first: Float64[Tensor, " m"],
+    used_last: Float64[Tensor, " m"],
+    distance: float,
+) -> Tensor:
+    """Which of n intervals are farther than a distance from all of m others."""
+    if not len(used_first):
+        return torch.ones(len(first), dtype=torch.bool, device="cpu")
+    order = used_first.argsort()
+    # Intervals that begin before last + distance are a prefix; the latest of their ends decides.
+    latest = used_last[order].cummax(0).values
+    count = torch.searchsorted(used_first[order], last + distance, right=True)
+    return (count == 0) | (latest[(count - 1).clamp_min(0)] < first - distance)
+
+
+def _mixed(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
+    """Integers whose bits each depend on all bits of the given ones (the finaliser of SplitMix64)."""
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return bits ^ ((bits >> 31) & ((1 << 33) - 1))

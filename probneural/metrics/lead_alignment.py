@@ -1,0 +1,99 @@
+"""Alignment of a forecast and the true trajectories by time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.distributions.trajectory import Forecast
+from probneural.errors import ArgumentError
+from probneural.pairs import FieldSource
+
+if TYPE_CHECKING:
+    from probneural.metrics.lead_pairs import TrueTrajectories
+
+_ROUNDING = 1e-2
+"""Rounding of times, in steps of the forecast."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Aligned:
+    """True trajectories whose states are numbered by the leads of a forecast."""
+
+    truth: TrueTrajectories
+    steps: tuple[int, ...]
+
+    def at(self, lead: int) -> FieldSource:
+        return self.truth.at(self.steps[lead])
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+
+def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
+    """The true trajectories with lead k at the time of the forecast's lead k, where both have times; else by number.
+
+    Where the forecast starts from the last of several input states, and the truth begins with the first of them, the truth's
+    time is counted from the forecast's start.
+
+    Args:
+        forecast: With times since its start, `(steps,)`, or without.
+        truth: With the time of each lead since its start, `lead_times`, or without.
+
+    Raises:
+        ArgumentError: If the truth has no states at a time of the forecast.
+    """
+    times: Tensor | None = getattr(forecast, "times", None)
+    clock: Tensor | None = getattr(truth, "lead_times", None)
+    origin = _origin(forecast, truth)
+    if times is None or clock is None:
+        return truth if origin == 0 else _Aligned(truth, tuple(range(origin, origin + forecast.steps + 1)))
+    elapsed = clock - clock[origin]
+    distance, steps = (elapsed - times[:, None]).abs().min(1)
+    missing = distance > _ROUNDING * times[0]
+    if bool(missing.any()):
+        raise ArgumentError(
+            expected=f"true states at the forecast's times, {_shown(times)}",
+            got=f"states at {_shown(elapsed)} after its start, none at {_shown(times[missing])}",
+            remedy="roll out fewer steps, or give longer trajectories, whose states include those times",
+        )
+    return _Aligned(truth, (origin, *steps.tolist()))
+
+
+def check_same_times(forecast: Forecast, times: Float64[Tensor, " steps"] | None, *, name: str) -> None:
+    """Raise an ArgumentError if a forecast's leads have other times than those that something was fitted at."""
+    given: Tensor | None = getattr(forecast, "times", None)
+    if times is None or given is None:
+        return
+    count = min(len(times), len(given))
+    if bool(((times[:count] - given[:count]).abs() > _ROUNDING * times[0]).any()):
+        raise ArgumentError(
+            expected=f"a forecast whose leads are at {_shown(times)}, where {name} were fitted",
+            got=_shown(given),
+            remedy="fit on forecasts of the same predictor",
+        )
+
+
+def _origin(forecast: Any, truth: TrueTrajectories) -> int:
+    """The step of the truth that is the forecast's start: by contents, among its input states; 0 if none is."""
+    history = getattr(forecast, "history", 1)
+    if history == 1 or not len(truth):
+        return 0
+    start = forecast.at(0).mean[:1]
+    for step in range(history):
+        try:
+            state = truth.at(step)[0].values
+        except ArgumentError:  # the truth is shorter
+            return 0
+        if state.shape == start.shape and torch.equal(state.to(start), start):
+            return step
+    return 0
+
+
+def _shown(times: Tensor) -> str:
+    numbers = [f"{float(time):g}" for time in times[:4]]
+    return ", ".join(numbers) + (", ..." if len(times) > 4 else "")
