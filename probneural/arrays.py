@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,23 +15,32 @@ from torch import Tensor
 
 from probneural.checks import described
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid
+from probneural.grids import Axis, Grid
+from probneural.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, ambiguity_remedy, named_role, positional_layout
 
 if TYPE_CHECKING:
     import xarray
 
 _SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, beside the coordinate's own rounding."""
+_ROUNDED = 0.1
+"""Largest error of rounding to decimals, as a fraction of the spacing: beyond it, points count as unequal."""
+_CIRCLE, _POLE = 360.0, 90.0
+"""Degrees of a full circle: a periodic axis that is as long within rounding has exactly that length."""
+Mask: TypeAlias = "bool | NDArray[Any] | Tensor | None"
+"""Which values are missing: True for those that are NaN, or an array that is True at missing points."""
+_NAN_REMEDY = "drop or repair those samples; where NaN means missing, pass mask=True, or an array that is True there"
 _GRID_ATTRIBUTES = ("lengths", "periodic", "endpoint", "origin")
 
 
-def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
+def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool = False) -> Tensor:
     """Copy an array of real numbers into a tensor on the CPU; the array's byte order, strides and flags do not matter.
 
     Args:
         array: Booleans, integers, or floating point numbers of at most 64 bits.
         name: What the array is, for the message.
         dtype: float32 or float64.
+        takes_nan: Whether NaN and masked values are missing ones, NaN in the tensor, and no error.
 
     Raises:
         DataError: If the numbers are complex, wider than 64 bits or no numbers, if a value is masked, NaN or infinite (in
@@ -41,8 +53,9 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
     """
     if dtype not in (torch.float32, torch.float64):
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the array's own")
-    if np.ma.isMaskedArray(array) and bool(np.ma.getmaskarray(array).any()):
-        raise DataError(expected=f"{name} without masked values", got="a masked array", remedy="fill or drop those functions")
+    hidden = np.ma.getmaskarray(array) if np.ma.isMaskedArray(array) else None
+    if hidden is not None and bool(hidden.any()) and not takes_nan:
+        raise DataError(expected=f"{name} without masked values", got="a masked array", remedy=_NAN_REMEDY)
     given = _numbers(array)
     if given.dtype.kind not in "biuf" or given.dtype.itemsize > 8:
         remedy = "stack real and imaginary parts as two channels" if given.dtype.kind == "c" else "convert with .astype(float)"
@@ -50,13 +63,15 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype) -> Tensor:
     target = np.float32 if dtype == torch.float32 else np.float64
     with np.errstate(over="ignore"):
         values = np.array(given, dtype=target, order="C", copy=True)
-    bad = ~np.isfinite(values)
+    if hidden is not None:
+        values[hidden] = np.nan
+    bad = np.isinf(values) if takes_nan else ~np.isfinite(values)
     if bool(bad.any()):
         first = tuple(int(position) for position in np.argwhere(bad)[0])
         raise DataError(
             expected=f"finite {name} in {dtype}",
             got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
-            remedy="drop or repair those functions",
+            remedy=_NAN_REMEDY,
         )
     if given.dtype.kind in "iu" and bool((np.abs(values) > 2.0 ** (24 if dtype == torch.float32 else 53)).any()):
         raise DataError(
@@ -79,124 +94,216 @@ def _numbers(array: object) -> NDArray[Any]:
         ) from error
 
 
+def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
+    """Mask the points of a grid where values `(n, c, *grid)` are missing.
+
+    Args:
+        values: NaN where they are missing.
+        grid: Where they live.
+        mask: True for points where a channel is NaN: one mask if it is the same in several samples, else one mask per sample.
+            Or truth values `(*grid,)` or `(n, *grid)`, True at missing points. None for none.
+        name: What they are, for messages.
+
+    Raises:
+        DataError: If values elsewhere are NaN, no point of a sample is left, or the mask holds no truth values.
+        ShapeError: If the mask has another shape.
+    """
+    if mask is None or mask is False:
+        return grid
+    if mask is True:
+        missing = values.isnan().any(1)
+        if len(missing) > 1 and bool((missing == missing[:1]).all()):
+            missing = missing[0]
+    else:
+        missing = torch.as_tensor(mask)
+        if missing.dtype != torch.bool:
+            raise DataError(
+                expected="truth values as mask, True where values are missing",
+                got=str(missing.dtype),
+                remedy="write mask=numpy.isnan(values), or mask=True where NaN means missing",
+            )
+    masked = grid.masked(~missing)
+    if bool(masked.fill(values).isnan().any()):
+        raise DataError(
+            expected=f"finite {name} at points that are not masked",
+            got="NaN among them",
+            remedy="mask these points too: mask=True masks all that are NaN",
+        )
+    return masked
+
+
 def common_dtype(*arrays: object) -> torch.dtype:
     """float64 if an array is of it, else float32 (integers and shorter floating point numbers follow the others)."""
     kinds = [_numbers(array).dtype for array in arrays]
     return torch.float64 if any(kind.kind == "f" and kind.itemsize == 8 for kind in kinds) else torch.float32
 
 
-def with_channels(values: Tensor, dimension: int, name: str) -> Tensor:
-    """Give values `(n, *grid)` or `(n, c, *grid)`, on a grid of `dimension` axes, the shape `(n, c, *grid)`.
+def stated_dimension(*options: object) -> int | None:
+    """Number of axes of space that sequences among the options state, one entry per axis; None if none is a sequence.
 
     Raises:
-        ShapeError: If they have another number of axes.
+        ArgumentError: If they state different numbers.
     """
-    if values.ndim == dimension + 1:
-        return values[:, None]
-    if values.ndim != dimension + 2:
-        raise ShapeError(
-            expected=f"{name} of shape (n, *grid) or (n, c, *grid) with {dimension} grid axes",
-            got=str(tuple(values.shape)),
-            remedy="functions come first, channels second, space last",
+    counts = {len(option) for option in options if isinstance(option, Sequence) and not isinstance(option, str)}
+    if len(counts) > 1:
+        raise ArgumentError(
+            expected="options for one number of axes", got=str(sorted(counts)), remedy="give one entry per grid axis"
         )
-    return values
+    return counts.pop() if counts else None
+
+
+def array_layout(
+    shape: Sequence[int], name: str, *, stated: Layout | None, grid: Grid | None, options: Mapping[str, Any], **leading: bool
+) -> tuple[Layout, Grid | None]:
+    """The layout and the grid of an array whose axes have no names.
+
+    Args:
+        shape: Lengths of the axes.
+        name: The array's name in messages.
+        stated: The layout, if it is stated.
+        grid: The grid, if it is stated.
+        options: `lengths`, `periodic` and `endpoint`, which make a grid where none is stated.
+        leading: `has_time` and `has_samples` of [`positional_layout`][probneural.layouts.positional_layout].
+
+    Returns:
+        The layout, and the grid; None where no axis is space.
+
+    Raises:
+        ShapeError: If the shape does not fit, the number of axes of space is ambiguous, or the reading is implausible.
+        ArgumentError: If `periodic` is missing, or the options name different numbers of axes.
+    """
+    if stated is not None:
+        stated.check(shape, name)
+        layout = stated
+    else:
+        if grid is None and options["periodic"] is None:
+            raise ArgumentError(
+                expected="grid=, or periodic= to build one",
+                got="neither",
+                remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
+            )
+        dimension = len(grid.shape) if grid is not None else stated_dimension(*options.values())
+        layout = positional_layout(shape, name, dimension=dimension, **leading)
+        if grid is None:
+            check_channels(shape, layout, name)
+    if grid is not None or not layout.space:
+        return layout, grid
+    names = layout.space if stated is not None else ("",) * len(layout.space)
+    return layout, grid_of([shape[axis] for axis in layout.space_axes], name, names=names, **options)
+
+
+def check_channels(shape: Sequence[int], layout: Layout, name: str) -> None:
+    """Raise a ShapeError if a layout that nobody stated is implausible: an axis of one point, or as many channels as points."""
+    points = [shape[axis] for axis in layout.space_axes]
+    channels = math.prod(shape[axis] for axis in layout.axes(CHANNEL))
+    if 1 in points or (channels > 1 and channels >= min(points)):
+        raise ShapeError(
+            expected=f"axes of {name} whose roles are stated",
+            got=f"{tuple(shape)}, which would be {channels} channel{'s' * (channels != 1)} on a grid of {tuple(points)}",
+            remedy=ambiguity_remedy(shape, [role for role in layout.roles if role in (SAMPLE, TIME)]),
+        )
 
 
 def grid_of(
     shape: Sequence[int],
     name: str,
     *,
+    names: Sequence[str] = (),
     lengths: float | Sequence[float] | None,
     periodic: bool | Sequence[bool] | None,
     endpoint: bool | Sequence[bool] | None,
 ) -> Grid:
-    """The grid of an array `(n, *grid)` or `(n, c, *grid)`, whose number of axes the options' sequences tell.
+    """The uniform grid of so many points per axis.
+
+    Args:
+        shape: Points per axis.
+        name: The array's name in messages.
+        names: Names of the axes.
+        lengths: Extent per axis, 1 by default.
+        periodic: Whether each axis is periodic.
+        endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
 
     Raises:
-        ArgumentError: If `periodic` is missing, or the options name different numbers of axes.
-        ShapeError: If the number of grid axes is ambiguous: no option is a sequence and the array has more than two axes.
+        ArgumentError: If `periodic` is missing, or the options name another number of axes.
+        ShapeError: If an axis has one point.
     """
     if periodic is None:
         raise ArgumentError(
-            expected="grid=, or periodic= to build one", got="neither", remedy="say whether the axes are periodic"
+            expected="grid=, or periodic= to build one",
+            got="neither",
+            remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
         )
-    counts = {len(option) for option in (lengths, periodic, endpoint) if isinstance(option, Sequence)}
-    if len(counts) > 1:
-        raise ArgumentError(
-            expected="options for one number of axes", got=str(sorted(counts)), remedy="give one entry per grid axis"
-        )
-    if not counts and len(shape) > 2:
+    if 1 in shape:
         raise ShapeError(
-            expected=f"{name} of shape (n, points)",
-            got=f"{tuple(shape)}, where the second axis may be channels or space",
-            remedy="give grid=, or one entry of periodic= per grid axis: periodic=(True, True)",
+            expected=f"axes of space of {name} of more than one point",
+            got=f"{tuple(shape)} points",
+            remedy='call an axis of length 1 "-" in axes=, or state the grid: grid=',
         )
-    dimension = counts.pop() if counts else 1
-    if not 0 < dimension <= len(shape) - 1:
-        raise ShapeError(expected=f"{name} with {dimension} grid axes", got=str(tuple(shape)), remedy="space comes last")
     spans = 1.0 if lengths is None else lengths
-    return Grid.uniform(tuple(shape)[-dimension:], lengths=spans, periodic=periodic, endpoint=endpoint)
+    grid = Grid.uniform(tuple(shape), lengths=spans, periodic=periodic, endpoint=endpoint)
+    return grid.named(names) if any(names) else grid
 
 
 def read_numpy(
     array: object,
     name: str,
     *,
+    layout: Layout | None = None,
     grid: Grid | None,
     option: str,
-    lengths: float | Sequence[float] | None,
-    periodic: bool | Sequence[bool] | None,
-    endpoint: bool | Sequence[bool] | None,
     dtype: torch.dtype,
+    mask: Mask = None,
+    **options: Any,
 ) -> tuple[Tensor, Grid]:
-    """Values `(n, c, *grid)` and grid of an array `(n, *grid)` or `(n, c, *grid)`.
+    """Values `(n, c, *grid)` and grid of an array.
 
     Args:
         array: Real, finite numbers.
-        name: What it is, for messages.
-        grid: Where the values live; by default what the three options after it say.
-        option: What the argument is called that states the grid.
-        lengths: See [`grid_of`][probneural.arrays.grid_of].
-        periodic: The same.
-        endpoint: The same.
+        name: The array's name in messages.
+        layout: Roles of its axes, if they are stated; by default `(n, *grid)` or `(n, c, *grid)`.
+        grid: Where the values live; by default `options` make it.
+        option: Name of the argument that states the grid.
         dtype: float32 or float64.
+        mask: See [`grid_with_mask`][probneural.arrays.grid_with_mask].
+        options: `lengths`, `periodic` and `endpoint`.
 
     Raises:
-        DataError: If values are no real, finite numbers.
+        DataError: If values are no real numbers, finite where they are not masked.
         ShapeError: If the shape does not fit, or is ambiguous.
-        ArgumentError: If nothing says what the grid is.
+        ArgumentError: If nothing says what the grid is, or the layout has times or no samples.
     """
-    tensor = to_tensor(array, name, dtype=dtype)
-    where = grid
+    tensor = to_tensor(array, name, dtype=dtype, takes_nan=mask is not None and mask is not False)
+    shape = tuple(tensor.shape)
+    roles, where = array_layout(shape, name, stated=layout, grid=grid, options=options)
+    if roles.axes(TIME) or not roles.axes(SAMPLE):
+        raise ArgumentError(
+            expected=f"a layout of {name} with samples and without times",
+            got=f'axes="{roles}"',
+            remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
+        )
     if where is None:
-        where = grid_of(tuple(tensor.shape), name, lengths=lengths, periodic=periodic, endpoint=endpoint)
-    tensor = with_channels(tensor, len(where.shape), name)
-    check_fits(tensor, where, name, option)
-    return tensor, where
+        raise ArgumentError(
+            expected=f"an axis of space of {name}",
+            got=f'axes="{roles}"',
+            remedy="give parameters to pn.FieldPairs.from_parameters(parameters, outputs, ...)",
+        )
+    tensor = tensor.permute(*roles.axes(SAMPLE), *roles.axes(CHANNEL), *roles.space_axes, *roles.axes(SINGLE))
+    points = tuple(tensor.shape[1 + len(roles.axes(CHANNEL)) :][: len(roles.space)])
+    if points != where.shape:
+        raise ShapeError(
+            expected=f"{name} on the grid axes {where.shape}",
+            got=f"{points} of {tuple(shape)}",
+            remedy=f"state where they live by {option}=, or {ambiguity_remedy(shape)}",
+        )
+    values = tensor.reshape(len(tensor), -1, *points).contiguous()
+    return values, grid_with_mask(values, where, mask, name)
 
 
-def check_grid_alone(
-    grid: Grid | None,
-    *,
-    lengths: float | Sequence[float] | None,
-    periodic: bool | Sequence[bool] | None,
-    endpoint: bool | Sequence[bool] | None,
-) -> None:
+def check_grid_alone(grid: Grid | None, **options: Any) -> None:
     """Raise an ArgumentError if a grid is given beside options that describe one."""
-    options = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
     given = [name for name, value in options.items() if value is not None]
     if grid is not None and given:
         raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(given)}", remedy="the grid tells them")
-
-
-def check_fits(values: Tensor, grid: Grid, name: str, option: str) -> None:
-    """Raise a ShapeError unless values `(n, c, *grid)` end in the grid's shape."""
-    if tuple(values.shape[2:]) != grid.shape:
-        raise ShapeError(
-            expected=f"{name} on the grid axes {grid.shape}",
-            got=f"{tuple(values.shape[2:])}",
-            remedy=f"state where they live: {option}=",
-        )
 
 
 def read_xarray(
@@ -207,8 +314,8 @@ def read_xarray(
     channel: str | None,
     periodic: bool | Sequence[bool] | None,
     lengths: float | Sequence[float] | None,
-) -> tuple[NDArray[Any], Grid]:
-    """Values `(n, c, *grid)` and grid of a DataArray, or of a Dataset whose variables are the channels.
+) -> tuple[NDArray[Any], Grid, dict[str, tuple[str, ...]]]:
+    """Values `(n, c, *grid)`, grid, and names and units of the channels of a DataArray, or of a Dataset of channels.
 
     Raises:
         DataError: If it is neither, or a Dataset without variables.
@@ -218,7 +325,9 @@ def read_xarray(
     """
     import xarray
 
+    labelled = [source] if isinstance(source, xarray.DataArray) else []
     if isinstance(source, xarray.Dataset):
+        labelled = list(source.data_vars.values())
         parts = list(source.data_vars.values())
         if not parts or any(set(part.dims) != set(parts[0].dims) for part in parts):
             raise ShapeError(
@@ -242,12 +351,41 @@ def read_xarray(
         raise ShapeError(
             expected=f"{name} with a dimension {sample!r} and one or more of space",
             got=str(tuple(dims)),
-            remedy="name it: sample=",
+            remedy=f'name the dimension of samples: sample="{dims[0] if dims else "sample"}"',
         )
+    for dim in space:
+        if named_role(dim, source.coords[dim].attrs if dim in source.coords else {}) != dim:
+            raise ArgumentError(
+                expected=f"the role of dimension {dim!r} of {name} {dict(source.sizes)}",
+                got="a name that does not say that it is space",
+                remedy=f'name it channel="{dim}", or, if it is an axis of space, rename it: array.rename({dim}="x")',
+            )
     leading = [sample, channel] if channel in dims else [sample]
     values = source.transpose(*leading, *space).to_numpy()
     values = values if channel in dims else values[:, None]
-    return values, grid_from_xarray(source, space, periodic=periodic, lengths=lengths)
+    shape = [source.sizes[dim] for dim in space]
+    coordinates = {dim: source.coords[dim].to_numpy() if dim in source.coords else None for dim in space}
+    grid = grid_from_coordinates(
+        coordinates,
+        shape,
+        recorded=recorded_grid(source.attrs, shape) if periodic is None and lengths is None else None,
+        periodic=periodic,
+        lengths=lengths,
+        units=[str(source.coords[dim].attrs.get("units", "")) if dim in source.coords else "" for dim in space],
+    )
+    shifts = turned_points(grid, list(coordinates.values()))
+    if any(shifts):
+        values = np.roll(values, [-shift for shift in shifts], axis=tuple(range(2, values.ndim)))
+    return values, grid, _labels(labelled, values.shape[1])
+
+
+def _labels(variables: Sequence[xarray.DataArray], channels: int) -> dict[str, tuple[str, ...]]:
+    """Names and units of channels, where each is a variable or all are one."""
+    names = [str(variable.name) if variable.name is not None else "" for variable in variables]
+    units = [str(variable.attrs.get("units", "")) for variable in variables]
+    if len(variables) != channels:
+        names, units = [""] * channels, units * channels
+    return {"names": tuple(names) if any(names) else (), "units": tuple(units) if any(units) else ()}
 
 
 def _stacked(parts: Sequence[xarray.DataArray], channel: str) -> xarray.DataArray:
@@ -260,47 +398,115 @@ def _stacked(parts: Sequence[xarray.DataArray], channel: str) -> xarray.DataArra
     return xarray.DataArray(arrays, dims=(channel, *dims), coords=coordinates)
 
 
-def grid_from_xarray(
-    source: xarray.DataArray,
-    space: Sequence[str],
+def grid_from_coordinates(
+    coordinates: Mapping[str, NDArray[Any] | None],
+    shape: Sequence[int],
     *,
+    recorded: Grid | None,
     periodic: bool | Sequence[bool] | None,
     lengths: float | Sequence[float] | None,
+    units: Sequence[str] = (),
 ) -> Grid:
-    """The grid of an array's dimensions of space, from its coordinates or from what `to_array` wrote.
+    """The grid of axes of space from their coordinates, or from the grid that `to_array` recorded.
+
+    Args:
+        coordinates: Points per axis, None where an axis has none; then it goes from 0 to its length, 1 by default.
+        shape: Points per axis.
+        recorded: The recorded grid, if there is one.
+        periodic: Whether each axis is periodic.
+        lengths: Extent of each axis.
+        units: Units of the coordinates, one per axis.
 
     Raises:
-        GridError: If coordinates are missing, descending, not equispaced, or contradict the lengths or a recorded grid.
+        GridError: If coordinates are descending, not equispaced, or contradict the lengths or the recorded grid.
         ArgumentError: If `periodic` is missing or does not fit.
     """
-    count = len(space)
-    recorded = _recorded(source, space) if periodic is None and lengths is None else None
+    names, count = list(coordinates), len(coordinates)
+    checked = {dim: None if points is None else _checked_coordinate(points, dim) for dim, points in coordinates.items()}
     if recorded is not None:
-        for axis, dim in zip(recorded.axes, space, strict=True):
-            positions = _coordinate(source, dim)
-            slack = _SPACING_TOLERANCE * axis.length / axis.size + _rounding(positions)
-            if bool((np.abs(positions.astype(np.float64) - axis.coordinates.numpy()) > slack).any()):
+        for axis, (dim, positions) in zip(recorded.axes, checked.items(), strict=True):
+            slack = _SPACING_TOLERANCE * axis.length / axis.size + (0.0 if positions is None else _rounding(positions))
+            wanted = axis.coordinates.numpy()
+            if positions is not None and bool((np.abs(positions.astype(np.float64) - wanted) > slack).any()):
                 raise GridError(
                     expected=f"coordinates {dim!r} of the grid in the attributes, {recorded!r}",
                     got="others",
-                    remedy="a part of the grid is another grid: state periodic=",
+                    remedy="state periodic=, which makes the grid from the coordinates: a part of a grid is another grid",
                 )
-        return recorded
+        return recorded.named(names, units=[axis_unit(unit) for unit in units])
     if periodic is None:
         raise ArgumentError(
             expected="periodic=, one entry per axis or one for all",
             got="None",
-            remedy=f"say whether {', '.join(space)} are periodic; coordinates cannot tell",
+            remedy=f"state whether {', '.join(names)} {'is' if count == 1 else 'are'} periodic; coordinates cannot tell",
         )
     rounds = tuple(periodic) if isinstance(periodic, Sequence) else (periodic,) * count
     spans = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,) * count
     if len(rounds) != count or len(spans) != count:
         raise ArgumentError(
-            expected=f"one entry per space dimension {tuple(space)}",
+            expected=f"one entry per space dimension {tuple(names)}",
             got=f"periodic={periodic!r}, lengths={lengths!r}",
             remedy="in the order of the array's dimensions",
         )
-    return grid_of_coordinates({dim: _coordinate(source, dim) for dim in space}, periodic=rounds, lengths=spans)
+    points = {
+        dim: Axis(size, 1.0 if span is None else span, flag, not flag).coordinates.numpy() if positions is None else positions
+        for (dim, positions), size, span, flag in zip(checked.items(), shape, spans, rounds, strict=True)
+    }
+    grid = grid_of_coordinates(points, periodic=rounds, lengths=spans)
+    return _on_earth(grid.named(names, units=[axis_unit(unit) for unit in units]))
+
+
+def _on_earth(grid: Grid) -> Grid:
+    """A grid of latitudes and longitudes in degrees, weighted by areas of the sphere; longitudes around it begin at 0 or after.
+
+    Raises:
+        GridError: If longitudes go around more than once.
+    """
+    latitudes, longitudes = ([n for n, axis in enumerate(grid.axes) if is_degrees(axis, word)] for word in ("lat", "lon"))
+    axes = list(grid.axes)
+    for number in longitudes:
+        axis = axes[number]
+        step = axis.length / axis.size
+        if axis.periodic and axis.length > _CIRCLE + 0.5 * step:
+            raise GridError(
+                expected=f"longitudes {axis.name!r} that go around once, without their repeated last point",
+                got=f"{axis.length:g} degrees",
+                remedy=f"drop the last point: array.isel({axis.name}=slice(0, -1))",
+            )
+        if axis.periodic and axis.length == _CIRCLE:  # -180..180 and 0..360 are one domain
+            axes[number] = replace(axis, origin=_first_longitude(axis.origin, step))
+    turned = Grid.of_axes(axes)
+    if len(latitudes) != 1 or len(longitudes) != 1:
+        return turned
+    south, north = axes[latitudes[0]].origin, axes[latitudes[0]].origin + axes[latitudes[0]].length
+    is_angle = axes[latitudes[0]].unit == "degrees" or (south >= -_POLE - 1e-6 and north <= _POLE + 1e-6)
+    return turned.on_sphere(latitude=latitudes[0]) if is_angle else turned
+
+
+def _first_longitude(origin: float, step: float) -> float:
+    """The smallest longitude from 0 on, of points that go around in equal steps."""
+    first = origin - step * math.floor(origin / step + 1e-6)
+    return 0.0 if abs(first) < 1e-6 * step else first
+
+
+def is_degrees(axis: Axis, word: str) -> bool:
+    """Whether an axis is of latitudes ("lat") or longitudes ("lon") in degrees: by its name, and by its unit if it has one."""
+    is_named = re.fullmatch(rf"(n|r|grid_)?{word}(s|itudes?|gitudes?)?", axis.name.lower()) is not None
+    return is_named and axis.unit in ("", "degrees") and axis.size > 1
+
+
+def turned_points(grid: Grid, coordinates: Sequence[NDArray[Any] | None]) -> tuple[int, ...]:
+    """Number of points by which values along each axis are rolled to begin where the grid does, 0 where they do already."""
+    shifts = []
+    for axis, points in zip(grid.axes, coordinates, strict=True):
+        offset = 0.0 if points is None or not axis.periodic else (axis.origin - float(points[0])) * axis.size / axis.length
+        shifts.append(round(offset) % axis.size)
+    return tuple(shifts)
+
+
+def axis_unit(unit: str) -> str:
+    """The unit of a coordinate, without the direction that CF gives degrees: degrees_north and degrees_east are degrees."""
+    return "degrees" if unit.lower().startswith("degree") else unit
 
 
 def grid_of_coordinates(
@@ -325,39 +531,49 @@ def grid_of_coordinates(
     return Grid.uniform(sizes, lengths=found_lengths, periodic=periodic, endpoint=ends, origin=origins)
 
 
-def _recorded(source: xarray.DataArray, space: Sequence[str]) -> Grid | None:
-    """The grid that `to_array` wrote into the attributes, if it is there."""
-    if not all(key in source.attrs for key in _GRID_ATTRIBUTES):
+def recorded_grid(attributes: Mapping[str, Any], shape: Sequence[int]) -> Grid | None:
+    """The grid that `to_array` wrote into the attributes of an array; None if it is not there."""
+    if not all(key in attributes for key in _GRID_ATTRIBUTES):
         return None
-    spans, rounds, ends, starts = (np.atleast_1d(source.attrs[key]).tolist() for key in _GRID_ATTRIBUTES)
-    if {len(spans), len(rounds), len(ends), len(starts)} != {len(space)}:
+    spans, rounds, ends, starts = (np.atleast_1d(attributes[key]).tolist() for key in _GRID_ATTRIBUTES)
+    if {len(spans), len(rounds), len(ends), len(starts)} != {len(shape)}:
         return None
-    return Grid.uniform(
-        [source.sizes[dim] for dim in space],
+    grid = Grid.uniform(
+        list(shape),
         lengths=spans,
         periodic=[bool(flag) for flag in rounds],
         endpoint=[bool(flag) for flag in ends],
         origin=starts,
     )
+    if "latitude_axis" not in attributes:
+        return grid
+    axes, number = list(grid.axes), int(attributes["latitude_axis"])
+    south, north = np.atleast_1d(attributes["latitude_ends"]).tolist()
+    axes[number] = replace(axes[number], latitudes=(south, north))
+    return Grid.of_axes(axes)
 
 
-def _coordinate(source: xarray.DataArray, dim: str) -> NDArray[Any]:
-    if dim not in source.coords:
+def _checked_coordinate(values: NDArray[Any], dim: str) -> NDArray[Any]:
+    if values.ndim != 1 or values.dtype.kind not in "iuf" or not bool(np.isfinite(values).all()):
         raise GridError(
-            expected=f"a coordinate for dimension {dim!r}", got="none", remedy="assign_coords, or name it sample= or channel="
-        )
-    values = source.coords[dim].to_numpy()
-    if values.dtype.kind not in "iuf" or not bool(np.isfinite(values).all()):
-        raise GridError(
-            expected=f"finite numbers as coordinate {dim!r}", got=f"dtype {values.dtype}", remedy="convert times to seconds"
+            expected=f"finite numbers as coordinate {dim!r}",
+            got=f"dtype {values.dtype}",
+            remedy="convert times to seconds, or state the grid: grid=",
         )
     return np.asarray(values)
 
 
 def _rounding(coordinate: NDArray[Any]) -> float:
-    """What rounding in the coordinate's own dtype may have moved a point by."""
+    """Largest error of a point by rounding in the coordinate's dtype, or to 2 to 4 decimals if all points are so rounded."""
     unit = float(np.finfo(coordinate.dtype).eps) if coordinate.dtype.kind == "f" else 0.0
-    return 4.0 * max(unit, 2.0**-52) * float(np.abs(coordinate.astype(np.float64)).max())
+    points = coordinate.astype(np.float64)
+    slack = 4.0 * max(unit, 2.0**-52) * float(np.abs(points).max())
+    step = abs(float(points[-1] - points[0])) / max(len(points) - 1, 1)
+    for decimals in (2, 3, 4):
+        if bool((np.abs(points - np.round(points, decimals)) <= slack).all()):
+            # a point and the line between rounded ends are each off by half a unit of the last decimal
+            return slack + min(10.0**-decimals, _ROUNDED * step)
+    return slack
 
 
 def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: float | None) -> tuple[float, bool, float]:
@@ -365,7 +581,11 @@ def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: floa
     points, size = coordinate.astype(np.float64), len(coordinate)
     if size == 1:
         if length is None:
-            raise GridError(expected=f"lengths= for the one point along {dim!r}", got="None", remedy="give the extent")
+            raise GridError(
+                expected=f"more than one point along {dim!r}, an axis of space",
+                got="one",
+                remedy=f'drop it: array.squeeze("{dim}"), or "-" in axes=; or give its extent: lengths=',
+            )
         return float(length), False, float(points[0])
     step = float(points[-1] - points[0]) / (size - 1)
     if step <= 0:
@@ -375,12 +595,13 @@ def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: floa
         raise GridError(
             expected=f"equispaced coordinates {dim!r}, within {_SPACING_TOLERANCE:g} of the spacing",
             got=f"spacings from {np.diff(points).min():g} to {np.diff(points).max():g}",
-            remedy=f"interpolate first: array.interp({dim}=...), or use pn.Grid.scattered",
+            remedy=f"interpolate first: array.interp({dim}=...)",
         )
-    full, open_span = step * (size - 1), step * size
+    full, open_span, near = step * (size - 1), step * size, slack * size
+    if is_periodic and abs(open_span - _CIRCLE) <= near:
+        open_span = _CIRCLE
     if length is None:
         return (open_span, False, float(points[0])) if is_periodic else (full, True, float(points[0]))
-    near = slack * size
     if abs(length - open_span) <= near and abs(length - open_span) < abs(length - full):
         return float(length), False, float(points[0])
     if abs(length - full) <= near and not is_periodic:
@@ -392,18 +613,22 @@ def _axis(coordinate: NDArray[Any], dim: str, *, is_periodic: bool, length: floa
     )
 
 
-def grid_attributes(grid: Grid) -> dict[str, list[float]]:
+def grid_attributes(grid: Grid) -> dict[str, Any]:
     """What `read_xarray` needs to know of a uniform grid beside its coordinates, as attributes of an array."""
-    return {
+    attributes: dict[str, Any] = {
         "lengths": list(grid.lengths),
         "periodic": [int(flag) for flag in grid.periodic],
         "endpoint": [int(flag) for flag in grid.endpoint],
         "origin": [axis.origin for axis in grid.axes],
     }
+    latitudes = {number: list(axis.latitudes) for number, axis in enumerate(grid.axes) if axis.latitudes is not None}
+    for number, ends in latitudes.items():
+        attributes |= {"latitude_axis": number, "latitude_ends": ends}
+    return attributes
 
 
 def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Sequence[str]) -> xarray.DataArray:
-    """Values `(n, c, *grid)` as a DataArray with coordinates, the grid in its attributes.
+    """Values `(n, c, *grid)` as a DataArray with coordinates, the grid in its attributes; NaN at masked points.
 
     Raises:
         GridError: If the grid is scattered.
@@ -414,5 +639,5 @@ def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Se
         raise GridError(expected="a uniform grid", got=repr(grid), remedy="save scattered fields with pn.save")
     attributes = grid_attributes(grid) | {"channel_dimension": channel}
     coordinates = {dim: axis.coordinates.numpy() for dim, axis in zip(space, grid.axes, strict=True)}
-    array = values.detach().cpu().numpy().copy()
+    array = grid.fill(values.detach().cpu(), float("nan")).numpy().copy()
     return xarray.DataArray(array, dims=(sample, channel, *space), coords=coordinates, attrs=attributes)

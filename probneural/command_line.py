@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import subprocess
 import sys
 import tomllib
@@ -20,7 +21,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from probneural import runs
 from probneural.errors import ArgumentError, FileError, ProbneuralError
-from probneural.runs.config import Config
+from probneural.runs.config import Config, paths_in
 from probneural.runs.folder import own_config
 from probneural.runs.values import convert, hints_of, is_section
 
@@ -40,7 +41,7 @@ else:
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """An option that is there or not."""
-DataFile = Annotated[Positional[str], tyro.conf.arg(metavar="[DATA]")]
+DataFiles = Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="[DATA ...]")]
 _INTERRUPTED = 130
 """What shells expect after Ctrl-C."""
 _WRONG_USAGE = 2
@@ -48,7 +49,7 @@ _WRONG_USAGE = 2
 _OPTIONS = """
 
 Args:
-    file: The data; short for --path.
+    files: The data, one file or several; short for --path.
     config: A TOML file with settings, as `probneural init` writes; options on the command line come first.
     folder: The run's folder; by default named after the data. Repeated, a command goes on in it and remembers its settings.
     data: Which functions are learned from.
@@ -93,7 +94,8 @@ class Call:
     def _folder(self, config: Config) -> Path | None:
         if self.folder:
             return Path(self.folder)
-        return Path(f"{Path(config.data.path).stem}-run") if config.data.path else None
+        names = [Path(path).stem.replace("*", "") or "data" for path in paths_in(config.data.path)]
+        return Path(f"{names[0]}-run") if names else None
 
     def __call__(self, base: Config) -> None:
         """Do what was asked.
@@ -159,7 +161,7 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
     begun = _begun(base)
 
     def step(
-        file: DataFile = "",
+        files: DataFiles = (),
         *,
         config: str = "",
         folder: str = "",
@@ -175,7 +177,7 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
     ) -> Call:
         settings = _checked(
             base,
-            data=dataclasses.replace(data, path=file or data.path),
+            data=dataclasses.replace(data, path=os.pathsep.join(files) or data.path),
             split=split,
             operator=operator,
             training=training,
@@ -219,6 +221,8 @@ def _checked(base: Config, **sections: Any) -> Config:
 
 def _train(config: Config, folder: Path, *, quiet: bool) -> None:
     history = runs.train(config, folder, show_progress=not quiet)
+    if not history.epochs:
+        return _say(f"{folder}: no operator to train, since the head is fitted to the data alone")
     shown = f", validation {history.validation[-1]:.4g}" if history.validation else ""
     chosen = "" if history.restored is None else f"; weights of epoch {history.restored}"
     _say(f"{folder}: {history.epochs} epochs, loss {history.train[-1]:.4g}{shown}{chosen}")
@@ -252,7 +256,7 @@ def _init(base: Config) -> Callable[..., Call]:
     begun = _begun(base)
 
     def init(
-        file: DataFile = "",
+        files: DataFiles = (),
         *,
         output: str = "run.toml",
         overwrite: Switch = False,
@@ -264,7 +268,7 @@ def _init(base: Config) -> Callable[..., Call]:
         """Write a TOML file with every setting, its default and what it means; filled in from the data where they tell.
 
         Args:
-            file: The data; short for --path.
+            files: The data, one file or several; short for --path.
             output: The file to write.
             overwrite: Whether an existing file is replaced.
             data: Which functions are learned from.
@@ -272,7 +276,9 @@ def _init(base: Config) -> Callable[..., Call]:
             head: What turns the trained operator into a distribution over operators.
             debug: Show where an error comes from.
         """
-        given = _checked(base, data=dataclasses.replace(data, path=file or data.path), operator=operator, head=head)
+        given = _checked(
+            base, data=dataclasses.replace(data, path=os.pathsep.join(files) or data.path), operator=operator, head=head
+        )
         return Call(run=partial(_write_initial, given, output, overwrite=overwrite), debug=debug)
 
     return init

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
+from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.checks import (
     cast,
     check_device,
@@ -23,6 +23,7 @@ from probneural.checks import (
 )
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
 from probneural.grids import Grid, check_grid, resample
+from probneural.layouts import layouts_of
 
 if TYPE_CHECKING:
     import xarray
@@ -33,8 +34,11 @@ class Field:
     """Functions on a grid: n of them, each with c channels.
 
     Args:
-        values: `(n, c, *grid.shape)`, float32 or float64, in physical units.
-        grid: Where the values live.
+        values: `(n, c, *grid.shape)`, float32 or float64, in physical units. On a masked grid, values at masked points do not
+            count, NaN among them: the field holds the mean of the sample's other values there, so operators see finite numbers.
+        grid: Where the values live. Of a batch of n grids, each sample has its own.
+        names: Names of the channels, one per channel, or none at all.
+        units: Units of the channels, one per channel, "" for unknown ones, or none at all.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -49,6 +53,9 @@ class Field:
 
     values: Float[Tensor, "..."]
     grid: Grid
+    _: KW_ONLY
+    names: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Validate once, here, so that everything downstream may rely on it."""
@@ -60,6 +67,28 @@ class Field:
                 got=str(tuple(self.values.shape)),
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
+        for name, words in (("names", self.names), ("units", self.units)):
+            if words and len(words) != self.channels:
+                raise ShapeError(
+                    expected=f"one entry of {name} per channel ({self.channels})", got=repr(words), remedy="or leave them out"
+                )
+        if self.grid.is_batch and len(self.grid.weights) != len(self.values):
+            raise ShapeError(
+                expected=f"one mask for each of {len(self.values)} samples",
+                got=f"masks of {len(self.grid.weights)}",
+                remedy="select the masks of these samples: grid.select(rows)",
+            )
+        if self.grid.is_masked:
+            object.__setattr__(self, "values", _filled(self.values, self.grid))
+
+    def _selected(self, values: Tensor, grid: Grid) -> Field:
+        """Some values of this field, those at masked points as they are."""
+        if not grid.is_masked:
+            return replace(self, values=values, grid=grid)
+        field = object.__new__(Field)
+        for name, value in (*vars(self).items(), ("values", values), ("grid", grid)):
+            object.__setattr__(field, name, value)
+        return field
 
     @classmethod
     def cat(cls, parts: Sequence[Field]) -> Field:
@@ -84,7 +113,7 @@ class Field:
         fields = check_parts(parts, cls)
         first = fields[0]
         for field in fields[1:]:
-            if field.grid != first.grid:
+            if not field.grid.has_points_of(first.grid):
                 raise GridError(
                     expected=f"fields on one grid, {first.grid!r}",
                     got=repr(field.grid),
@@ -102,18 +131,26 @@ class Field:
                     got=f"{field.dtype} on {field.device}",
                     remedy="convert them with field.to(...)",
                 )
-        return cls(torch.cat([field.values for field in fields]), first.grid)
+        grid = first.grid
+        if grid.is_batch or any(field.grid != grid for field in fields):  # masks differ
+            masks = [field.grid.observed.expand(len(field), *grid.shape) for field in fields]
+            grid = grid.masked(torch.cat(masks))
+        is_alike = all((field.names, field.units) == (first.names, first.units) for field in fields)
+        labelled = first if is_alike else replace(first, names=(), units=())
+        return labelled._selected(torch.cat([field.values for field in fields]), grid)
 
     @classmethod
     def from_numpy(
         cls,
         values: NDArray[Any],
         *,
+        axes: str | None = None,
         grid: Grid | None = None,
         lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask = None,
     ) -> Field:
         """Copy an array of functions: new inputs to predict for.
 
@@ -121,11 +158,14 @@ class Field:
 
         Args:
             values: `(n, *grid)` for one channel, or `(n, c, *grid)`; real and finite, in physical units.
+            axes: Roles of the axes, for example `"n x y c"`.
             grid: Where they live. In its place, the next three.
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis is periodic.
             endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
+            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
+                missing points. A point where a channel is missing does not count in its sample: see `Grid.masked`.
 
         Returns:
             A copy of the values, on the CPU.
@@ -145,7 +185,8 @@ class Field:
         check_grid_alone(grid, **options)
         where = None if grid is None else check_grid(grid)
         kind = common_dtype(values) if dtype is None else dtype
-        return cls(*read_numpy(values, "values", grid=where, option="grid", **options, dtype=kind))
+        layout = layouts_of(axes)[0]
+        return cls(*read_numpy(values, "values", layout=layout, grid=where, option="grid", dtype=kind, mask=mask, **options))
 
     @classmethod
     def from_xarray(
@@ -157,6 +198,7 @@ class Field:
         sample: str = "sample",
         channel: str | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask = None,
     ) -> Field:
         """Read functions and their grid from a DataArray.
 
@@ -169,6 +211,7 @@ class Field:
             sample: The dimension of the n functions.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; float64 if the array is of it, else float32, by default.
+            mask: As for `from_numpy`.
 
         Returns:
             A copy of the values, on the CPU.
@@ -179,8 +222,14 @@ class Field:
             GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
-        values, grid = read_xarray(array, "values", sample=sample, channel=channel, periodic=periodic, lengths=lengths)
-        return cls(to_tensor(values, "values", dtype=dtype or common_dtype(values)), grid)
+        options = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
+        values, grid, labels = read_xarray(array, "values", **options)  # type: ignore[arg-type]
+        kind = dtype or common_dtype(values)
+        return cls(
+            *read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=mask),
+            names=labels["names"],
+            units=labels["units"],
+        )
 
     def to_xarray(self) -> xarray.DataArray:
         """Return a DataArray `(sample, channel, x0, x1, ...)` with coordinates, which `from_xarray` reads back equal.
@@ -208,21 +257,21 @@ class Field:
 
     def norm(self) -> Float[Tensor, "n c"]:
         """L2 norm over the domain by quadrature, in the values' units times the square root of the volume."""
-        return self.mean_square().mul(self.grid.volume).sqrt()
+        volume = self.grid.weights.sum(-1, keepdim=True).to(self.values) if self.grid.is_batch else self.grid.volume
+        return self.mean_square().mul(volume).sqrt()
 
     def mean_square(self) -> Float[Tensor, "n c"]:
         """Mean square over the domain by quadrature, in the values' units squared."""
-        mean_weights = self.grid.mean_weights.to(self.values)
-        return self.values.flatten(2).square() @ mean_weights
+        return self.grid.mean(self.values.flatten(2).square())
 
     def resample(self, grid: Grid) -> Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
-        return Field(resample(self.values, self.grid, grid), grid)
+        return replace(self, values=resample(self.values, self.grid, grid), grid=grid)
 
     def detached(self) -> Field:
         """Return the field without its graph, as a tensor that autograd takes."""
         values = self.values.detach()
-        return Field(values.clone() if values.is_inference() else values, self.grid)
+        return self._selected(values.clone() if values.is_inference() else values, self.grid)
 
     def to(self, target: torch.device | torch.dtype | str) -> Field:
         """Return the field with its values on another device or of another dtype.
@@ -234,9 +283,9 @@ class Field:
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
-            return Field(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
+            return self._selected(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
         device = check_device(target, is_double=self.values.dtype == torch.float64)
-        return Field(self.values.to(device), self.grid)
+        return self._selected(self.values.to(device), self.grid)
 
     @property
     def _all_but_channels(self) -> tuple[int, ...]:
@@ -248,11 +297,22 @@ class Field:
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> Field:
         """Select fields; one integer selects one field and keeps its batch axis."""
-        return Field(self.values[select_rows(index, len(self))], self.grid)
+        rows = select_rows(index, len(self))
+        return self._selected(self.values[rows], self.grid.select(rows))
 
     def __repr__(self) -> str:
         """A short description."""
         return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _filled(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c *grid"]:
+    """Values whose masked points hold the mean of the sample's observed values of that channel."""
+    known = grid.fill(values)
+    counts = grid.observed.flatten(-len(grid.shape)).sum(-1).to(values.device, torch.float64)
+    means = known.flatten(2).sum(-1, dtype=torch.float64) / (counts[:, None] if grid.is_batch else counts)
+    observed = grid.observed.to(values.device)
+    observed = observed[:, None] if grid.is_batch else observed
+    return torch.where(observed, known, means.to(values)[(..., *(None,) * len(grid.shape))])
 
 
 def check_parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
@@ -352,12 +412,13 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
     check_field(inputs, "inputs")
     where = inputs.grid if query is None else query
     try:
-        if takes_grid(operator):
-            values = operator(inputs.values.clone(), grid=inputs.grid, query=query)  # some modules work in place
+        if takes_grid(operator):  # masks do not matter to operators
+            unmasked = None if query is None else query.unmasked
+            values = operator(inputs.values.clone(), grid=inputs.grid.unmasked, query=unmasked)  # some modules work in place
         else:
             values = operator(inputs.values.clone())
             if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
-                values = resample(values, inputs.grid, where)
+                values = resample(values, inputs.grid.unmasked, where.unmasked)
     except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # what modules raise at shapes they cannot take
         if _says_enough(error):
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,10 @@ from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
 _CHUNK_ELEMENTS = 2**24
 """Largest interpolation matrix built at once (128 MiB in float64)."""
+_CIRCLE, _POLE = 360.0, 90.0
+"""Degrees of longitude around the sphere, and of latitude from the equator to a pole."""
+_SPACING_TOLERANCE = 1e-4
+"""Largest deviation of a coordinate in degrees from equal spacing, as a fraction of the spacing."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,10 @@ class Axis:
         periodic: Whether the right end is the left end; then the right end point is excluded.
         endpoint: Whether the right end point is a grid point.
         origin: Coordinate of the left end.
+        name: Name of the axis, for descriptions; two axes that differ in it alone are equal.
+        unit: Unit of the coordinates, likewise.
+        latitudes: South and north ends of the cells of a latitude axis in degrees, whose weights are areas of the sphere; None
+            on any other axis.
     """
 
     size: int
@@ -38,6 +46,9 @@ class Axis:
     periodic: bool
     endpoint: bool
     origin: float = 0.0
+    name: str = field(default="", compare=False)
+    unit: str = field(default="", compare=False)
+    latitudes: tuple[float, float] | None = None
 
     @property
     def coordinates(self) -> Tensor:
@@ -50,8 +61,14 @@ class Axis:
         """Quadrature weights, `(size,)`, float64, summing to the length.
 
         Uniform on a periodic axis (spectrally accurate there), trapezoidal between end points; without the right end
-        point, the last cell extrapolates linearly. The two last are exact for linear functions.
+        point, the last cell extrapolates linearly. The two last are exact for linear functions. On a latitude axis, cells end
+        half way between points, and weigh sin(north) - sin(south), in degrees: the sum is 360 / pi from pole to pole.
         """
+        if self.latitudes is not None:
+            # (180 / pi) (sin b - sin a) for the cell from a to b.
+            between = 0.5 * (self.coordinates[1:] + self.coordinates[:-1])
+            south, north = (torch.tensor([end], dtype=torch.float64, device="cpu") for end in self.latitudes)
+            return torch.rad2deg(torch.deg2rad(torch.cat([south, between, north])).sin().diff())
         if self.size == 1:
             return torch.tensor([self.length], dtype=torch.float64, device="cpu")
         intervals = self.size - 1 if self.endpoint else self.size
@@ -66,6 +83,11 @@ class Axis:
             weights[-2] -= 0.5 * step
             weights[-1] += step
         return weights
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the domain: those of the cells on a latitude axis, of the length on others."""
+        return (self.origin, self.origin + self.length) if self.latitudes is None else self.latitudes
 
     def matrix(self, points: Tensor, *, order: int = 0) -> Tensor:
         """Weights of the nodal values in the interpolant, or its derivative of some order, at `points`: `(m, size)`."""
@@ -84,7 +106,8 @@ class Grid:
     """Where values live: points, quadrature weights, and the shape that values on them take.
 
     Build one with [`Grid.uniform`][probneural.grids.Grid.uniform] or [`Grid.scattered`][probneural.grids.Grid.scattered].
-    Coordinates and weights are float64 on the CPU whatever the values are.
+    Coordinates and weights are float64 on the CPU whatever the values are. A mask sets weights to zero, see
+    [`masked`][probneural.grids.Grid.masked]; with one mask per sample, the grid is a batch of grids with the same points.
 
     Attributes:
         shape: Lengths of the grid axes of a field's values; `(p,)` for scattered points.
@@ -95,6 +118,7 @@ class Grid:
     axes: tuple[Axis, ...]
     _points: Tensor | None = None
     _weights: Tensor | None = None
+    _observed: Tensor | None = None
 
     @classmethod
     def uniform(
@@ -148,6 +172,83 @@ class Grid:
         return cls(shape=sizes, axes=axes)
 
     @classmethod
+    def of_axes(cls, axes: Sequence[Axis]) -> Grid:
+        """Make the tensor-product grid of some axes.
+
+        Raises:
+            ArgumentError: If a number of an axis is none that `uniform` takes, or the ends of latitudes are no latitudes.
+        """
+        columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
+        grid = cls.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
+        for checked, axis in zip(grid.axes, axes, strict=True):
+            _check_latitudes(checked, axis.latitudes)
+        labels = ({name: getattr(axis, name) for name in ("latitudes", "name", "unit")} for axis in axes)
+        labelled = (replace(checked, **one) for checked, one in zip(grid.axes, labels, strict=True))
+        return cls(shape=grid.shape, axes=tuple(labelled))
+
+    @classmethod
+    def latlon(
+        cls,
+        latitudes: Tensor | Sequence[float],
+        longitudes: Tensor | Sequence[float],
+        *,
+        latitude_first: bool = True,
+    ) -> Grid:
+        """Make a grid of the sphere, whose quadrature weights are areas of its cells.
+
+        Cells end half way between points. The outermost ones reach the poles from up to one spacing; the cells of a region end
+        at its outermost points. Longitudes that go around make a periodic axis.
+
+        Args:
+            latitudes: In degrees, ascending and equispaced, two or more.
+            longitudes: In degrees, likewise.
+            latitude_first: Whether latitude is the first axis of the values, and longitude the second.
+
+        Returns:
+            The grid. Its weights are in square degrees, of which the sphere has 129,600 / pi; coordinates are in degrees.
+
+        Raises:
+            GridError: If coordinates are not ascending or not equispaced, latitudes leave the sphere, or longitudes go around
+                more than once.
+
+        Examples:
+            >>> grid = Grid.latlon(range(-90, 91, 30), range(0, 360, 45))
+            >>> grid.periodic, round(grid.volume, 6) == round(129_600 / math.pi, 6)
+            ((False, True), True)
+        """
+        along, around = _axis_in_degrees(latitudes, "latitudes"), _axis_in_degrees(longitudes, "longitudes")
+        step = around.length / (around.size - 1)
+        if abs(around.length + step - _CIRCLE) <= _SPACING_TOLERANCE * step:
+            around = Axis(around.size, _CIRCLE, periodic=True, endpoint=False, origin=around.origin)
+        if around.length > _CIRCLE - _SPACING_TOLERANCE * step and not around.periodic:
+            raise GridError(
+                expected="longitudes that go around once at most, their first one not repeated",
+                got=f"{around.origin:g} to {around.origin + around.length:g}",
+                remedy="drop the repeated last longitude",
+            )
+        axes = (along, around) if latitude_first else (around, along)
+        return cls.of_axes(axes).on_sphere(latitude=0 if latitude_first else 1)
+
+    def on_sphere(self, *, latitude: int) -> Grid:
+        """Return the same points in degrees, weighted by areas of the sphere: see [`latlon`][probneural.grids.Grid.latlon].
+
+        Args:
+            latitude: Which axis is latitude.
+
+        Raises:
+            GridError: If the grid is scattered, or that axis is periodic, leaves the sphere or has one point.
+            ArgumentError: If there is no such axis.
+        """
+        number = check_integer(latitude, "latitude", least=0, most=self.dimension - 1)
+        axis = check_grid(self, uniform=True).axes[number]
+        points = axis.coordinates
+        step = float(points[1] - points[0]) * (1.0 + _SPACING_TOLERANCE) if axis.size > 1 else 0.0
+        south = -_POLE if points[0] + _POLE <= step else axis.origin
+        north = _POLE if _POLE - points[-1] <= step else axis.origin + axis.length
+        axes = [replace(one, latitudes=(south, north) if index == number else None) for index, one in enumerate(self.axes)]
+        return Grid.of_axes(axes)
+
+    @classmethod
     def scattered(cls, points: Tensor | Sequence[Sequence[float]], weights: Tensor | Sequence[float]) -> Grid:
         """Make a grid of scattered points.
 
@@ -183,12 +284,18 @@ class Grid:
     @property
     def points(self) -> Tensor:
         """Coordinates, `(p, d)`, float64, last axis fastest."""
-        return self._tensors()[0] if torch.compiler.is_dynamo_compiling() else self._remembered_tensors[0]
+        return self._unmasked_tensors[0]
 
     @property
     def weights(self) -> Tensor:
-        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume."""
-        return self._tensors()[1] if torch.compiler.is_dynamo_compiling() else self._remembered_tensors[1]
+        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume. Of a batch of n grids, `(n, p)`."""
+        weights = self._unmasked_tensors[1]
+        return weights if self._observed is None else weights * self._observed
+
+    @property
+    def _unmasked_tensors(self) -> tuple[Tensor, Tensor]:
+        """Points and weights without a mask."""
+        return self._tensors() if torch.compiler.is_dynamo_compiling() else self._remembered_tensors
 
     @cached_property
     def _remembered_tensors(self) -> tuple[Tensor, Tensor]:
@@ -214,24 +321,150 @@ class Grid:
         """Number of space dimensions d."""
         return len(self.axes) if self.axes else self.points.shape[1]
 
+    def masked(self, observed: Tensor) -> Grid:
+        """Return the grid with weights of zero at points whose values are missing: land, or gaps of some samples.
+
+        Whatever averages over the domain then leaves these points out, and [`Field`][probneural.Field] ignores values there.
+
+        Args:
+            observed: Where there are values, `(*shape,)` of truth values for all samples, or `(n, *shape)` for one mask per
+                sample.
+
+        Returns:
+            The grid, or a batch of n grids with the same points and weights `(n, p)`, which a `Field` of n samples slices
+            along with its values. An existing mask is replaced.
+
+        Raises:
+            ShapeError: If the mask has another shape.
+            DataError: If it holds no truth values, or no point of a sample with a positive weight is observed.
+
+        Examples:
+            >>> grid = Grid.uniform(4)
+            >>> grid.masked(torch.tensor([True, True, False, True])).weights.tolist()
+            [0.25, 0.25, 0.0, 0.25]
+        """
+        mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)").detach().cpu()
+        if mask.dtype != torch.bool:
+            raise DataError(expected="truth values as observed", got=str(mask.dtype), remedy="write values.isfinite()")
+        if tuple(mask.shape) != self.shape and tuple(mask.shape[1:]) != self.shape:
+            raise ShapeError(
+                expected=f"a mask of shape {self.shape}, or (n, {', '.join(map(str, self.shape))}) for one per sample",
+                got=str(tuple(mask.shape)),
+                remedy="a point is observed where all channels are: values.isfinite().all(1)",
+            )
+        mask = mask.reshape(-1, self.size) if tuple(mask.shape) != self.shape else mask.flatten()
+        empty = ~((self.unmasked.weights > 0) & mask).any(-1)
+        if bool(empty.any()):
+            where = f"sample {int(empty.nonzero()[0, 0])}" if mask.ndim == 2 else "the mask"
+            raise DataError(
+                expected="an observed point or more in each sample",
+                got=f"none in {where}",
+                remedy="leave out samples without values: select the others by their numbers",
+            )
+        return self.unmasked if mask.ndim == 1 and bool(mask.all()) else self._with_mask(mask)
+
+    def _with_mask(self, mask: Tensor | None) -> Grid:
+        """The same points with another mask, points and weights being computed once."""
+        grid = replace(self, _observed=mask)
+        if "_remembered_tensors" in self.__dict__:
+            grid.__dict__["_remembered_tensors"] = self._remembered_tensors
+        return grid
+
+    @property
+    def unmasked(self) -> Grid:
+        """The grid without its mask, or masks."""
+        return self if self._observed is None else self._with_mask(None)
+
+    @property
+    def shared(self) -> Grid:
+        """One grid for all samples: without masks that differ from sample to sample, itself otherwise."""
+        return self.unmasked if self.is_batch else self
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether there is a mask."""
+        return self._observed is not None
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether there is one mask per sample, so that weights are `(n, p)`."""
+        return self._observed is not None and self._observed.ndim == 2
+
+    @property
+    def observed(self) -> Tensor:
+        """Where values are not missing, truth values `(*shape,)`, or `(n, *shape)` of a batch."""
+        if self._observed is None:
+            return torch.ones(self.shape, dtype=torch.bool, device="cpu")
+        return self._observed.reshape(*self._observed.shape[:-1], *self.shape)
+
+    def select(self, index: slice | Tensor) -> Grid:
+        """Select grids of a batch; one grid for all samples stays as it is."""
+        if self._observed is None or self._observed.ndim == 1:
+            return self
+        rows = index.cpu() if isinstance(index, Tensor) else index
+        return self._with_mask(self._observed[rows])
+
+    def has_points_of(self, other: Grid) -> bool:
+        """Whether the two differ in their masks at most."""
+        return self.unmasked == other.unmasked
+
+    def fill(self, values: Tensor, number: float = 0.0) -> Tensor:
+        """Replace values `(..., n, c, *shape)` at masked points by a number; without a mask, return the same tensor."""
+        if self._observed is None:
+            return values
+        mask = self.observed.to(values.device)
+        return values.masked_fill(~(mask[:, None] if self.is_batch else mask), number)
+
     @property
     def volume(self) -> float:
-        """Measure of the domain, in the units of the lengths to the power d."""
-        return float(self.weights.sum())
+        """Measure of the domain without masked points, in the units of the lengths to the power d.
+
+        Raises:
+            GridError: If samples have masks of their own.
+        """
+        return float(self._single("volume").weights.sum())
 
     @property
     def mean_weights(self) -> Tensor:
-        """Quadrature weights of an average over the domain, `(p,)`, float64, dimensionless: they sum to one."""
-        return self.weights / self.volume
+        """Quadrature weights of an average over the domain, `(p,)`, float64, dimensionless: they sum to one.
+
+        Raises:
+            GridError: If samples have masks of their own: use `sample_weights`.
+        """
+        weights = self._single("mean_weights").weights
+        return weights / float(weights.sum())
+
+    @property
+    def sample_weights(self) -> Tensor:
+        """Those of each sample, to be multiplied with values `(n, c, p)`: `(p,)`, or `(n, 1, p)` of a batch."""
+        if not self.is_batch:
+            return self.mean_weights
+        return (self.weights / self.weights.sum(1, keepdim=True))[:, None]
 
     def mean(self, values: Float[Tensor, "... p"]) -> Float[Tensor, "..."]:
         """Average over the domain of values at the grid's points, flattened to one axis, by quadrature.
+
+        Args:
+            values: `(..., p)`; for a batch of n grids, `(..., n, c, p)`.
 
         Examples:
             >>> Grid.uniform((5,), periodic=False).mean(torch.linspace(0.0, 1.0, 5)).item()
             0.5
         """
+        if self.is_batch:
+            return (values * self.sample_weights.to(values)).sum(-1)
         return values @ self.mean_weights.to(values)
+
+    def _single(self, name: str) -> Grid:
+        """Itself, or a GridError that names what needs one grid for all samples."""
+        if self.is_batch:
+            raise GridError(
+                expected=f"one grid for all samples, for {name}",
+                got=repr(self),
+                remedy="this computation takes no masks that differ from sample to sample: mask the points that any sample "
+                "misses, grid.masked(grid.observed.all(0)), or leave those samples out",
+            )
+        return self
 
     @property
     def is_uniform(self) -> bool:
@@ -267,22 +500,64 @@ class Grid:
         sizes = per_axis(shape, self.dimension, "shape", check_integer)
         if sizes == self.shape:
             return self
-        return Grid.uniform(
-            sizes,
-            lengths=self.lengths,
-            periodic=self.periodic,
-            endpoint=self.endpoint,
-            origin=tuple(axis.origin for axis in self.axes),
-        )
+        if self.is_masked:
+            raise GridError(
+                expected="a grid without a mask to change the resolution of",
+                got=repr(self),
+                remedy="a mask belongs to its points: write grid.unmasked.resized(shape)",
+            )
+        return Grid.of_axes([replace(axis, size=size) for axis, size in zip(self.axes, sizes, strict=True)])
+
+    def named(self, names: Sequence[str], *, units: Sequence[str] = ()) -> Grid:
+        """Return the uniform grid with names of its axes, and units of their coordinates; equal to this one.
+
+        Args:
+            names: One per axis; "" for none.
+            units: One per axis, or none at all.
+
+        Raises:
+            GridError: If this grid is scattered.
+            ArgumentError: If there is not one name per axis.
+        """
+        if not self.is_uniform:
+            raise GridError(expected="a uniform grid", got=repr(self), remedy="scattered points have no axes")
+        words = per_axis(names, self.dimension, "names", lambda name, _: str(name))
+        kinds = per_axis(units or ("",), self.dimension if units else 1, "units", lambda unit, _: str(unit))
+        kinds = kinds if units else ("",) * self.dimension
+        axes = (replace(axis, name=name, unit=unit) for axis, name, unit in zip(self.axes, words, kinds, strict=True))
+        return replace(self, axes=tuple(axes))
+
+    @property
+    def description(self) -> str:
+        """Names, points, extents and boundaries in words: `x 64 x y 32 over 1 x 2, periodic in x`."""
+        if not self.is_uniform:
+            return f"{self.size} points in {self.dimension} dimensions"
+        names = [axis.name or f"x{number}" for number, axis in enumerate(self.axes)]
+        units = list(dict.fromkeys(axis.unit for axis in self.axes))
+        unit = f" {units[0]}" if len(units) == 1 and units[0] else ""
+        points = " x ".join(f"{name} {axis.size}" for name, axis in zip(names, self.axes, strict=True))
+        starts = [f" from {axis.origin:.6g}" if axis.origin else "" for axis in self.axes]
+        kinds = ["" if unit or not axis.unit else f" {axis.unit}" for axis in self.axes]
+        rows = zip(self.axes, starts, kinds, strict=True)
+        extents = " x ".join(f"{axis.length:.6g}{start}{kind}" for axis, start, kind in rows)
+        around = ", ".join(name for name, axis in zip(names, self.axes, strict=True) if axis.periodic)
+        ends = "periodic" if all(self.periodic) else f"periodic in {around}" if around else "walls"
+        missing = ""
+        if self.is_masked:
+            share = f"{1.0 - self.observed.double().mean().item():.0%} masked" if self.observed.numel() else "NaN masked"
+            missing = f", {share}"
+        return f"{points} over {extents}{unit}, {ends}{missing}"
 
     def __eq__(self, other: object) -> bool:
         """Whether both describe the same points, weights and shape."""
         if not isinstance(other, Grid):
             return NotImplemented
+        if not _same_mask(self._observed, other._observed):
+            return False
         if self.axes or other.axes:
             return self.axes == other.axes
         with outside_of_export():
-            return torch.equal(self.points, other.points) and torch.equal(self.weights, other.weights)
+            return all(map(torch.equal, self._unmasked_tensors, other._unmasked_tensors))
 
     def __hash__(self) -> int:
         """Hash on the axes, or on the scattered points."""
@@ -290,9 +565,59 @@ class Grid:
 
     def __repr__(self) -> str:
         """A short description."""
+        if self.is_masked:
+            if not self.observed.numel():
+                return f"{self.unmasked!r}, with masks that are read with the values"
+            of = f" in {len(self.weights)} samples" if self.is_batch else ""
+            return f"{self.unmasked!r}, masked ({1.0 - self.observed.double().mean().item():.0%} of the points{of})"
         if not self.is_uniform:
             return f"Grid.scattered({self.size} points in {self.dimension} dimensions)"
-        return f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint})"
+        origin = tuple(axis.origin for axis in self.axes)
+        start = f", origin={origin}" if any(origin) else ""
+        text = f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint}{start})"
+        latitudes = [number for number, axis in enumerate(self.axes) if axis.latitudes is not None]
+        return f"{text}.on_sphere(latitude={latitudes[0]})" if latitudes else text
+
+
+def _same_mask(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two masks are equal, or both are missing."""
+    if first is None or second is None:
+        return first is second
+    with outside_of_export():
+        return torch.equal(first, second)
+
+
+def _axis_in_degrees(coordinates: Tensor | Sequence[float], name: str) -> Axis:
+    """The axis from the first to the last of some coordinates, or a GridError unless they ascend in equal steps."""
+    points = real_tensor(coordinates, name, dtype=torch.float64, device=torch.device("cpu")).detach()
+    remedy = "give ascending, equispaced degrees: latitudes from south to north, with the values in that order"
+    if points.ndim != 1 or len(points) < 2 or not bool(torch.isfinite(points).all()):
+        raise GridError(expected=f"two or more finite {name}", got=f"shape {tuple(points.shape)}", remedy=remedy)
+    axis = Axis(len(points), float(points[-1] - points[0]), periodic=False, endpoint=True, origin=float(points[0]))
+    slack = _SPACING_TOLERANCE * axis.length / (axis.size - 1) + 1e-5  # float32 rounds 360 to 3e-5
+    if axis.length <= 0 or float((points - axis.coordinates).abs().max()) > slack:
+        raise GridError(
+            expected=f"ascending, equispaced {name}",
+            got=f"steps from {float(points.diff().min()):g} to {float(points.diff().max()):g}",
+            remedy=remedy,
+        )
+    return axis
+
+
+def _check_latitudes(axis: Axis, latitudes: tuple[float, float] | None) -> None:
+    """Raise a GridError unless the ends of latitude cells enclose the points of their axis, on the sphere."""
+    if latitudes is None:
+        return
+    points = axis.coordinates
+    slack = 1e-9 * axis.length
+    south, north = latitudes
+    is_between = -_POLE <= south <= points[0] + slack and points[-1] - slack <= north <= _POLE
+    if axis.periodic or axis.size < 2 or not is_between:
+        raise GridError(
+            expected="two or more latitudes from -90 to 90 degrees on an axis that is not periodic",
+            got=f"{axis.size} from {float(points[0]):g} to {float(points[-1]):g}, periodic={axis.periodic}",
+            remedy="name the axis of latitudes in degrees: latitude=",
+        )
 
 
 def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]) -> tuple[Any, ...]:
@@ -317,6 +642,18 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     if uniform and not checked.is_uniform:
         raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy="regrid the data first")
     return checked
+
+
+def check_unmasked(grid: Grid, purpose: str) -> Grid:
+    """Return a grid without a mask, or raise a GridError that names what takes no masks."""
+    if grid.is_masked:
+        raise GridError(
+            expected=f"a grid without a mask, for {purpose}",
+            got=repr(grid),
+            remedy="fill the missing values, and wrap them in a Field on grid.unmasked; or use what takes masks: averages, "
+            "pointwise scores and RelativeL2",
+        )
+    return grid
 
 
 def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
@@ -381,13 +718,20 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
         `(..., *target.shape)`.
 
     Raises:
-        GridError: If the source is scattered, the target is no grid, or the grids have different dimensions or domains.
+        GridError: If the source is scattered or has a mask, the target is no grid, or the grids have different dimensions or
+            domains.
         ShapeError: If the values do not fit the source grid.
     """
     check_on_grid(values, source)
     check_grid(target, "target")
-    if source == target:
+    if source == target or ((source.is_masked or target.is_masked) and source.has_points_of(target)):
         return values
+    if source.is_masked:
+        raise GridError(
+            expected="values without a mask to interpolate",
+            got=repr(source),
+            remedy="fill the missing values, and wrap them in a Field on grid.unmasked",
+        )
     if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
         for number, (have, want) in enumerate(zip(source.axes, target.axes, strict=True)):
             if (have.length, have.periodic, have.origin) != (want.length, want.periodic, want.origin):

@@ -14,16 +14,18 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.arrays import check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
+from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import assign, check_finite, check_instance, check_integer, described
 from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
+from probneural.layouts import layouts_of
 from probneural.notices import warn
-from probneural.periodicity import looked_at, warn_of_jumps
+from probneural.periodicity import check_plausible, rows_to_check
 from probneural.randomness import stream
+from probneural.summaries import summary_of
 
 if TYPE_CHECKING:
     import xarray
@@ -182,28 +184,35 @@ class FieldPairs:
         inputs: NDArray[Any],
         outputs: NDArray[Any],
         *,
+        axes: str | None = None,
         grid: Grid | None = None,
         out_grid: Grid | None = None,
         lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of arrays.
 
         The number of grid axes d is the grid's, or the number of entries in `periodic`, `lengths` or `endpoint`. An array of
         d + 1 axes is `(n, *grid)`, one channel; one of d + 2 axes is `(n, c, *grid)`. Where single numbers leave d open, only
-        `(n, points)` is accepted.
+        `(n, points)` and `(n, 1, *grid)` are accepted; `axes` states any other layout.
 
         Args:
             inputs: Input functions, real and finite, in physical units; integers become floating point numbers.
             outputs: Output functions, likewise.
+            axes: Roles of the axes: n samples, c channels, - an axis of length 1, any other name an axis of space;
+                `"n x y c"`, or `"n x -> n x c"` where outputs differ.
             grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
             out_grid: Where the outputs live.
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis is periodic.
             endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
+            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
+                missing points; a tuple of two where inputs and outputs differ. A point where a channel is missing does not
+                count in its sample: see `Grid.masked`.
 
         Returns:
             Copies of the values, on the CPU. Without `grid`, outputs of another resolution share the inputs' domain.
@@ -226,9 +235,73 @@ class FieldPairs:
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
-        first = read_numpy(inputs, "inputs", grid=grid, option="grid", **options, dtype=kind)
-        second = read_numpy(outputs, "outputs", grid=out_grid or grid, option="out_grid", **options, dtype=kind)
+        stated = layouts_of(axes)
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        options |= {"dtype": kind}
+        first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", mask=masks[0], **options)
+        where = out_grid or grid
+        second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options)
         return cls(Field(*first), Field(*second))._looked_at()
+
+    @classmethod
+    def from_parameters(
+        cls,
+        parameters: NDArray[Any],
+        outputs: NDArray[Any],
+        *,
+        as_points: bool = False,
+        axes: str | None = None,
+        grid: Grid | None = None,
+        lengths: float | Sequence[float] | None = None,
+        periodic: bool | Sequence[bool] | None = None,
+        endpoint: bool | Sequence[bool] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> FieldPairs:
+        """Make pairs of a table of parameters and the fields that belong to them.
+
+        Args:
+            parameters: `(n, k)`, one sample per row, or `(n,)`; each column in units of its own.
+            outputs: Output functions, as in `from_numpy`.
+            as_points: Whether inputs are k unordered numbers, channels at a single point, which `DeepONet`, `PODDeepONet` and
+                `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
+                operators take.
+            axes: Roles of the outputs' axes, for example `"n x y c"`.
+            grid: Where the outputs live. In its place, the next three.
+            lengths: Extent per axis, 1 by default.
+            periodic: Whether each axis is periodic.
+            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
+            dtype: float32 or float64; by default float64 if either array is of it, else float32.
+
+        Returns:
+            Copies of the values, on the CPU.
+
+        Raises:
+            DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
+            ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
+            ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+
+        Examples:
+            >>> import numpy as np
+            >>> pairs = FieldPairs.from_parameters(np.ones((10, 3)), np.zeros((10, 8)), periodic=True)
+            >>> pairs.inputs.values.shape
+            torch.Size([10, 3, 8])
+        """
+        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
+        check_grid_alone(grid, **options)
+        kind = common_dtype(parameters, outputs) if dtype is None else dtype
+        where = None if grid is None else check_grid(grid)
+        values, out_grid = read_numpy(
+            outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, **options
+        )
+        table = to_tensor(parameters, "parameters", dtype=kind)
+        if table.ndim not in (1, 2):
+            raise ShapeError(
+                expected="parameters of shape (n, k) or (n,)", got=str(tuple(table.shape)), remedy="give one sample per row"
+            )
+        table = table.reshape(len(table), -1)
+        in_grid = Grid.scattered([[0.0]], [1.0]) if as_points else out_grid
+        inputs = table.reshape(*table.shape, *(1,) * len(in_grid.shape)).expand(*table.shape, *in_grid.shape)
+        return cls(Field(inputs.contiguous(), in_grid), Field(values, out_grid))._looked_at()
 
     @classmethod
     def from_xarray(
@@ -241,6 +314,7 @@ class FieldPairs:
         sample: str = "sample",
         channel: str | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of DataArrays, whose coordinates give the grid.
 
@@ -258,6 +332,7 @@ class FieldPairs:
             sample: The dimension of the n functions.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; by default float64 if either side is of it, else float32.
+            mask: As for `from_numpy`.
 
         Returns:
             Copies of the values, on the CPU.
@@ -278,22 +353,29 @@ class FieldPairs:
                 )
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
-        first, grid = read_xarray(inputs, "inputs", **options)
-        second, out_grid = read_xarray(outputs, "outputs", **options)
+        first, grid, in_labels = read_xarray(inputs, "inputs", **options)
+        second, out_grid, out_labels = read_xarray(outputs, "outputs", **options)
         kind = common_dtype(first, second) if dtype is None else dtype
-        return cls(
-            Field(to_tensor(first, "inputs", dtype=kind), grid),
-            Field(to_tensor(second, "outputs", dtype=kind), out_grid),
-            groups=_read_groups(inputs),
-            clock=_read_clock(inputs, sample),
-        )._looked_at()
+        masks = mask if isinstance(mask, tuple) else (mask, mask)
+        sides = [
+            Field(
+                *read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part),
+                names=labels["names"],
+                units=labels["units"],
+            )
+            for values, name, where, part, labels in (
+                (first, "inputs", grid, masks[0], in_labels),
+                (second, "outputs", out_grid, masks[1], out_labels),
+            )
+        ]
+        return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
-        """Itself, with a warning to who has made it if it does not look periodic where that is said."""
+        """Itself, if the first samples are plausible."""
         sides = {"inputs": self.inputs, "outputs": self.outputs}
-        rows = {name: looked_at(len(self), side.channels, side.grid) for name, side in sides.items()}
-        some = {name: (side.values[: rows[name]], side.grid) for name, side in sides.items() if rows[name]}
-        warn_of_jumps(some)
+        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
+        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows}
+        check_plausible(some, summary=self.summary)
         return self
 
     def to_xarray(self) -> xarray.Dataset:
@@ -309,7 +391,7 @@ class FieldPairs:
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
         out = [f"x{number}" for number in range(len(self.outputs.grid.shape))]
-        out = out if self.inputs.grid == self.outputs.grid else [f"output_{name}" for name in out]
+        out = out if self.inputs.grid.has_points_of(self.outputs.grid) else [f"output_{name}" for name in out]
         channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
         return xarray.Dataset(
             {
@@ -372,7 +454,12 @@ class FieldPairs:
 
     def __repr__(self) -> str:
         """A short description."""
-        return f"FieldPairs({self.inputs!r} -> {self.outputs!r})"
+        return f"FieldPairs({self.summary}, {self.inputs.dtype})"
+
+    @property
+    def summary(self) -> str:
+        """Samples, channels, axes of space and times, in one sentence."""
+        return summary_of(self.inputs, self.outputs)
 
 
 def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:

@@ -1,22 +1,24 @@
-"""Whether functions look as periodic as their grid says."""
+"""Checks that the first samples of a data set look as its grid and its sides say."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import DataWarning
+from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.notices import warn
 
 _FACTOR = 3.0
 """How many times the largest difference between neighbours a jump has to be."""
 _LEAST_POINTS = 8
 """Along an axis: with fewer, neighbours may differ by anything."""
+_VISIBLE, _REPEATED = 1e-5, 1e-3
+"""Smallest step at an end, relative to the range of a line, and largest difference of the ends, relative to that step."""
 _ROWS, _VALUES = 8, 2**22
-"""Functions that are looked at, and values of them all at most."""
+"""Largest number of samples that are checked, and of their values."""
 
 
 def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, ...]:
@@ -45,25 +47,82 @@ def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, .
     return tuple(found)
 
 
-def looked_at(count: int, channels: int, grid: Grid) -> int:
-    """How many of `count` functions to look at: the first ones, so few that it costs nothing; 0 if that takes too much."""
+def repeating_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, ...]:
+    """Periodic axes whose last value equals the first in all samples: a repeated end point, or walls.
+
+    Lines that say nothing are left out: those that are constant or symmetric at their ends.
+
+    Examples:
+        >>> import torch
+        >>> grid = Grid.uniform((33,))
+        >>> x = torch.linspace(0.0, 1.0, 33)
+        >>> waves = torch.stack([(6.2831853 * (x + shift)).sin() for shift in (0.1, 0.2, 0.3)])[:, None]
+        >>> repeating_axes(waves, grid), repeating_axes(waves[..., :-1], Grid.uniform((32,)))
+        ((0,), ())
+    """
+    axes = []
+    for axis, is_periodic in enumerate(grid.periodic if grid.is_uniform and values.numel() else ()):
+        if not is_periodic or grid.shape[axis] < _LEAST_POINTS:
+            continue
+        lines = values.movedim(2 + axis, -1)
+        size = (lines.amax(-1) - lines.amin(-1)).clamp_min(torch.finfo(lines.dtype).tiny)
+        first, second, penultimate, last = (lines[..., place] for place in (0, 1, -2, -1))
+        step = torch.minimum((second - first).abs(), (last - penultimate).abs())
+        telling = (step > _VISIBLE * size) & ((second - penultimate).abs() > _VISIBLE * size)
+        repeats = (last - first).abs() <= _REPEATED * step
+        samples = telling.flatten(1).any(1).sum()
+        if int(samples) > 1 and bool(repeats[telling].all()):
+            axes.append(axis)
+    return tuple(axes)
+
+
+def rows_to_check(count: int, channels: int, grid: Grid) -> int:
+    """Number of samples to check out of `count`: the first ones, so few that it costs nothing; 0 if one takes too much."""
     rows = min(_ROWS, count, _VALUES // max(1, channels * grid.size))
-    return rows if rows > 1 and any(grid.periodic) else 0
+    return rows if rows > 1 else 0
 
 
-def warn_of_jumps(sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]]) -> None:
-    """Give one DataWarning if functions jump at the ends of axes that are said to be periodic.
+def check_plausible(
+    sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]], *, may_be_equal: bool = True, summary: str = ""
+) -> None:
+    """Raise a DataError if samples cannot be what is said of them.
 
     Args:
-        sides: Some functions and their grid, by what messages call them.
+        sides: Some samples and their grid, "inputs" and "outputs" or one of them.
+        may_be_equal: Whether inputs may equal outputs, as of arrays that a user gives twice.
+        summary: The reading that was made, for the message.
+
+    Raises:
+        DataError: If an axis is said to be periodic whose samples jump from the last point to the first or repeat their first
+            point at the end, or if inputs equal outputs.
     """
-    told = [
-        f"axis {axis} of the {name}" for name, (values, grid) in sides.items() for axis in jumping_axes(values.detach(), grid)
-    ]
-    if told:
-        warn(
-            f"{', '.join(told)}: said to be periodic, but most functions jump from the last point to the first, by more than "
-            f"{_FACTOR:g} times the largest difference between neighbours. Operators, interpolation and quadrature rely on it: "
-            "say periodic=False (pn.Grid.uniform(shape) alone is periodic) where there are ends",
-            DataWarning,
+    reading = f" (the reading: {summary})" if summary else ""
+    for name, (values, grid) in sides.items():
+        jumps, repeats = jumping_axes(values.detach(), grid), repeating_axes(values.detach(), grid)
+        if repeats:
+            raise DataError(
+                expected=f"periodic axis {repeats[0]} of the {name} without its right end point",
+                got=f"a last value that equals the first in all samples that were read{reading}",
+                remedy="drop the last point along it (array.isel, or values[..., :-1]), or say periodic=False if it has walls",
+            )
+        if jumps:
+            raise DataError(
+                expected=f"the {name} to be periodic along axis {', '.join(map(str, jumps))}",
+                got=f"most samples jump from the last point to the first, by more than {_FACTOR:g} times the largest "
+                f"difference between neighbours{reading}",
+                remedy="say periodic=False where there are walls (pn.Grid.uniform(shape) alone is periodic)",
+            )
+    if may_be_equal or len(sides) < 2:
+        return
+    (first, in_grid), (second, out_grid) = sides.values()
+    if (
+        first.shape == second.shape
+        and in_grid == out_grid
+        and bool((first == second).all())
+        and bool((first != first[:1]).any())
+    ):
+        raise DataError(
+            expected="outputs that differ from the inputs",
+            got=f"equal values in all samples that were read{reading}",
+            remedy="name other variables as outputs, or the axis of time: time=",
         )

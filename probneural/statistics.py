@@ -60,15 +60,14 @@ class Statistics:
         """Those of functions in memory, taken at once."""
         if not len(field):
             return cls.empty(field.channels)
-        mean_weights = field.grid.mean_weights.to(field.device)
         values = field.values.detach().to(torch.float64).flatten(2)
         largest = values.abs().amax((0, 2))
         units = torch.where(largest == 0, largest, power_of_two(largest))
         values = (values / torch.where(units == 0, 1.0, units)[:, None]).contiguous()
         origin = values[0, :, 0]  # a channel that does not vary is then zero, and the rounding of its mean no spread
         values = values - origin[:, None]
-        means = (values @ mean_weights).mean(0)
-        squares = ((values - means[:, None]).square() @ mean_weights).sum(0)
+        means = field.grid.mean(values).mean(0)
+        squares = field.grid.mean((values - means[:, None]).square()).sum(0)
         return cls(count=len(field), units=units.cpu(), means=(means + origin).cpu(), squares=squares.cpu())
 
     @classmethod

@@ -44,6 +44,11 @@ def scattered(count: int, dimension: int, *, seed: int = 0) -> Grid:
     return Grid.scattered(points, torch.full((count,), 1.0 / count))
 
 
+def held_out(pairs: FieldPairs) -> FieldPairs:
+    """Pairs on which nothing was fitted: the same inputs, and outputs that are larger by a thousandth."""
+    return replace(pairs, outputs=Field(1.001 * pairs.outputs.values, pairs.outputs.grid))
+
+
 class BandLimited:
     """A random real function whose frequencies have every sign and magnitudes up to `highest` along each axis."""
 

@@ -107,6 +107,13 @@ def test_xarray_and_back(grid: Grid, out_grid: Grid | None, dtype: torch.dtype, 
     assert (data.name, len(data.train), len(data.tests["in distribution"])) == ("own", 4, 1)
 
 
+@pytest.mark.parametrize("latitude_first", [True, False])
+def test_areas_of_the_sphere_go_to_xarray_and_back(latitude_first: bool, tmp_path: Path) -> None:
+    grid = Grid.latlon(np.linspace(-90, 90, 7), np.arange(12) * 30.0, latitude_first=latitude_first).resized((5, 5))
+    Field(torch.rand(2, 1, 5, 5), grid).to_xarray().to_netcdf(tmp_path / "sphere.nc", engine="scipy")
+    assert Field.from_xarray(xarray.open_dataarray(tmp_path / "sphere.nc")).grid == grid
+
+
 @pytest.mark.parametrize(
     ("x", "periodic", "lengths", "expected"),
     [
@@ -174,10 +181,10 @@ RECORDED = Field(torch.zeros(3, 1, 6), GRID).to_xarray()
         (lambda: FieldPairs.from_numpy(A, A, grid=GRID, dtype=torch.int64), ArgumentError, "float32 or float64"),
         (lambda: FieldPairs.from_numpy(A, A), ArgumentError, "periodic= to build one"),
         (lambda: FieldPairs.from_numpy(A, A, grid=GRID, periodic=True), ArgumentError, "grid= alone"),
-        (lambda: FieldPairs.from_numpy(U, U, periodic=True), ShapeError, "may be channels or space"),
+        (lambda: FieldPairs.from_numpy(U, U, periodic=True), ShapeError, "may be channels on a line or a grid"),
         (lambda: FieldPairs.from_numpy(A, A, periodic=(True, True)), ShapeError, "2 grid axes"),
         (lambda: FieldPairs.from_numpy(U, U, periodic=(True,), lengths=(1.0, 1.0)), ArgumentError, "one number of axes"),
-        (lambda: FieldPairs.from_numpy(A[0], A, grid=GRID), ShapeError, "functions come first"),
+        (lambda: FieldPairs.from_numpy(A[0], A, grid=GRID), ShapeError, "state the roles of the axes"),
         (lambda: FieldPairs.from_numpy(A, A[:, :3], grid=GRID), ShapeError, "out_grid="),
         (lambda: Field.from_xarray(line([0.0, 1.0])), ArgumentError, "coordinates cannot tell"),
         (lambda: Field.from_xarray(line([1.0, 0.0]), periodic=True), GridError, "ascending"),
@@ -187,7 +194,11 @@ RECORDED = Field(torch.zeros(3, 1, 6), GRID).to_xarray()
         (lambda: Field.from_xarray(line([0.0, 0.5, 1.0]), periodic=False, lengths=7.0), GridError, "units"),
         (lambda: Field.from_xarray(line([0.0]), periodic=True), GridError, "one point"),
         (lambda: Field.from_xarray(line([0.0, 1.0]), periodic=(True, True)), ArgumentError, "one entry per space"),
-        (lambda: Field.from_xarray(line([0.0, 1.0]).drop_vars("x"), periodic=True), GridError, "a coordinate for"),
+        (
+            lambda: Field.from_xarray(line([0.0, 1.0]).rename(x="level"), periodic=True),
+            ArgumentError,
+            "role of dimension 'level'",
+        ),
         (lambda: Field.from_xarray(line([0.0, 1.0]), periodic=True, sample="run"), ShapeError, "dimension 'run'"),
         (lambda: Field.from_xarray(RECORDED[..., :3]), GridError, "another grid"),
         (lambda: Field.from_xarray(A, periodic=True), DataError, "DataArray or Dataset"),

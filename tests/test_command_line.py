@@ -61,7 +61,7 @@ def test_one_command_leads_from_a_file_to_a_report(tmp_path: Path) -> None:
     predicted = program(tmp_path, "predict", "waves-run", "waves.nc", "out.nc")
     assert predicted.returncode == 0, predicted.stderr
     with xarray.open_dataset(tmp_path / "out.nc") as dataset:
-        assert dict(dataset.sizes) == {"member": 40, "lon": 16}
+        assert dict(dataset.sizes) == {"sample": 40, "lon": 16}
 
 
 @pytest.fixture
@@ -92,13 +92,14 @@ def test_init_writes_what_is_known(place: Path, capsys: pytest.CaptureFixture[st
     assert runs.read_config("run.toml") == Config()
     assert main(["init", "waves.nc", "--output", "open.toml"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "open.toml; still to be filled in: inputs, outputs, periodic"
-    assert "# The file holds a (member 40, lon 16); u (member 40, lon 16); slope" in Path("open.toml").read_text()
+    assert "# The file holds a (sample 40, lon 16); u (sample 40, lon 16); slope" in Path("open.toml").read_text()
     (place / "below").mkdir()
-    assert main(["init", "waves.nc", *NAMED, "--output", "below/full.toml"]) == 0
+    assert main(["init", "waves.nc", *NAMED, "--operator.name", "FNO", "--output", "below/full.toml"]) == 0
     config = runs.read_config("below/full.toml")
     assert (config.training.epochs, config.operator.options["modes"]) == (200, [8])
     assert Path(config.data.path).resolve() == place / "waves.nc"
-    known = runs.Config(data=runs.Data(path="waves.nc", inputs=("a",), outputs=("u",), periodic=(True,)))
+    data = runs.Data(path="waves.nc", inputs=("a",), outputs=("u",), periodic=(True,))
+    known = runs.Config(data=data, operator=runs.Operator(name="FNO"))
     assert runs.init(known, "below/python.toml").data.path == "../waves.nc"
     assert Path("below/python.toml").read_text() == Path("below/full.toml").read_text()
     capsys.readouterr()

@@ -186,7 +186,8 @@ class TestFieldPairs:
 
     def test_sides_may_have_different_grids(self) -> None:
         pairs = FieldPairs(FIVE, Field(torch.zeros(5, 1, 3, 3), Grid.uniform((3, 3))))
-        assert repr(pairs[:2]) == f"FieldPairs({pairs.inputs[:2]!r} -> {pairs.outputs[:2]!r})"
+        where = "inputs on x0 4 over 1, periodic; outputs on x0 3 x x1 3 over 1 x 1, periodic"
+        assert repr(pairs[:2]) == f"FieldPairs(2 samples; 2 channels to 1 channel; {where}; time: none, torch.float32)"
         assert len(pairs) == 5
 
 

@@ -372,3 +372,70 @@ class TestBadResampling:
     def test_nowhere_on_a_periodic_axis(self, place: float) -> None:
         with pytest.raises(GridError, match="along axis 0"):
             interpolation_matrix(Grid.uniform(4), torch.tensor([[place]], dtype=DTYPE))
+
+
+class TestSphere:
+    """Grids in degrees, weighted by areas: compared with integrals over the sphere that are known."""
+
+    LONGITUDES = torch.arange(0.0, 360.0, 7.5)
+    GLOBES = (
+        pytest.param(torch.linspace(-90.0, 90.0, 37), id="both poles"),
+        pytest.param(torch.arange(-87.5, 90.0, 5.0), id="between the poles"),
+        pytest.param(torch.arange(-85.0, 90.0, 5.0), id="without the polar rows"),
+        pytest.param(torch.linspace(-90.0, 90.0, 37, dtype=torch.float32), id="float32"),
+    )
+
+    @pytest.mark.parametrize("latitudes", GLOBES)
+    def test_areas_add_up_to_the_sphere(self, latitudes: Tensor) -> None:
+        grid = Grid.latlon(latitudes, self.LONGITUDES)
+        assert grid.volume == pytest.approx(4 * math.pi * (180 / math.pi) ** 2, rel=1e-13)
+        assert grid.periodic == (False, True)
+        assert grid.resized((18, 20)).volume == pytest.approx(grid.volume, rel=1e-13)
+
+    def test_means_of_legendre_polynomials_converge_to_zero(self) -> None:
+        errors = []
+        for size in (37, 73):
+            grid = Grid.latlon(torch.linspace(-90.0, 90.0, size), self.LONGITUDES)
+            sine = torch.deg2rad(grid.points[:, 0]).sin()
+            assert abs(grid.mean(sine)) < 1e-15
+            errors.append(abs(grid.mean(1.5 * sine.square() - 0.5).item()))
+        assert errors[0] < 2e-3
+        assert errors[0] / errors[1] == pytest.approx(4.0, rel=0.05)
+
+    def test_the_polar_caps_are_small(self) -> None:
+        grid = Grid.latlon(torch.linspace(-90.0, 90.0, 73), torch.arange(0.0, 360.0, 2.5))
+        beyond = (grid.points[:, 0].abs() > 60.0).double()
+        one_row = grid.mean((grid.points[:, 0].abs() == 60.0).double())
+        assert (grid.mean(beyond) + 0.5 * one_row).item() == pytest.approx(1 - math.sin(math.pi / 3), abs=3e-4)
+
+    def test_a_region_ends_at_its_points(self) -> None:
+        grid = Grid.latlon(torch.linspace(30.0, 60.0, 7), torch.linspace(-20.0, 20.0, 9), latitude_first=True)
+        assert grid.volume == pytest.approx(40 * 180 / math.pi * (math.sin(math.pi / 3) - 0.5), rel=1e-13)
+
+    def test_latitude_may_come_second(self) -> None:
+        first = Grid.latlon(torch.linspace(-90.0, 90.0, 7), self.LONGITUDES)
+        second = Grid.latlon(torch.linspace(-90.0, 90.0, 7), self.LONGITUDES, latitude_first=False)
+        assert second.shape == (48, 7)
+        assert torch.equal(second.weights.reshape(48, 7).T.flatten(), first.weights)
+
+    def test_it_is_another_grid_than_the_flat_one(self) -> None:
+        flat = Grid.uniform((7, 4), lengths=(180.0, 360.0), periodic=(False, True), origin=(-90.0, 0.0))
+        sphere = flat.on_sphere(latitude=0)
+        assert sphere == Grid.latlon(torch.linspace(-90.0, 90.0, 7), torch.arange(4) * 90.0)
+        assert sphere != flat
+        assert hash(sphere) == hash(copy.deepcopy(sphere))
+        assert "on_sphere" in repr(sphere)
+
+    @pytest.mark.parametrize(
+        ("latitudes", "longitudes"),
+        [
+            pytest.param([90.0, 0.0, -90.0], [0.0, 90.0], id="descending"),
+            pytest.param([-90.0, 0.0, 80.0], [0.0, 90.0], id="not equispaced"),
+            pytest.param([-90.0, 0.0, 90.0], [0.0, 180.0, 360.0], id="repeated longitude"),
+            pytest.param([0.0, 60.0, 120.0], [0.0, 90.0], id="no latitudes"),
+            pytest.param([0.0], [0.0, 90.0], id="one latitude"),
+        ],
+    )
+    def test_coordinates_that_are_none_are_refused(self, latitudes: list[float], longitudes: list[float]) -> None:
+        with pytest.raises(GridError):
+            Grid.latlon(latitudes, longitudes)

@@ -1,4 +1,4 @@
-"""Data that jump at ends that are said to be periodic: a warning, and silence on everything that is periodic."""
+"""Implausible data sets are refused; periodic problems of all kinds are not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from probneural import data as files
-from probneural.errors import DataWarning
+from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.periodicity import jumping_axes, looked_at
+from probneural.periodicity import jumping_axes, repeating_axes, rows_to_check
 from probneural.problems import Advection, Burgers, InviscidBurgers, Problem, ShallowWater, Wave
 from tests.data.files import write_hdf5
 from tests.helpers import normal
@@ -43,26 +43,47 @@ def opened(folder: Path, **options: Any) -> object:
         lambda folder: opened(folder, grid=Grid.uniform(32)),
     ],
 )
-def test_ends_that_are_said_to_be_periodic(make: Any, tmp_path: Path) -> None:
-    with pytest.warns(DataWarning, match="^axis 0 of the outputs: said to be periodic, .*say periodic=False") as given:
+def test_jumps_at_ends_that_are_said_to_be_periodic_are_refused(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the outputs to be periodic along axis 0; got most samples jump .*say periodic=False"):
         make(tmp_path)
-    assert len(given) == 1
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("grid", [Grid.uniform(32), None])
-def test_the_warning_names_the_line_that_gave_the_data(grid: Grid | None, tmp_path: Path) -> None:
-    where = {"periodic": (True,)} if grid is None else {"grid": grid}
-    for make in (lambda: FieldPairs.from_numpy(WAVES, LINES, **where), lambda: opened(tmp_path, **where)):
-        with pytest.warns(DataWarning) as given:
-            make()
-        assert given[0].filename == __file__
-
-
-def test_trajectories_are_looked_at_too(tmp_path: Path) -> None:
+def test_trajectories_are_checked_too(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "f.h5", u=np.stack([LINES[:, 0], 2 * LINES[:, 0]], axis=1))
-    with pytest.warns(DataWarning, match="axis 0 of the inputs"):
+    with pytest.raises(DataError, match="the inputs to be periodic along axis 0"):
         files.open(path, inputs=["u"], outputs=["u"], time=[0.0, 1.0], periodic=(True,))
+
+
+def test_a_repeated_end_point_is_refused(tmp_path: Path) -> None:
+    """Dropping it, as the message says, works; so does a second axis."""
+    closed = np.concatenate([WAVES, WAVES[..., :1]], axis=-1)
+    for take in (FieldPairs.from_numpy, files.from_arrays):
+        with pytest.raises(DataError, match=r"axis 0 of the inputs without its right end point.*drop the last point"):
+            take(closed, 2 * closed, periodic=(True,))
+        assert len(take(closed[..., :-1], 2 * closed[..., :-1], periodic=(True,))) == 4
+    plane = np.stack([closed + shift for shift in (0.1, 0.3, 0.2)], axis=2)[:, 0]
+    with pytest.raises(DataError, match="axis 1 of the inputs"):
+        FieldPairs.from_numpy(plane, plane, axes="n x y", periodic=(False, True))
+    walls = np.sin(np.pi * X * np.array([[1], [2], [3], [4]])) + 0.1 * np.sin(2 * np.pi * X)
+    with pytest.raises(DataError, match="say periodic=False if it has walls"):
+        FieldPairs.from_numpy(walls, walls, periodic=True)
+
+
+def test_samples_that_vanish_or_are_symmetric_at_the_ends_say_nothing() -> None:
+    grid = Grid.uniform(32)
+    x = grid.points[:, 0] + 0.5 / 32  # centres of cells, about which these samples are symmetric
+    symmetric = torch.stack([(-((x - 0.5) ** 2) * width).exp() for width in (5.0, 20.0, 60.0)])[:, None]
+    bumps = torch.stack([torch.where((x - shift).abs() < 0.2, 1.0, 0.0) for shift in (0.4, 0.5, 0.6)])[:, None]
+    assert symmetric[0, 0, 0] == pytest.approx(float(symmetric[0, 0, -1]))
+    assert repeating_axes(symmetric, grid) == repeating_axes(bumps, grid) == ()
+
+
+def test_inputs_that_equal_outputs_are_refused_in_files(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "f.h5", a=WAVES, b=WAVES, u=2 * WAVES)
+    for output in ("a", "b"):
+        with pytest.raises(DataError, match=r"outputs that differ from the inputs.*4 samples; 1 channel \(a\)"):
+            files.open(path, inputs=["a"], outputs=[output], periodic=True)
+    assert len(files.open(path, inputs=["a"], outputs=["u"], periodic=True)) == 4
 
 
 def test_walls_that_are_said_are_walls(tmp_path: Path) -> None:
@@ -90,7 +111,7 @@ def test_periodic_problems_are_left_alone(problem: Problem, resolution: int) -> 
     pairs = problem.sample(8, resolution=resolution, seed=1)
     assert any(pairs.inputs.grid.periodic)
     for side in (pairs.inputs, pairs.outputs):
-        assert jumping_axes(side.values, side.grid) == ()
+        assert jumping_axes(side.values, side.grid) == repeating_axes(side.values, side.grid) == ()
 
 
 @pytest.mark.parametrize("points", [8, 64])
@@ -103,8 +124,7 @@ def test_noise_and_coordinates_are_left_alone(points: int) -> None:
     assert jumping_axes(values * torch.arange(1.0, 9.0)[:, None, None, None], grid) == (0, 1)
 
 
-def test_few_numbers_are_looked_at() -> None:
-    assert looked_at(1000, 1, Grid.uniform(64)) == 8
-    assert looked_at(1000, 1, Grid.uniform((256, 256, 32))) == 2
-    assert looked_at(1000, 1, Grid.uniform((256, 256, 64))) == 0
-    assert looked_at(1000, 1, Grid.uniform(64, periodic=False)) == 0
+def test_few_values_are_read() -> None:
+    assert rows_to_check(1000, 1, Grid.uniform(64)) == 8
+    assert rows_to_check(1000, 1, Grid.uniform((256, 256, 32))) == 2
+    assert rows_to_check(1000, 1, Grid.uniform((256, 256, 64))) == 0

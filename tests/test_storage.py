@@ -25,6 +25,7 @@ from probneural.storage import load, save
 from probneural.training import files, fit
 from tests.calibration.synthetic import scaled_by
 from tests.heads import cases
+from tests.helpers import held_out
 from tests.training.cases import BUILDERS, built, data, same
 
 SAVED = [name for name in cases.HEADS if name != "iterative"]
@@ -268,7 +269,7 @@ def test_sampled_weights(operator: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("head", ["last-layer", "kronecker"])
 def test_calibrated_predictors_and_what_they_wrap(head: str, tmp_path: Path) -> None:
     case = cases.operator_case("fno-outputs")
-    once = VarianceScale().fit(cases.fitted(head, case.name), case.data)
+    once = VarianceScale().fit(cases.fitted(head, case.name), held_out(case.data))
     loaded = stored(once, tmp_path)
     assert_predicts_the_same(once, loaded, case.inputs)
     assert_predicts_the_same(once.inner, loaded.inner, case.inputs)
@@ -294,8 +295,14 @@ def test_scattered_points_and_single_precision(structure: str, tmp_path: Path) -
     assert_equal(grid.weights, loaded.domain.weights)
 
 
-def test_axes_of_a_domain_survive(tmp_path: Path) -> None:
-    grid = Grid.uniform((8, 7), lengths=(0.1, 2.0), periodic=(True, False), endpoint=False, origin=(-1.0, 1 / 3))
+@pytest.mark.parametrize(
+    "grid",
+    [
+        Grid.uniform((8, 7), lengths=(0.1, 2.0), periodic=(True, False), endpoint=False, origin=(-1.0, 1 / 3)),
+        Grid.latlon([-60.0, -30.0, 0.0, 30.0, 60.0], [0.0, 60.0, 120.0, 180.0, 240.0, 300.0], latitude_first=False),
+    ],
+)
+def test_axes_of_a_domain_survive(grid: Grid, tmp_path: Path) -> None:
     operator = FNO(1, 1, modes=(2, 2), width=2, depth=1, projection=3, periodic=(True, False)).double()
     pairs = cases.data_for(operator, cases.fields(grid, 4, 1, seed=0))
     predictor = cases.HEADS["last-layer-given"].fit(operator, pairs)
@@ -339,7 +346,7 @@ print(u.latent.id, hashlib.sha256(torch.stack([u.mean, u.variance, u.rsample(see
 
 def test_another_process_predicts_the_same(tmp_path: Path) -> None:
     case = cases.operator_case("fno-outputs")
-    predictor = VarianceScale().fit(cases.fitted("full", case.name), case.data)
+    predictor = VarianceScale().fit(cases.fitted("full", case.name), held_out(case.data))
     save(predictor, tmp_path / "predictor")
     files.write(tmp_path / "inputs", {"values": case.inputs.values}, metadata={})
     command = [sys.executable, "-c", READER, str(tmp_path / "predictor"), str(tmp_path / "inputs")]

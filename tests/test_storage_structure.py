@@ -46,6 +46,7 @@ from probneural.training import files
 from tests import file_mutations as change
 from tests.calibration.synthetic import stacked_along
 from tests.heads import cases
+from tests.helpers import held_out
 
 CPU_SECONDS = 1.0
 """What loading may take at most: of processor time, so that a busy machine does not matter."""
@@ -96,7 +97,7 @@ def _updated() -> Predictor:
 
 
 def _calibrated(head: str, operator: str) -> Predictor:
-    return VarianceScale().fit(cases.fitted(head, operator), cases.operator_case(operator).data)
+    return VarianceScale().fit(cases.fitted(head, operator), held_out(cases.operator_case(operator).data))
 
 
 @cache

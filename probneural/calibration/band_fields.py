@@ -79,7 +79,7 @@ class BandField:
             ShapeError: If the shapes differ; nothing is broadcast.
             DataError: If a value is not finite.
         """
-        return domain_average(self.inside(truth).to(torch.float64), self.grid)
+        return domain_average(self.inside(truth).to(torch.float64), truth.grid)
 
     def inside(self, truth: Field) -> Bool[Tensor, "n c *grid"]:
         """Which values lie inside, `(n, c, *grid)`, edges included.
@@ -89,14 +89,14 @@ class BandField:
             ShapeError: If the shapes differ; nothing is broadcast.
             DataError: If a value is not finite.
         """
-        if check_field(truth, "truth").grid != self.grid:
+        if not check_field(truth, "truth").grid.has_points_of(self.grid):
             raise GridError(
                 expected=f"functions on the band's grid {self.grid!r}", got=repr(truth.grid), remedy="pass query=truth.grid"
             )
         check_values(truth.values, tuple(self.mean.shape), "truth")
         check_finite(truth.values, "true values")
         distance = (truth.values.detach().to(self.mean) - self.middle).abs()
-        return distance <= self.half_width
+        return truth.grid.fill(distance) <= self.half_width
 
     def width(self) -> Float64[Tensor, "n c"]:
         """Width averaged over the domain by quadrature, `(n, c)`, in physical units."""

@@ -73,6 +73,6 @@ class MissedExceedance:
             )
         exceeds = truth.values.to(bands.mean) > self.threshold
         missed = exceeds & (bands.upper <= self.threshold)
-        parts = (domain_average(part.to(torch.float64), bands.grid)[:, self.channel] for part in (missed, exceeds))
+        parts = (domain_average(part.to(torch.float64), truth.grid)[:, self.channel] for part in (missed, exceeds))
         lost, all_of_it = parts
         return torch.where(all_of_it > 0, lost / all_of_it, torch.zeros_like(lost))

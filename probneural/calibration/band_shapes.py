@@ -105,9 +105,10 @@ def domain_quantile(ratios: Float64[Tensor, "n c *grid"], grid: Grid, *, fractio
     """
     if fraction == 1.0:
         return ratios.flatten(1).amax(-1)
-    weights = grid.mean_weights.to(ratios)
+    weights = grid.sample_weights.to(ratios)
     ordered, order = ratios.flatten(2).sort(-1)
-    reached = weights[order].cumsum(-1) >= fraction - _ROUNDING
+    mass = weights.expand_as(ordered).gather(-1, order) if grid.is_batch else weights[order]
+    reached = mass.cumsum(-1) >= fraction - _ROUNDING
     first = torch.where(reached, ordered, torch.full_like(ordered, torch.inf)).amin(-1)
     return first.amax(-1)
 

@@ -10,7 +10,7 @@ import torch
 from probneural.calibration.band_fields import BandField, predicted_bands
 from probneural.calibration.band_shapes import FLOOR, Modulation, check_modulation
 from probneural.calibration.conditional_bands import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
-from probneural.calibration.conformal import scores_for
+from probneural.calibration.conformal import check_new, scores_for
 from probneural.checks import assign, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
@@ -82,17 +82,27 @@ class SimultaneousBand:
         return 1.0
 
     @overload
-    def fit(self, predictor: Predictor, calibration: Dataset) -> Band: ...
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band: ...
 
     @overload
-    def fit(self, predictor: Predictor, calibration: Dataset, *, groups: Labels) -> GroupBand: ...
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, groups: Labels, allow_training_data: bool = False
+    ) -> GroupBand: ...
 
     @overload
-    def fit(self, predictor: Predictor, calibration: Dataset, *, weights: Weights) -> WeightedBand: ...
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, weights: Weights, allow_training_data: bool = False
+    ) -> WeightedBand: ...
 
     @undisturbed()
     def fit(
-        self, predictor: Predictor, calibration: Dataset, *, groups: Labels | None = None, weights: Weights | None = None
+        self,
+        predictor: Predictor,
+        calibration: Dataset,
+        *,
+        groups: Labels | None = None,
+        weights: Weights | None = None,
+        allow_training_data: bool = False,
     ) -> Band | GroupBand | WeightedBand:
         """Find the band's quantile on fields that training has not used.
 
@@ -106,14 +116,16 @@ class SimultaneousBand:
                 [`GroupBand`][probneural.calibration.GroupBand].
             weights: How much likelier each calibration input is under the distribution that the band is for, up to a factor;
                 see [`WeightedBand`][probneural.calibration.WeightedBand].
+            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Raises:
             CalibrationError: If there are too few fields or groups for the level (9 at .9, 19 at .95, 99 at .99), too many
-                of them have errors but no predictive variance, or the predictor's variances were scaled on some of them.
+                of them have errors but no predictive variance, or the predictor was trained or scaled on some of them.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
             ArgumentError: If labels or weights are unusable, or both are given.
         """
+        check_new(predictor, calibration, allow_training_data=allow_training_data)
         return _fit(self, predictor, calibration, groups=groups, weights=weights)
 
 
@@ -178,17 +190,27 @@ class PointwiseBand:
         return self.level
 
     @overload
-    def fit(self, predictor: Predictor, calibration: Dataset) -> Band: ...
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band: ...
 
     @overload
-    def fit(self, predictor: Predictor, calibration: Dataset, *, groups: Labels) -> GroupBand: ...
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, groups: Labels, allow_training_data: bool = False
+    ) -> GroupBand: ...
 
     @overload
-    def fit(self, predictor: Predictor, calibration: Dataset, *, weights: Weights) -> WeightedBand: ...
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, weights: Weights, allow_training_data: bool = False
+    ) -> WeightedBand: ...
 
     @undisturbed()
     def fit(
-        self, predictor: Predictor, calibration: Dataset, *, groups: Labels | None = None, weights: Weights | None = None
+        self,
+        predictor: Predictor,
+        calibration: Dataset,
+        *,
+        groups: Labels | None = None,
+        weights: Weights | None = None,
+        allow_training_data: bool = False,
     ) -> Band | GroupBand | WeightedBand:
         """Find the band's quantile on fields that neither training nor scaling has used.
 
@@ -197,14 +219,16 @@ class PointwiseBand:
             calibration: Held-out pairs, at least 1/δ - 1 of them.
             groups: A label per calibration function, as in `SimultaneousBand.fit`.
             weights: A likelihood ratio per calibration function, likewise.
+            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Raises:
             CalibrationError: If there are too few fields for δ (19 at .05), too many of them have errors but no predictive
-                variance, or the predictor's variances were scaled on some of them.
+                variance, or the predictor was trained or scaled on some of them.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
             ArgumentError: If labels or weights are unusable, or both are given.
         """
+        check_new(predictor, calibration, allow_training_data=allow_training_data)
         return _fit(self, predictor, calibration, groups=groups, weights=weights)
 
 
@@ -271,7 +295,7 @@ def _fit(
 ) -> Band | GroupBand | WeightedBand:
     if groups is not None and weights is not None:
         raise ArgumentError(expected="groups or weights", got="both", remedy="fit one band per group, with its weights")
-    scores = scores_for(method, predictor, pairs=calibration, is_new=True)
+    scores = scores_for(method, predictor, pairs=calibration)
     if groups is not None:
         return fit_groups(method, predictor, scores=scores, groups=groups)
     if weights is not None:

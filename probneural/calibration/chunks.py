@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_finite, check_instance, check_squares
+from probneural.checks import check_finite, check_flag, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ShapeError
-from probneural.fields import Field
-from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
+from probneural.provenance import check_units, check_untrained, row_keys
 
 CHUNK_VALUES = 2**16
 """Output values predicted at once; heads keep up to some hundred numbers for each."""
@@ -32,11 +31,13 @@ class PredictedMoments:
         mean: `(n, c, *grid)`, in physical units.
         variance: Variance of the field plus that of the noise, `(n, c, *grid)`, in physical units squared.
         epsilon: Relative spacing of numbers in the dtype the two came in.
+        grid: Where they live, weighted as what was observed: masked points do not count.
     """
 
     mean: Float64[Tensor, "n c *grid"]
     variance: Float64[Tensor, "n c *grid"]
     epsilon: float
+    grid: Grid
 
 
 Pair = tuple[PredictedMoments, Float64[Tensor, "_ c *grid"]]
@@ -56,26 +57,35 @@ def moments(u: FieldDistribution, noise: float | Tensor) -> PredictedMoments:
     check_finite(variance, "predicted variances")
     check_squares(mean, "predicted means")
     observed = noise_variance(noise, tuple(mean.shape), mean).detach()
-    return PredictedMoments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps)
+    return PredictedMoments(mean=mean, variance=variance + observed, epsilon=torch.finfo(raw.dtype).eps, grid=u.grid)
 
 
-def distributions(predictor: Predictor, pairs: Dataset) -> Iterator[tuple[FieldDistribution, Float64[Tensor, "n c *grid"]]]:
+def observed_moments(u: FieldDistribution, noise: float | Tensor, *, grid: Grid) -> PredictedMoments:
+    """The same, weighted as what was observed of these functions; the mean is 0 at masked points, as observations are."""
+    predicted = moments(u, noise)
+    return replace(predicted, mean=grid.fill(predicted.mean), grid=grid)
+
+
+def distributions(
+    predictor: Predictor, pairs: Dataset
+) -> Iterator[tuple[FieldDistribution, Float64[Tensor, "n c *grid"], Grid]]:
     """Predict the outputs of a data set on their own grid, in chunks of bounded memory.
 
     Yields:
-        The distribution and the observed outputs of some functions at a time, in the order of the data, on the predictor's
-        device.
+        The distribution and the observed outputs of some functions at a time, 0 at masked points, with the grid or grids that
+        weigh them; in the order of the data, on the predictor's device.
 
     Raises:
         DataError: If `pairs` are no data set, or a value is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_pairs(predictor, pairs)
-    grid = pairs.outputs.grid
+    query = pairs.outputs.grid.shared
     for part in batches(pairs, _chunk_size(pairs)):
         check_squares(part.outputs.values, "calibration outputs")
-        u = predictor(Field(part.inputs.values.detach(), part.inputs.grid), grid)
-        yield u, part.outputs.values.detach().to(u.mean.device, torch.float64)
+        grid = part.outputs.grid
+        u = predictor(part.inputs.detached(), query)
+        yield u, grid.fill(part.outputs.values.detach().to(u.mean.device, torch.float64)), grid
 
 
 def _chunk_size(pairs: Dataset) -> int:
@@ -83,15 +93,26 @@ def _chunk_size(pairs: Dataset) -> int:
     return max(1, CHUNK_VALUES // (pairs.outputs.channels * pairs.outputs.grid.size))
 
 
-def fingerprints(pairs: Dataset) -> Int64[Tensor, " n"]:
-    """A content hash of each pair, read a few at a time."""
-    return torch.cat([row_fingerprints(part.inputs.values, part.outputs.values) for part in batches(pairs, _chunk_size(pairs))])
+def untrained_keys(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool) -> Int64[Tensor, "n k"]:
+    """Return the row keys of calibration pairs that did not train the predictor.
+
+    Raises:
+        CalibrationError: If some pairs trained it, and training data are not allowed.
+        ArgumentError: If `allow_training_data` is no truth value.
+
+    Warns:
+        DataWarning: If some pairs trained it, and training data are allowed.
+    """
+    is_allowed = check_flag(allow_training_data, "allow_training_data")
+    keys = row_keys(pairs)
+    check_untrained(keys, predictor.trained_on, allow_training_data=is_allowed, purpose="calibration")
+    return keys
 
 
 def predictions(predictor: Predictor, pairs: Dataset) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
     """Yield the moments alone of [`distributions`][probneural.calibration.chunks.distributions], and the outputs."""
-    for u, truth in distributions(predictor, pairs):
-        yield moments(u, predictor.noise), truth
+    for u, truth, grid in distributions(predictor, pairs):
+        yield observed_moments(u, predictor.noise, grid=grid), truth
 
 
 class CalibrationPredictions:
@@ -113,8 +134,8 @@ class CalibrationPredictions:
     def distributions(self) -> Iterator[tuple[FieldDistribution, Pair]]:
         """Predict all, and yield their moments with the distributions that these were read off."""
         self._kept = []
-        for u, truth in distributions(self.predictor, self.pairs):
-            pair = moments(u, self.predictor.noise), truth
+        for u, truth, grid in distributions(self.predictor, self.pairs):
+            pair = observed_moments(u, self.predictor.noise, grid=grid), truth
             if self.is_kept:
                 self._kept.append(pair)
             yield u, pair
@@ -131,7 +152,8 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
     """Raise unless the predictor can be held against these pairs.
 
     Raises:
-        DataError: If `predictor` is not a `Predictor`, `pairs` are no data set, or a value in memory is not finite.
+        DataError: If `predictor` is not a `Predictor`, `pairs` are no data set, a value in memory is not finite, or a channel
+            has another unit than in training.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_instance(
@@ -144,12 +166,14 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
             got=str(pairs.outputs.channels),
             remedy="calibrate with data of the same problem",
         )
+    check_units(predictor.trained_on, pairs.inputs)
+    check_units(predictor.trained_on, pairs.outputs, name="output")
     if isinstance(pairs, FieldPairs):
         check_squares(pairs.outputs.values, "calibration outputs")
 
 
 def domain_average(values: Float64[Tensor, "n c *grid"], grid: Grid) -> Float64[Tensor, "n c"]:
     """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
-    mean_weights = grid.mean_weights.to(values)
+    weights = grid.sample_weights.to(values)
     flat = values.flatten(2)
-    return torch.where(mean_weights > 0, flat, torch.zeros_like(flat)) @ mean_weights
+    return grid.mean(torch.where(weights > 0, flat, torch.zeros_like(flat)))

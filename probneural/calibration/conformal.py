@@ -12,13 +12,14 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.band_shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
-from probneural.calibration.chunks import distributions, domain_average, fingerprints
+from probneural.calibration.chunks import check_pairs, distributions, domain_average, untrained_keys
 from probneural.calibration.held_out import group_numbers, group_sizes, number_of
 from probneural.checks import check_real
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
 from probneural.pairs import Dataset
+from probneural.provenance import shared_rows
 
 
 @runtime_checkable
@@ -131,43 +132,51 @@ def conformal_scores(
     check_modulation(modulation, floor)
     fraction = check_real(fraction, "fraction", above=0.0, most=1.0)
     values, scales = [], []
-    for u, truth in distributions(predictor, pairs):
+    for u, truth, grid in distributions(predictor, pairs):
         shape = band_shape(u, predictor, modulation=modulation, floor=floor)
-        values.append(domain_quantile(shape.ratios(truth), u.grid, fraction=fraction))
-        scales.append(domain_average(shape.scale, u.grid))
+        values.append(domain_quantile(grid.fill(shape.ratios(truth)), grid, fraction=fraction))
+        scales.append(domain_average(shape.scale, grid))
     if not values:
         raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
     groups = None if getattr(pairs, "groups", None) is None else group_numbers(pairs)
     return ConformalScores(torch.cat(values), torch.cat(scales), groups=groups)
 
 
-def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset, is_new: bool = False) -> ConformalScores:
+def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset) -> ConformalScores:
     """Score every pair as a method asks.
 
     Args:
         method: Of the band.
         predictor: Fitted without these pairs.
         pairs: Inputs and outputs.
-        is_new: Whether to refuse functions that the predictor's variances were scaled on.
 
     Raises:
-        CalibrationError: If variances were scaled on some, or as in `conformal_scores`.
+        CalibrationError: As in `conformal_scores`.
         DataError: Likewise.
         ShapeError: Likewise.
     """
-    scores = conformal_scores(predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction)
-    if is_new and len(predictor.calibrated_on):
-        check_unused(fingerprints(pairs), predictor.calibrated_on)
-    return scores
+    return conformal_scores(predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction)
 
 
-def check_unused(rows: Int64[Tensor, " n"], used: Int64[Tensor, " m"]) -> None:
-    """Raise a CalibrationError if variances were scaled on some of these functions, given by fingerprints."""
-    found = int(torch.isin(rows, used.to(rows)).sum())
-    if found:
+def check_new(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool) -> None:
+    """Raise a CalibrationError if the predictor was trained on some of these pairs, or its variances were scaled on some.
+
+    Raises:
+        CalibrationError: If so; `allow_training_data` allows pairs that trained it.
+        DataError: If `predictor` or `pairs` are none.
+        ShapeError: If the outputs do not have the predictor's channels.
+    """
+    check_pairs(predictor, pairs)
+    check_unused(untrained_keys(predictor, pairs, allow_training_data=allow_training_data), predictor.calibrated_on)
+
+
+def check_unused(keys: Int64[Tensor, "n k"], used: Int64[Tensor, " m"]) -> None:
+    """Raise a CalibrationError if variances were scaled on some of these samples, given by row keys."""
+    count = shared_rows(keys, used)
+    if count:
         raise CalibrationError(
             expected="calibration fields that the predictor's variances were not scaled on",
-            got=f"{found} of {len(rows)} that they were",
+            got=f"{count} of {len(keys)} that they were",
             remedy="split them: scaling, conformal = calibration.split(len(calibration) // 2, seed=0)",
         )
 

@@ -28,7 +28,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.functionals.base import Functional
+from probneural.functionals.observations import ValuesAt
 from probneural.grids import Grid
 from probneural.pairs import Dataset, evenly_spread_rows
 from probneural.randomness import stream
@@ -105,7 +105,7 @@ def decompose(
         local: h, or None where it is 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
-    points, waves = _points(grid), Waves(grid)
+    points, waves = _points(grid), Waves(grid.unmasked)
     groups, rows = group_numbers(predicted.pairs), likelihood_rows(predicted.pairs)
     side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
@@ -124,15 +124,19 @@ def decompose(
         squares = waves.powers(standardised)
         here = side[start : start + len(residual)]
         powers += torch.stack([squares.sum(0), squares[here == 0].sum(0), squares[here == 1].sum(0)])
-        mean_explained += domain_average((ratio * explained).unflatten(-1, grid.shape), grid).sum(0) / count
-        mean_factor += domain_average(ratio.unflatten(-1, grid.shape), grid).sum(0) / count
+        mean_explained += domain_average((ratio * explained).unflatten(-1, grid.shape), stated.grid).sum(0) / count
+        mean_factor += domain_average(ratio.unflatten(-1, grid.shape), stated.grid).sum(0) / count
+        # Residuals are zero at masked points, so the spectrum is that of the process times the mask. In likelihoods, masked
+        # points are left out as those are where nothing is uncertain: the sum with the noise is zero.
+        observed = stated.grid.observed.flatten(-len(grid.shape))
+        seen = torch.where(observed[:, None] if stated.grid.is_batch else observed, explained, -noise[:, None])
         for row in rows[(rows >= start) & (rows < start + len(residual))] - start:
             examples.append(
                 Example(
                     side=int(here[row]),
                     residual=residual[row][:, points],
                     shared=shared[len(examples)],
-                    explained=explained[row][:, points],
+                    explained=seen[row][:, points],
                 )
             )
         start += len(residual)
@@ -202,29 +206,9 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
     covariances = []
     for index in rows.tolist():
         single = gaussian_of(u[index : index + 1])
-        at_points = single if len(points) == u.grid.size else single.apply(_ValuesAt(u.grid, points))
+        at_points = single if len(points) == u.grid.size else single.apply(ValuesAt(u.grid, points))
         alone = at_points.marginal(0)
         roots = [alone.root] if alone.discrepancy is None else [alone.root, alone.discrepancy]
         dense = torch.cat([root.dense()[0].to("cpu", torch.float64) for root in roots], dim=-1)
         covariances.append(SharedCovariance.of(dense))
     return covariances
-
-
-@dataclass(frozen=True, eq=False)
-class _ValuesAt(Functional):
-    """Values at some of the grid's points, `(m,)`, which their matrix of ones and zeros would take much memory for."""
-
-    grid: Grid
-    points: Int64[Tensor, " m"]
-
-    @property
-    def size(self) -> int:
-        """Number of points."""
-        return len(self.points)
-
-    def _forward(self, values: Tensor) -> Tensor:
-        return values.flatten(values.ndim - len(self.grid.shape))[..., self.points.to(values.device)]
-
-    def _adjoint(self, numbers: Tensor) -> Tensor:
-        spread = numbers.new_zeros(*numbers.shape[:-1], self.grid.size)
-        return spread.index_copy(-1, self.points.to(numbers.device), numbers).unflatten(-1, self.grid.shape)

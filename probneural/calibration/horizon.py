@@ -14,7 +14,7 @@ from probneural.calibration.band_fields import BandField
 from probneural.calibration.band_shapes import FLOOR, domain_quantile, floored_std, ratios
 from probneural.calibration.chunks import moments
 from probneural.calibration.conformal import check_unused, conformal_quantile
-from probneural.calibration.lead_scale import trajectory_fingerprints, used_before
+from probneural.calibration.lead_scale import untrained_steps, used_before
 from probneural.checks import assign, check_choice, check_instance, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
@@ -79,25 +79,24 @@ class HorizonBand:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, forecast: Forecast, truth: TrueTrajectories) -> TrajectoryBand:
+    def fit(self, forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool = False) -> TrajectoryBand:
         """Find the band's quantile on trajectories that neither training nor scaling has used, in one pass.
 
         Args:
             forecast: Of the calibration functions.
             truth: What they truly were.
+            allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
         Raises:
             CalibrationError: If there are too few trajectories for the level (9 at .9, 19 at .95), too many of them have errors
-                but no predictive variance, or the forecast's variances were scaled on some of them.
+                but no predictive variance, or the forecast was trained or scaled on some of them.
             DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
             ShapeError: If functions or channels are not equally many.
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
         scores = conformal_scores_by_lead(forecast, truth, noise=self.noise, floor=self.floor)
-        used = used_before(forecast)
-        if len(used):
-            check_unused(trajectory_fingerprints(truth), used)
+        check_unused(untrained_steps(forecast, truth, allow_training_data=allow_training_data), used_before(forecast))
         if self.scope == "horizon":
             quantile = conformal_quantile(scores.amax(1), self.level)
             quantiles = (quantile,) * scores.shape[1]

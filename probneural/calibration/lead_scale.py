@@ -20,14 +20,12 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
-from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 from probneural.metrics.lead_alignment import check_same_times
-from probneural.metrics.lead_pairs import TrueTrajectories
+from probneural.metrics.lead_pairs import TrueTrajectories, step_keys
 from probneural.metrics.spread import size_factor
+from probneural.provenance import TrainingRecord, check_untrained, no_keys
 
-_CHUNK_VALUES = 2**16
-"""Values of a start that are read at once."""
 _LEAST_FACTOR = 1e-4
 """Of variances, by a local scale, where measurement noise would explain all errors."""
 
@@ -91,18 +89,20 @@ class LeadScale:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, forecast: Forecast, truth: TrueTrajectories) -> LeadScaling:
+    def fit(self, forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool = False) -> LeadScaling:
         """Find the scales on trajectories that neither training nor testing uses, in one pass.
 
         Args:
             forecast: Of the calibration functions.
             truth: What they truly were.
+            allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
         Returns:
             The scales: call them on other forecasts of the same predictor.
 
         Raises:
-            CalibrationError: If there are fewer than 2 functions, no spread where there are errors, or no errors beyond noise.
+            CalibrationError: If there are fewer than 2 functions, no spread where there are errors, no errors beyond noise, or
+                steps of the trajectories trained the predictor.
             DataError: If the forecast is none, the truth has no states by lead, a value is not finite, or there is one member.
             ShapeError: If functions or channels are not equally many.
             GridError: If the grids differ.
@@ -122,6 +122,7 @@ class LeadScale:
             raise CalibrationError(
                 expected="at least 2 calibration trajectories", got=str(len(truth)), remedy="hold out some trajectories"
             )
+        keys = untrained_steps(forecast, truth, allow_training_data=allow_training_data)
         by_lead = torch.stack(scales)
         wrong = ~_are_scales(by_lead)
         if bool(wrong.any()):
@@ -132,7 +133,7 @@ class LeadScale:
             )
         return LeadScaling(
             by_lead,
-            calibrated_on=torch.cat([used_before(forecast), trajectory_fingerprints(truth)]),
+            calibrated_on=torch.cat([used_before(forecast), keys.flatten()]),
             local=local,
             saturations=torch.stack(saturations),
             largest=torch.stack(largest),
@@ -148,7 +149,7 @@ class LeadScaling:
 
     Args:
         scales: a, `(steps, c)`, dimensionless.
-        calibrated_on: Fingerprints of the calibration trajectories: a conformal band needs others.
+        calibrated_on: Row keys of the steps of the calibration trajectories: a conformal band needs others.
         local: h of each lead, None where it is 1; nothing if it is 1 at all leads.
         saturations: s of each lead, `(steps, c)`, in physical units to the power -2; of leads with an h. Negative ones make
             variances grow. None if all are 0.
@@ -327,8 +328,13 @@ class ScaledForecast:
 
     @property
     def calibrated_on(self) -> Int64[Tensor, " n"]:
-        """Fingerprints of the trajectories that its variances were scaled on."""
+        """Row keys of the steps of the trajectories that its variances were scaled on."""
         return torch.cat([used_before(self.inner), self.scaling.calibrated_on])
+
+    @property
+    def trained_on(self) -> TrainingRecord | None:
+        """Record of the pairs that trained the predictor; None if unknown."""
+        return getattr(self.inner, "trained_on", None)
 
     def at(self, lead: int) -> FieldDistribution:
         """The distribution of the states after so many steps; lead 0 is the start, as it was.
@@ -365,7 +371,8 @@ class ScaledForecast:
 
     def __repr__(self) -> str:
         """What is scaled, and by how much."""
-        return f"ScaledForecast({self.inner!r}, {self.scaling!r})"
+        inner = repr(self.inner).removesuffix(", uncalibrated")
+        return f"ScaledForecast({inner}, {self.scaling!r})"
 
 
 def _are_scales(scales: Float64[Tensor, "..."]) -> Tensor:
@@ -378,15 +385,21 @@ def _members(factor: float) -> str:
     return "Gaussian states" if factor == 1.0 else f"{(factor + 1.0) / (factor - 1.0):.4g} members"
 
 
-def trajectory_fingerprints(truth: TrueTrajectories) -> Int64[Tensor, " n"]:
-    """A content hash of each trajectory, of its start and its first step: that of its first window of one step, too."""
-    starts, firsts = truth.at(0), truth.at(1)
-    size = max(1, _CHUNK_VALUES // (starts.channels * starts.grid.size))
-    parts = [slice(start, start + size) for start in range(0, len(firsts), size)]
-    return torch.cat([row_fingerprints(starts[rows].values, firsts[rows].values) for rows in parts])
+def untrained_steps(forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool) -> Int64[Tensor, "n steps"]:
+    """Return the row keys of the steps of trajectories that did not train the predictor.
+
+    Raises:
+        CalibrationError: If some trajectories have a step that trained it, and training data are not allowed.
+        ArgumentError: If `allow_training_data` is no truth value.
+    """
+    is_allowed = check_flag(allow_training_data, "allow_training_data")
+    keys = step_keys(truth, forecast.steps)
+    record: TrainingRecord | None = getattr(forecast, "trained_on", None)
+    check_untrained(keys, record, allow_training_data=is_allowed, purpose="calibration")
+    return keys
 
 
 def used_before(forecast: Forecast) -> Int64[Tensor, " m"]:
-    """Fingerprints of what the forecast's variances were scaled on, where it says so."""
-    none = torch.zeros(0, dtype=torch.int64, device="cpu")
-    return getattr(forecast, "calibrated_on", none)
+    """Row keys of what the forecast's variances were scaled on, where it says so."""
+    used: Tensor = getattr(forecast, "calibrated_on", no_keys())
+    return used

@@ -71,10 +71,10 @@ def fit_local_scale(
 
     Returns:
         The factor, such that chi² of each channel is 1, or the trimmed mean, but of channels that are left out; or None if no
-        channel gains, there are fewer than ten groups, or the grid is not uniform.
+        channel gains, there are fewer than ten groups, or the grid is not uniform or has a mask.
     """
     count = len(groups)
-    if number_of(groups) < _LEAST or not grid.is_uniform:
+    if number_of(groups) < _LEAST or not grid.is_uniform or grid.is_masked:
         return None
     reader = Reader.of(grid, grid, width=_WIDTH)
     blank = _blank(parts, reader, count=count, grid=grid)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import CalibrationPredictions, check_pairs, fingerprints
+from probneural.calibration.chunks import CalibrationPredictions, check_pairs, untrained_keys
 from probneural.calibration.held_out import FOLDS, group_means, group_numbers, is_gain, mean_size, number_of
 from probneural.calibration.local_scale import Reader, wave_numbers
 from probneural.calibration.local_weights import LocalWeights, number_of_features
@@ -23,7 +23,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor, checked_predictors
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError
-from probneural.grids import Grid
+from probneural.grids import Grid, check_unmasked
 from probneural.linear_algebra.densities import LOG_TWO_PI
 from probneural.pairs import Dataset
 from probneural.randomness import stream
@@ -74,7 +74,9 @@ class LocalStacking:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, predictors: Sequence[Predictor], calibration: Dataset) -> StackedPredictor:
+    def fit(
+        self, predictors: Sequence[Predictor], calibration: Dataset, *, allow_training_data: bool = False
+    ) -> StackedPredictor:
         """Find the weights on fields that training has not used.
 
         Args:
@@ -82,6 +84,7 @@ class LocalStacking:
                 weights would go by that. One that is not Gaussian counts as the Gaussian field of its mean and covariance.
             calibration: Held-out pairs, if possible not those that the predictors were scaled on; outputs may live on another
                 grid than inputs. With fewer than ten, or ten trajectories, or on scattered points, weights are constant.
+            allow_training_data: Whether pairs that trained a predictor give a warning instead of an error.
 
         Returns:
             A predictor of Gaussian fields; its `shares` are the mean weights over the domain and these functions.
@@ -90,7 +93,7 @@ class LocalStacking:
             DataError: If one is no predictor, there are none, or a value is not finite.
             ShapeError: If channels differ.
             GridError: If domains differ.
-            CalibrationError: If there are no fields, or no density is positive.
+            CalibrationError: If there are no fields, no density is positive, or pairs trained a predictor.
             ArgumentError: If a predictor states no variance at a value, and others do or it is wrong.
         """
         known = checked_predictors(predictors)
@@ -100,8 +103,10 @@ class LocalStacking:
             raise CalibrationError(
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
+        keys = untrained_keys(MixturePredictor(known), calibration, allow_training_data=allow_training_data)
+        check_unmasked(calibration.outputs.grid, "weights that vary along functions")
         members = _Members([CalibrationPredictions(one, calibration) for one in known])
-        grid, used = calibration.outputs.grid, fingerprints(calibration)
+        grid, used = calibration.outputs.grid, keys.flatten()
         logs = torch.cat([chunk.log_densities() for chunk in members])
         counts = grid.mean_weights.repeat(logs.shape[0] * logs.shape[1])
         constant = stacking_weights(logs.flatten(0, 2), counts / counts.sum())

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import check_pairs
+from probneural.calibration.chunks import check_pairs, untrained_keys
 from probneural.calibration.descriptions import Describer, Descriptions, described_on
 from probneural.calibration.held_out import group_numbers, group_sizes, number_of
 from probneural.calibration.novelty_scores import FittedScores, combined, cross_fitted_standards, standards
@@ -98,7 +98,14 @@ class Novelty:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, predictor: Predictor, calibration: Dataset, *, reference: Dataset | None = None) -> NoveltyDetector:
+    def fit(
+        self,
+        predictor: Predictor,
+        calibration: Dataset,
+        *,
+        reference: Dataset | None = None,
+        allow_training_data: bool = False,
+    ) -> NoveltyDetector:
         """Fit scores, and rank those of calibration functions.
 
         Args:
@@ -109,16 +116,23 @@ class Novelty:
             reference: Pairs on the same grids to fit scores on instead, those of training for example. A thousand are used at
                 most. A fifth of the calibration functions, 10 at least, then standardise the scores, for a head states another
                 variance where it was fitted; the others give ranks.
+            allow_training_data: Whether calibration pairs that trained the predictor give a warning instead of an error.
 
         Returns:
             The detector: call it on input functions.
 
         Raises:
-            CalibrationError: If scores would be fitted on fewer than 10 functions, or no function or group is left to rank.
+            CalibrationError: If scores would be fitted on fewer than 10 functions, no function or group is left to rank, or
+                calibration pairs trained the predictor.
             DataError: If a data set is none, or a value is not finite.
             ShapeError: If channels are not the predictor's.
         """
         check_pairs(predictor, calibration)
+        untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
+        return self._fitted(predictor, calibration, reference=reference)
+
+    def _fitted(self, predictor: Predictor, calibration: Dataset, *, reference: Dataset | None) -> NoveltyDetector:
+        """Fit scores on checked pairs, and rank those of some of them."""
         apart, ranked = divided(self, calibration, reference=reference)
         head = uncalibrated(predictor)
         describer = Describer(calibration.inputs.grid, calibration.outputs.grid)

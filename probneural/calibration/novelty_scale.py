@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import CHUNK_VALUES, check_pairs, distributions, fingerprints, moments
+from probneural.calibration.chunks import CHUNK_VALUES, check_pairs, distributions, moments, untrained_keys
 from probneural.calibration.inflation import Errors, Inflation, fit_inflation
 from probneural.calibration.novelty import Novelty, NoveltyDetector, NoveltyMeasure, divided
 from probneural.calibration.variance_profile import are_rounding
@@ -26,7 +26,7 @@ from probneural.distributions.roots.weighted import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_unmasked
 from probneural.pairs import Dataset, batches
 from probneural.randomness import stream
 
@@ -79,6 +79,7 @@ class NoveltyScale:
         *,
         shifted: Dataset | Sequence[Dataset],
         reference: Dataset | None = None,
+        allow_training_data: bool = False,
     ) -> InflatedPredictor:
         """Fit scores and the factor.
 
@@ -89,12 +90,15 @@ class NoveltyScale:
             shifted: Pairs with other inputs, and true outputs on the calibration outputs' grid: one set, or several, the worst
                 of which counts.
             reference: See [`Novelty.fit`][probneural.calibration.Novelty.fit].
+            allow_training_data: Whether calibration or shifted pairs that trained the predictor give a warning instead of an
+                error.
 
         Returns:
             A predictor that widens, and which remembers all these pairs.
 
         Raises:
-            CalibrationError: If there are too few functions, no shifted ones, or no variance in the predictions.
+            CalibrationError: If there are too few functions, no shifted ones, no variance in the predictions, or pairs trained
+                the predictor.
             DataError: If a data set is none, or a value is not finite.
             ShapeError: If channels are not the predictor's.
             GridError: If shifted outputs live elsewhere than the calibration outputs.
@@ -115,13 +119,15 @@ class NoveltyScale:
                 got=f"{len(sets)} sets of {[len(pairs) for pairs in sets]}",
                 remedy="label synthetic shifts: pn.calibration.synthetic_shifts(calibration.inputs, seed=0)",
             )
-        detector = self.novelty.fit(inner, calibration, reference=reference)
+        check_pairs(inner, calibration)
+        keys = [untrained_keys(inner, one, allow_training_data=allow_training_data) for one in (calibration, *sets)]
+        detector = self.novelty._fitted(inner, calibration, reference=reference)
         blank = Inflation.at(detector.calibration)
         _, ordinary = divided(self.novelty, calibration, reference=reference)
         distances = [blank.distances(detector.calibration), *(_distances(detector, blank, pairs) for pairs in sets)]
         errors = [_errors(inner, pairs, one) for pairs, one in zip((ordinary, *sets), distances, strict=True)]
         inflation = fit_inflation(blank, errors[0], shifted=errors[1:])
-        used = torch.cat([inner.calibrated_on, *(fingerprints(pairs) for pairs in (calibration, *sets))])
+        used = torch.cat([inner.calibrated_on, *(one.flatten() for one in keys)])
         return InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
 
 
@@ -134,7 +140,7 @@ class InflatedPredictor(Predictor):
         inner: The predictor it wraps.
         inflation: g² of scores.
         measure: Scores of input functions.
-        calibrated_on: Fingerprints of the calibration and shifted pairs, and of those that `inner` was calibrated on, `(n,)`: a
+        calibrated_on: Row keys of the calibration and shifted pairs, and of those that `inner` was calibrated on, `(n,)`: a
             conformal band needs others.
     """
 
@@ -232,12 +238,12 @@ class InflatedPredictor(Predictor):
 
         return evaluated
 
-    def __repr__(self) -> str:
+    def _description(self) -> str:
         """What is inflated, and how much of it."""
         exponents = ", ".join(
             f"{name} {size:.3g}" for name, size in zip(self.inflation.names, self.inflation.exponents, strict=True)
         )
-        return f"InflatedPredictor({self.inner!r}, exponents: {exponents})"
+        return f"InflatedPredictor({self.inner._description()}, exponents: {exponents})"
 
 
 def _inflated(root: Root, factor: Float[Tensor, " n"]) -> Root:
@@ -261,12 +267,12 @@ def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n 
     Raises:
         CalibrationError: If no variance is stated at all.
     """
-    grid, channels = pairs.outputs.grid, pairs.outputs.channels
+    grid, channels = check_unmasked(pairs.outputs.grid, "errors of shifted functions"), pairs.outputs.channels
     wanted = min(grid.size, max(1, _POINTS // channels))
     points = torch.randperm(grid.size, generator=stream(0, "novelty points"))[:wanted].sort().values
     noise = predictor.noise.detach().to("cpu", torch.float64)[:, None].expand(channels, wanted).flatten()
     variances, squares = [], []
-    for u, truth in distributions(predictor, pairs):
+    for u, truth, _ in distributions(predictor, pairs):
         none = are_rounding(moments(u, predictor.noise), truth, dtype=pairs.outputs.dtype)
         error = torch.where(none, 0.0, truth - u.mean)
         variance, error = (

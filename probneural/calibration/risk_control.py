@@ -13,8 +13,8 @@ from torch import Tensor
 from probneural.calibration.band_fields import BandField, band_around, predicted_bands
 from probneural.calibration.band_losses import BandLoss
 from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation
-from probneural.calibration.chunks import distributions, fingerprints
-from probneural.calibration.conformal import check_unused, conformal_scores
+from probneural.calibration.chunks import distributions
+from probneural.calibration.conformal import check_new, conformal_scores
 from probneural.calibration.held_out import group_means, group_numbers, number_of
 from probneural.checks import assign, check_callable, check_real, real_tensor
 from probneural.contexts import undisturbed
@@ -89,7 +89,7 @@ class RiskControl:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, predictor: Predictor, calibration: Dataset) -> RiskBand:
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> RiskBand:
         """Find the width on fields that neither training nor scaling has used; they are predicted a few times.
 
         Whether the loss is bounded and does not grow is checked at the widths that are tried.
@@ -97,16 +97,16 @@ class RiskControl:
         Args:
             predictor: What any head or calibrator returned.
             calibration: Held-out pairs.
+            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Raises:
             CalibrationError: If there are too few fields for level and δ, the loss grows with the band, no width is enough,
-                or the predictor's variances were scaled on some of the fields.
+                or the predictor was trained or scaled on some of the fields.
             DataError: If a value is not finite, or a loss is not between 0 and 1.
             ShapeError: If the outputs do not have the predictor's channels, or losses are not one per function.
         """
+        check_new(predictor, calibration, allow_training_data=allow_training_data)
         scores = conformal_scores(predictor, calibration, modulation=self.modulation, floor=self.floor).values
-        if len(predictor.calibrated_on):
-            check_unused(fingerprints(calibration), predictor.calibrated_on)
         self._check_count(number_of(group_numbers(calibration)))
         step = (_ABOVE / _RANGE) ** (1.0 / (_CANDIDATES - 1))
         widths = [0.0, *(_largest(scores) * _RANGE * step**number for number in range(_CANDIDATES))]
@@ -164,9 +164,9 @@ class RiskControl:
 
     def _losses(self, predictor: Predictor, pairs: Dataset, widths: list[float]) -> Iterator[Float64[Tensor, "widths n"]]:
         """Losses at every width, of some functions at a time."""
-        for u, truth in distributions(predictor, pairs):
+        for u, truth, grid in distributions(predictor, pairs):
             shape = band_shape(u, predictor, modulation=self.modulation, floor=self.floor)
-            field, count = Field(truth, u.grid), len(truth)
+            field, count = Field(truth, grid), len(truth)
             bands = (band_around(shape, shape.mean.new_full((count,), width), grid=u.grid) for width in widths)
             yield torch.stack([checked_losses(self.loss(band, field), count) for band in bands])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.chunks import (
@@ -15,7 +15,7 @@ from probneural.calibration.chunks import (
     Pair,
     check_pairs,
     domain_average,
-    fingerprints,
+    untrained_keys,
 )
 from probneural.calibration.decomposition import decompose, likelihood_rows, shared_covariances
 from probneural.calibration.decomposition_search import SharedCovariance
@@ -55,10 +55,10 @@ class VarianceScale:
     larger for inputs that are harder. A local scale h, a function of what is predicted and of the position (see
     [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
     likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
-    trajectory are held out together, and count as one. A channel where errors
-    and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the others
-    say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they are,
-    with a warning.
+    trajectory are held out together, and count as one. Scattered points and masked grids have no local scale. A channel where
+    errors and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the
+    others say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they
+    are, with a warning.
 
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
@@ -111,12 +111,13 @@ class VarianceScale:
         assign(self, **flags, noise=check_variances(self.noise, "noise"))
 
     @undisturbed()
-    def fit(self, predictor: Predictor, calibration: Dataset) -> ScaledPredictor:
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> ScaledPredictor:
         """Fit the scales on fields that neither training nor testing uses, in up to eight passes, a few functions at a time.
 
         Args:
             predictor: What any head or calibrator returned; it is wrapped, not changed.
             calibration: Held-out pairs; outputs may live on another grid than inputs.
+            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Returns:
             A predictor whose covariances and noise are scaled, and which remembers these pairs, and those that stacking or
@@ -124,7 +125,7 @@ class VarianceScale:
 
         Raises:
             CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, or no errors
-                where there is one.
+                where there is one, or if pairs trained the predictor.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -133,10 +134,17 @@ class VarianceScale:
             raise CalibrationError(
                 expected="at least 2 calibration fields", got=str(len(calibration)), remedy="hold out some training fields"
             )
+        keys = untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
+        return self._fitted(predictor, calibration, keys=keys)
+
+    def _fitted(self, predictor: Predictor, calibration: Dataset, *, keys: Int64[Tensor, "n k"]) -> ScaledPredictor:
+        """Fit the scales on checked pairs with these row keys."""
         inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
         if isinstance(inner, MixturePredictor):
             parts = zip(inner.predictors, inner.weights.tolist(), strict=True)
-            inner = inner.with_predictors([self.fit(one, calibration) if weight > 0.0 else one for one, weight in parts])
+            inner = inner.with_predictors(
+                [self._fitted(one, calibration, keys=keys) if weight > 0.0 else one for one, weight in parts]
+            )
         predicted = CalibrationPredictions(inner, calibration)
         noise = inner.noise.detach().to("cpu", torch.float64)
         field_variance, shared = _read(predicted, calibration, noise=noise)
@@ -167,7 +175,7 @@ class VarianceScale:
             ),
             local=local,
             noise=measured.to(inner.noise),
-            calibrated_on=torch.cat([inner.calibrated_on.cpu(), fingerprints(calibration)]),
+            calibrated_on=torch.cat([inner.calibrated_on.cpu(), keys.flatten()]),
         )
 
     def _scales(
@@ -248,7 +256,7 @@ def _read(
     rows, start = likelihood_rows(calibration), 0
     for u, (stated, _) in predicted.distributions():
         of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
-        field_variance += domain_average(of_field, u.grid).sum(0).cpu() / len(calibration)
+        field_variance += domain_average(of_field, stated.grid).sum(0).cpu() / len(calibration)
         shared += shared_covariances(u, rows[(rows >= start) & (rows < start + len(u))] - start)
         start += len(u)
     return field_variance, shared
@@ -275,7 +283,9 @@ def _rounded(
     predicted: CalibrationPredictions, calibration: Dataset, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
 ) -> Float64[Tensor, " c"]:
     """The fraction of each channel's values where errors and deviations are rounding."""
-    count = torch.zeros_like(scale)
+    count, values = torch.zeros_like(scale), 0
     for moved, truth in _moved(predicted, scale=scale, shift=shift):
-        count += are_rounding(moved, truth, dtype=calibration.outputs.dtype).flatten(2).sum((0, 2)).cpu()
-    return count / (len(calibration) * calibration.outputs.grid.size)
+        rounded = moved.grid.fill(are_rounding(moved, truth, dtype=calibration.outputs.dtype), 0)
+        count += rounded.flatten(2).sum((0, 2)).cpu()
+        values += int(moved.grid.observed.sum()) * (1 if moved.grid.is_batch else len(truth))
+    return count / values

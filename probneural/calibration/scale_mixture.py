@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import check_pairs, distributions, fingerprints
+from probneural.calibration.chunks import check_pairs, distributions, untrained_keys
 from probneural.calibration.decomposition import gaussian_of
 from probneural.calibration.stacking import stacking_weights
 from probneural.calibration.variance_profile import MOSTLY
@@ -92,18 +92,20 @@ class ScaleMixture:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, predictor: Predictor, calibration: Dataset) -> ScaleMixturePredictor:
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> ScaleMixturePredictor:
         """Find the distribution of scales on fields that training has not used.
 
         Args:
             predictor: What any head or calibrator returned; it is wrapped, not changed.
             calibration: Held-out pairs, which scales of variances may have been fitted on; outputs may live on another grid.
+            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Returns:
             A predictor of mixtures that remembers these pairs.
 
         Raises:
-            CalibrationError: If there are no fields, no variance is stated where there are errors, or none at all.
+            CalibrationError: If there are no fields, no variance is stated where there are errors, or none at all, or pairs
+                trained the predictor.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -112,6 +114,7 @@ class ScaleMixture:
             raise CalibrationError(
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
+        keys = untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
         inner = predictor.inner if isinstance(predictor, ScaleMixturePredictor) else predictor
         logs, every, rounded = self._log_densities(inner, calibration)
         if rounded > MOSTLY:
@@ -125,17 +128,17 @@ class ScaleMixture:
             inner,
             logs[kept].exp(),
             weights=weights[kept] / weights[kept].sum(),
-            calibrated_on=torch.cat([inner.calibrated_on.cpu(), fingerprints(calibration)]),
+            calibrated_on=torch.cat([inner.calibrated_on.cpu(), keys.flatten()]),
         )
 
     def _comparisons(self, predictor: Predictor, calibration: Dataset) -> Iterator[tuple[Comparison, int]]:
         """Gaussian predictions beside the truth, some functions at a time, and the seed of their draws."""
         start = 0
-        for u, truth in distributions(predictor, calibration):
+        for u, truth, grid in distributions(predictor, calibration):
             field = gaussian_of(u)
             for first in range(0, len(truth), _TOGETHER):
                 some = slice(first, first + _TOGETHER)
-                comparison = compare(field[some], Field(truth[some], u.grid), noise=predictor.noise)
+                comparison = compare(field[some], Field(truth[some], grid.select(some)), noise=predictor.noise)
                 largest = true_supremum(comparison)
                 if not bool(largest.isfinite().all()):
                     raise CalibrationError(
@@ -161,9 +164,10 @@ class ScaleMixture:
             known = _uncertain(comparison)
             errors.append(true_supremum(comparison).cpu()[known])
             draws.append(self._suprema(comparison, [1.0], seed=seed)[0][:, known])
-            certain += int(comparison.certain.sum())
-            count += comparison.certain.numel()
-            states = states or bool((comparison.variance > 0).any())
+            inside = comparison.grid.fill(comparison.certain, 0)
+            certain += int(inside.sum())
+            count += int(comparison.grid.fill(torch.ones_like(inside), 0).sum())
+            states = states or bool((comparison.grid.fill(comparison.variance) > 0).any())
         fraction = certain / count
         if not states:
             raise CalibrationError(
@@ -204,7 +208,7 @@ class ScaleMixture:
 
 def _uncertain(comparison: Comparison) -> Bool[Tensor, " n"]:
     """Functions whose stated deviations are more than rounding somewhere."""
-    return ~comparison.certain.flatten(1).all(1).cpu()
+    return ~comparison.grid.fill(comparison.certain, 1).flatten(1).all(1).cpu()
 
 
 class ScaleMixturePredictor(Predictor):
@@ -217,7 +221,7 @@ class ScaleMixturePredictor(Predictor):
         inner: The predictor it wraps.
         scales: Of deviations, `(k,)`, positive, dimensionless.
         weights: Their probabilities, `(k,)`, normalised here.
-        calibrated_on: Fingerprints of the calibration pairs, and of those that `inner` was calibrated on, `(n,)`: a conformal
+        calibrated_on: Row keys of the calibration pairs, and of those that `inner` was calibrated on, `(n,)`: a conformal
             band needs others.
 
     Raises:
@@ -303,9 +307,9 @@ class ScaleMixturePredictor(Predictor):
 
         return evaluated
 
-    def __repr__(self) -> str:
+    def _description(self) -> str:
         """What is scaled, and by how much."""
         parts = (
             f"{weight:.3g} x {scale:.3g}" for weight, scale in zip(self.weights.tolist(), self.scales.tolist(), strict=True)
         )
-        return f"ScaleMixturePredictor({self.inner!r}, scales: {', '.join(parts)})"
+        return f"ScaleMixturePredictor({self.inner._description()}, scales: {', '.join(parts)})"

@@ -42,7 +42,7 @@ class ScaledPredictor(Predictor):
         noise_scale: b, factor of the noise variances, `(c,)`, dimensionless.
         decomposition: w, f and rho.
         noise: Measurement noise, `(c,)`, in physical units squared; at most b n.
-        calibrated_on: Fingerprints of the calibration pairs, and of those that `inner` was calibrated on, `(n,)`: a conformal
+        calibrated_on: Row keys of the calibration pairs, and of those that `inner` was calibrated on, `(n,)`: a conformal
             band needs others.
         local: h, or None where it is 1 everywhere.
 
@@ -224,9 +224,10 @@ class ScaledPredictor(Predictor):
         each = smooth.product_each(latents.to(smooth.device).repeat_interleave(leading[1], 0))
         return scaled + each.unflatten(-1, grid.shape).unflatten(0, leading).to(scaled)
 
-    def __repr__(self) -> str:
+    def _description(self) -> str:
         """The scales and what they scale."""
-        return f"ScaledPredictor({self.inner!r}, scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()})"
+        scales = f"scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()}"
+        return f"ScaledPredictor({self.inner._description()}, {scales})"
 
 
 class _Calibrated(NamedTuple):

@@ -18,7 +18,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.pooling import pooled
-from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor, PredictorTraits
+from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, resample
@@ -40,7 +40,7 @@ class StackedPredictor(Predictor):
     Attributes:
         inner: The same.
         local: The same.
-        calibrated_on: Fingerprints of the pairs that weights were fitted on, and of those that predictors were.
+        calibrated_on: Row keys of the pairs that weights were fitted on, and of those that predictors were.
 
     Raises:
         ShapeError: If local weights are of other numbers of predictors or channels.
@@ -48,9 +48,7 @@ class StackedPredictor(Predictor):
     """
 
     def __init__(self, inner: MixturePredictor, *, local: LocalWeights | None = None) -> None:
-        super().__init__(
-            PredictorTraits(in_channels=inner.in_channels, noise=inner.noise, domain=inner.domain, like=inner.traits.like)
-        )
+        super().__init__(inner.traits)
         if local is not None:
             expected, found = (inner.out_channels, len(inner.predictors)), tuple(local.coefficients.shape[:2])
             if found != expected:
@@ -196,10 +194,10 @@ class StackedPredictor(Predictor):
             total = total + root.to(each) * (one.flatten(0, 1).flatten(2).to(each) - each + between)
         return total.reshape(len(seeds), functions, mean.shape[1], *parts.grid.shape).to(self.dtype)
 
-    def __repr__(self) -> str:
+    def _description(self) -> str:
         """The predictors and their mean weights."""
         kind = "constant" if self.local is None else "local"
-        return f"StackedPredictor({self.inner!r}, {kind} weights)"
+        return f"StackedPredictor({self.inner._description()}, {kind} weights)"
 
 
 class _Parts(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.chunks import check_pairs, distributions, fingerprints
+from probneural.calibration.chunks import check_pairs, distributions, untrained_keys
 from probneural.calibration.decomposition import gaussian_of
 from probneural.calibration.gaussian_pool import selected_weights
 from probneural.checks import check_choice
@@ -20,6 +20,7 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.mixture_predictor import MixturePredictor, checked_predictors
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
+from probneural.grids import check_unmasked
 from probneural.pairs import Dataset
 
 _GAP = 1e-7
@@ -68,7 +69,9 @@ class Stacking:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, predictors: Sequence[Predictor], calibration: Dataset) -> MixturePredictor:
+    def fit(
+        self, predictors: Sequence[Predictor], calibration: Dataset, *, allow_training_data: bool = False
+    ) -> MixturePredictor:
         """Find the weights on fields that training has not used.
 
         Args:
@@ -76,6 +79,7 @@ class Stacking:
                 weights would go by that.
             calibration: Held-out pairs, if possible not those that the predictors were scaled on; outputs may live on another
                 grid than inputs.
+            allow_training_data: Whether pairs that trained a predictor give a warning instead of an error.
 
         Returns:
             The mixture, with the `weights` of the predictors in their order.
@@ -84,16 +88,18 @@ class Stacking:
             DataError: If one is no predictor, there are none, or a value is not finite.
             ShapeError: If channels differ.
             GridError: If domains differ.
-            CalibrationError: If there are no fields, or no density is positive.
+            CalibrationError: If there are no fields, no density is positive, or pairs trained a predictor.
             ArgumentError: If a predictor has no density because some direction has no variance at all.
         """
         known = checked_predictors(predictors)
         for one in known:
             check_pairs(one, calibration)
+        check_unmasked(calibration.outputs.grid, "densities of whole functions")
         if len(calibration) < 1:
             raise CalibrationError(
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
+        keys = untrained_keys(MixturePredictor(known), calibration, allow_training_data=allow_training_data)
         columns = [torch.cat(list(self._log_densities(one, calibration))) for one in known]
         densities = torch.stack(columns, -1)
         counts = torch.ones(len(calibration), dtype=torch.float64)
@@ -101,14 +107,14 @@ class Stacking:
             weights = calibration.outputs.grid.mean_weights.to(counts)
             counts = weights.repeat(len(calibration) * calibration.outputs.channels)
         weights = stacking_weights(densities, counts / counts.sum())
-        mixture = MixturePredictor(known, weights, calibrated_on=fingerprints(calibration))
+        mixture = MixturePredictor(known, weights, calibrated_on=keys.flatten())
         if self.score == "gaussian":
             weights = selected_weights(mixture, calibration)
         return MixturePredictor(known, weights, calibrated_on=mixture.calibrated_on)
 
     def _log_densities(self, predictor: Predictor, pairs: Dataset) -> Iterator[Float64[Tensor, " b"]]:
         """Of each function, or of each of its values, some functions at a time."""
-        for u, truth in distributions(predictor, pairs):
+        for u, truth, _ in distributions(predictor, pairs):
             field = u if isinstance(u, MixtureField) else gaussian_of(u)
             yield field.log_prob(truth, noise=predictor.noise, joint=self.score != "marginal").flatten().cpu()
 

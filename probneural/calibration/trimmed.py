@@ -30,7 +30,7 @@ def trimmed_mean_square(parts: Iterable[Float64[Tensor, "_ c *grid"]], *, count:
     Args:
         parts: Squares of standardised residuals, some functions at a time.
         count: How many functions there are.
-        grid: Where they live: averages are weighted by quadrature.
+        grid: Where they live: averages are weighted by quadrature. Squares at masked points are zero.
 
     Examples:
         >>> one = torch.tensor([[[1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 50.0]]], dtype=torch.float64)
@@ -40,7 +40,7 @@ def trimmed_mean_square(parts: Iterable[Float64[Tensor, "_ c *grid"]], *, count:
     wanted = max(1, min(grid.size, _VALUES // count))
     points = torch.randperm(grid.size, generator=stream(0, "trimmed points"))[:wanted].sort().values
     squares = torch.cat([part.flatten(2)[..., points].cpu() for part in parts]).movedim(1, 0).flatten(1)  # (c, n * points)
-    each = grid.mean_weights[points].to(squares).repeat(count)
+    each = grid.unmasked.mean_weights[points].to(squares).repeat(count)
     found = torch.zeros(len(squares), dtype=torch.float64)
     for channel, own in enumerate(squares):
         order = own.argsort()

@@ -26,9 +26,9 @@ def likelihood_profile(
 
     Their sum with a logarithm on chi² is twice the negative log likelihood at the best common scale, up to a constant.
     """
-    grid = calibration.outputs.grid
     chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
     for predicted, truth in moments:
+        grid = predicted.grid
         noise = predictor.noise.detach().to(predicted.variance).reshape(-1, *(1,) * len(grid.shape))
         for number, ratio in enumerate(ratios.to(predicted.variance.device)):
             extra = (ratio - 1.0).reshape(-1, *(1,) * len(grid.shape)) * noise

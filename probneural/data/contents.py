@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from probneural.arrays import stated_dimension
 from probneural.checks import check_flag, check_positive
 from probneural.data.fields import Part, StoredFields
 from probneural.data.pairs import StoredPairs, stored_pairs
@@ -17,16 +18,17 @@ from probneural.data.trajectories import Trajectories, trajectories_of
 from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, per_axis
+from probneural.layouts import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
 class AxisNames:
-    """What a user calls the axes of a file's variables.
+    """Names that the user states for dimensions of a file.
 
     Args:
-        sample: Name of the dimension of functions; None for "sample", or the only one without coordinates.
+        sample: Name of the dimension of samples; None if it is not stated.
         time: Name of the dimension of time, or the times; None if they are not stated.
-        channel: Name of the dimension of channels; None for the format's own choice.
+        channel: Name of the dimension of channels; None if it is not stated.
     """
 
     sample: str | None
@@ -45,7 +47,10 @@ class Request:
         out_grid: Where the outputs live, if stated.
         periodic: Whether axes of space are periodic, if stated.
         lengths: Extent of axes of space, if stated.
-        axes: What its axes are called.
+        axes: Names of dimensions, if stated.
+        layouts: Roles of the axes of inputs and of outputs, if stated.
+        group: Group of the file that holds the variables, if stated.
+        parameter_grid: Grid of the outputs, on which inputs without an axis of space are constant, if it is known.
     """
 
     inputs: tuple[str, ...] | None
@@ -55,6 +60,14 @@ class Request:
     periodic: bool | Sequence[bool] | None
     lengths: float | Sequence[float] | None
     axes: AxisNames
+    layouts: tuple[Layout | None, Layout | None] = (None, None)
+    group: str | None = None
+    parameter_grid: Grid | None = None
+
+    def dimension(self, *, is_input: bool) -> int | None:
+        """Number of axes of space of a side, as far as the grid or a sequence among the options states it."""
+        grid = self.grid if is_input else (self.out_grid or self.grid)
+        return len(grid.shape) if grid is not None else stated_dimension(self.lengths, self.periodic)
 
     def rounds(self, count: int) -> tuple[bool, ...]:
         """Whether each of so many axes is periodic; `periodic` must be stated."""
@@ -118,6 +131,16 @@ class Contents:
     grids: Mapping[str, Grid] = field(default_factory=dict)
     times: Any = None
 
+    def paired_with(self, outputs: Contents) -> Contents:
+        """These inputs with the outputs of other files."""
+        keys = {name: name if name not in self.variables else f"{name} of the outputs" for name in outputs.names.outputs}
+        return Contents(
+            names=Names(self.names.inputs, tuple(keys.values())),
+            variables={**self.variables, **{key: outputs.variables[name] for name, key in keys.items()}},
+            grids={**self.grids, **{key: outputs.grids[name] for name, key in keys.items()}},
+            times=self.times if outputs.times is None else outputs.times,
+        )
+
     def data(self, dtype: torch.dtype | None) -> StoredPairs | Trajectories:
         """Trajectories if a variable varies in time, else pairs.
 
@@ -130,15 +153,19 @@ class Contents:
         counts = {name: self.variables[name].count(FUNCTION) for name in self.names.both}
         known = {count for count in counts.values() if count is not None}
         if len(known) > 1:
-            raise ShapeError(expected="as many functions of each variable", got=str(counts), remedy="choose others")
+            raise ShapeError(
+                expected="as many samples of each variable",
+                got=str(counts),
+                remedy='choose variables of the same samples, or state the axes: axes="n x -> n x"',
+            )
         if any(variable.count(TIME) is not None for variable in (*inputs, *outputs)):
             self._grid(self.names.both)
             return trajectories_of(inputs, outputs, times=self.times, grid=grid, dtype=dtype)
         if not known:
             raise ShapeError(
-                expected="variables with a dimension of functions, or of time",
+                expected="variables with an axis of samples, or of time",
                 got=f"{', '.join(self.names.both)} without one",
-                remedy="name it: sample= or time=",
+                remedy='state the roles of the axes: axes="n x", or name the dimension: sample= or time=',
             )
         parts = [Part(variable=one) for one in inputs], [Part(variable=one) for one in outputs]
         return stored_pairs(*parts, known.pop(), grid=grid, out_grid=out_grid, dtype=dtype)

@@ -48,7 +48,8 @@ class StoredFields:
     Args:
         parts: Their channels.
         places: Function and step of time of each row, `(n, 2)`.
-        grid: Where they live.
+        grid: Where they live. NaN at masked points is no error. A batch of no grids stands for masks that are read with the
+            values, of points where a channel is NaN: see `with_missing`.
         native_dtype: In which the numbers are read.
         dtype: Of the fields.
         device: Of the fields.
@@ -68,8 +69,19 @@ class StoredFields:
 
     @property
     def labels(self) -> AxisLabels:
-        """What the file calls the axes of the first variable."""
+        """Names and coordinates of the axes of the first variable."""
         return self.parts[0].variable.labels
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the channels."""
+        return tuple(part.variable.name for part in self.parts for _ in range(part.channels))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Units of the channels; none at all if the file does not say any."""
+        units = tuple(part.variable.unit for part in self.parts for _ in range(part.channels))
+        return units if any(units) else ()
 
     def to(self, target: torch.device | torch.dtype | str) -> StoredFields:
         """The same functions, on another device or in another dtype when they are read.
@@ -83,6 +95,14 @@ class StoredFields:
         if target not in (torch.float32, torch.float64):
             raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
         return replace(self, dtype=target)
+
+    def with_missing(self) -> StoredFields:
+        """The same functions, of which NaN is a missing value: what is read has a mask per sample."""
+        return replace(self, grid=self.grid.unmasked.masked(torch.ones(0, *self.grid.shape, dtype=torch.bool, device="cpu")))
+
+    def with_grid(self, observed: Tensor) -> StoredFields:
+        """The same samples with one mask for all: truth values `(*grid,)`, False at missing points."""
+        return replace(self, grid=self.grid.unmasked.masked(observed))
 
     def subset(self, index: Rows) -> StoredFields:
         """Choose some functions without reading them, in the order of the index."""
@@ -112,21 +132,43 @@ class StoredFields:
                     got=str(error),
                     remedy="check that the file is there, whole",
                 ) from error
-            parts.append(_converted(values, part, places, self.native_dtype))
-        field = Field(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), self.grid)
+            parts.append(_converted(values, part, places, self.native_dtype, takes_nan=self.grid.is_masked))
+        channels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        where = self._masked(channels, places) if self.grid.is_masked else self.grid
+        field = Field(channels, where, names=self.names, units=self.units)
         field = field if self.dtype == field.dtype else field.to(self.dtype)
         return field if self.device == field.device else field.to(self.device)
+
+    def _masked(self, values: Tensor, places: NDArray[np.int64]) -> Grid:
+        """The grid of values that are NaN where they are missing, or a DataError that names the function."""
+        missing = values.isnan().any(1)
+        if not self.grid.is_batch:
+            bad = (missing & self.grid.observed).flatten(1).any(1)
+            if not bool(bad.any()):
+                return self.grid
+            what = "NaN at points that the mask leaves"
+            remedy = "repair it, leave it out: data.subset(rows), or read NaN as missing: mask=True"
+        else:
+            bad = missing.flatten(1).all(1)
+            if not bool(bad.any()):
+                return self.grid.unmasked.masked(~missing)
+            what, remedy = "NaN at all points", "leave it out: data.subset(rows)"
+        name = self.parts[0].variable.name
+        row = int(places[int(bad.nonzero()[0, 0]), 0])
+        raise DataError(expected=f"values of {name}", got=f"{what} in function {row}", remedy=remedy)
 
     def __repr__(self) -> str:
         """A short description."""
         return f"StoredFields({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
 
 
-def _converted(values: NDArray[np.generic], part: Part, places: NDArray[np.int64], dtype: torch.dtype) -> Tensor:
+def _converted(
+    values: NDArray[np.generic], part: Part, places: NDArray[np.int64], dtype: torch.dtype, *, takes_nan: bool = False
+) -> Tensor:
     """Values as a tensor, or a DataError that names the function whose values are not finite."""
     name = part.variable.name
     try:
-        return to_tensor(values, name, dtype=dtype)
+        return to_tensor(values, name, dtype=dtype, takes_nan=takes_nan)
     except DataError as error:
         with np.errstate(over="ignore"):
             finite = np.isfinite(values.astype(np.float32 if dtype == torch.float32 else np.float64))
@@ -138,7 +180,7 @@ def _converted(values: NDArray[np.generic], part: Part, places: NDArray[np.int64
         raise DataError(
             expected=f"finite {name} in {dtype}",
             got=f"values that are NaN or infinite in function {function}{when}",
-            remedy="repair it, or leave it out: data.subset(rows)",
+            remedy="repair it, or leave it out: data.subset(rows); where NaN means missing, pass mask=True",
         ) from error
 
 

@@ -8,17 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from probneural.data.hdf5 import has_named_axes
+from probneural.data.in_memory import is_csv, is_torch
 from probneural.data.pdebench import is_pdebench
-from probneural.data.readers import npz_readers, require
+from probneural.data.readers import npz_layouts, require
 from probneural.data.the_well import is_the_well
 from probneural.errors import DataWarning, FileError
 from probneural.notices import warn
 
-KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, The Well, PDEBench"
+KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, MATLAB, PyTorch, CSV, The Well, PDEBench"
+_HEAD, _USER_BLOCK = 520, 512
+"""Bytes that tell the format, and those before the HDF5 part of a MATLAB 7.3 file."""
 
 
 class Format(Enum):
-    """What a file is; the value is xarray's name for what reads it, where xarray does."""
+    """File formats; the value is xarray's engine name, if xarray reads the format."""
 
     NPY = "a .npy file"
     NPZ = "an .npz archive"
@@ -30,10 +34,13 @@ class Format(Enum):
     NETCDF3 = "scipy"
     NETCDF4 = "h5netcdf"
     NAMED_ZARR = "zarr"
+    MATLAB = "a MATLAB file"
+    TORCH = "a PyTorch file"
+    CSV = "a CSV file"
 
     @property
     def has_names(self) -> bool:
-        """Whether axes have names."""
+        """Whether xarray reads it, so that axes may have names."""
         return self in (Format.NETCDF3, Format.NETCDF4, Format.NAMED_ZARR)
 
 
@@ -48,18 +55,24 @@ def format_of(path: Path) -> Format:
         return _format_of_folder(path)
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(_HEAD)
     except OSError as error:
         raise FileError(expected=f"a file at {path}", got=str(error), remedy="check the path") from error
     if head.startswith(b"\x93NUMPY"):
         return Format.NPY
     if head.startswith(b"CDF"):
         return Format.NETCDF3
-    if head.startswith(b"\x89HDF"):
+    if head.startswith(b"\x89HDF") or head[_USER_BLOCK:].startswith(b"\x89HDF"):
         return _format_of_hdf5(path)
+    if head.startswith(b"MATLAB"):
+        return Format.MATLAB
     if head.startswith(b"PK"):
-        npz_readers(path)  # which says what else it is
+        if is_torch(path):
+            return Format.TORCH
+        npz_layouts(path)  # which says what else it is
         return Format.NPZ
+    if is_csv(path):
+        return Format.CSV
     raise FileError(
         expected=f"a file of a known format, {KNOWN}",
         got=f"a file that begins with {head!r}, {path}",
@@ -87,7 +100,9 @@ def _format_of_hdf5(path: Path) -> Format:
             return Format.NETCDF4
         if is_the_well(file):
             return Format.THE_WELL
-        return Format.PDEBENCH if is_pdebench(file) else Format.HDF5
+        if is_pdebench(file):
+            return Format.PDEBENCH
+        return Format.NETCDF4 if has_named_axes(file) else Format.HDF5
 
 
 def _format_of_folder(path: Path) -> Format:
@@ -95,7 +110,7 @@ def _format_of_folder(path: Path) -> Format:
         arrays = zarr_arrays(path)
         for name, array in arrays.items():
             _warn_of_gaps(name, array)
-        return Format.NAMED_ZARR if arrays and all(map(_has_names, arrays.values())) else Format.ZARR
+        return Format.NAMED_ZARR if all(map(_has_names, arrays.values())) else Format.ZARR
     if any(path.glob("*.npy")):
         return Format.NPY_FOLDER
     raise FileError(

@@ -1,16 +1,19 @@
-"""What a file holds, before it is said which variables are inputs and outputs."""
+"""The variables of a file, before any is an input or an output."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from probneural.checks import check_path
 from probneural.data.formats import Format, format_of, open_hdf5
-from probneural.data.hdf5 import arrays_of, texts
-from probneural.data.named import described_axes, open_xarray
-from probneural.data.opening import arrays_in
+from probneural.data.hdf5 import texts
+from probneural.data.named import groups_of, named_sources
+from probneural.data.opening import sources_of
+from probneural.data.sources import Source
 from probneural.data.the_well import ORDERS
+from probneural.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +55,19 @@ def list_variables(path: str | os.PathLike[str]) -> list[FileVariable]:
     """
     where = check_path(path, "path")
     kind = format_of(where)
-    if kind.has_names:
-        with open_xarray(where, kind.value) as opened:
-            return [FileVariable(name=str(name), axes=described_axes(one)) for name, one in opened.data_vars.items()]
     if kind is Format.THE_WELL:
         with open_hdf5(where) as file:
             groups = [group for group in (*ORDERS, "scalars") if group in file]
             names = [(group, name) for group in groups for name in texts(file[group].attrs.get("field_names", ()))]
             return [FileVariable(name=name, axes=str(file[group][name].shape)) for group, name in names if name in file[group]]
-    if kind in (Format.PDEBENCH, Format.HDF5):
-        with open_hdf5(where) as file:
-            shapes = {name: array.shape for name, array in arrays_of(file).items()}
-    else:
-        shapes = {name: array.shape for name, array in arrays_in(where, kind).items()}
-    return [FileVariable(name=name, axes=str(shape)) for name, shape in shapes.items()]
+    if kind.has_names:
+        inside = [(group, one) for group in (None, *groups_of(where, kind.value)) for one in _in_group(where, kind, group)]
+        return [FileVariable(name=f"{group}/{one.name}" if group else one.name, axes=one.axes) for group, one in inside]
+    return [FileVariable(name=source.name, axes=source.axes) for source in sources_of(where, kind).values()]
+
+
+def _in_group(path: Path, kind: Format, group: str | None) -> list[Source]:
+    try:
+        return list(named_sources(path, kind.value, group).values())
+    except DataError:  # no variables
+        return []

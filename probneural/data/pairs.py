@@ -24,7 +24,8 @@ from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, Rows, check_clock, divided_rows, evenly_spread_rows, select_groups
-from probneural.periodicity import looked_at, warn_of_jumps
+from probneural.periodicity import check_plausible, rows_to_check
+from probneural.summaries import summary_of
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
@@ -63,6 +64,14 @@ class StoredPairs:
             )
         if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
             assign(self, clock=self.clock._named(self.fingerprint))
+
+    def with_missing(self, *, inputs: bool = True, outputs: bool = True) -> StoredPairs:
+        """The same pairs, of whose inputs or outputs NaN is a missing value: what is read has a mask per sample."""
+        return replace(
+            self,
+            inputs=self.inputs.with_missing() if inputs else self.inputs,
+            outputs=self.outputs.with_missing() if outputs else self.outputs,
+        )
 
     def subset(self, index: Rows) -> StoredPairs:
         """Choose some pairs without reading them, in the order of the index."""
@@ -112,19 +121,18 @@ class StoredPairs:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
 
-    def looked_at(self) -> StoredPairs:
-        """Itself, with a warning if the first functions do not look periodic where that is said.
+    def looked_at(self, *, may_be_equal: bool = True) -> StoredPairs:
+        """Itself, if the first samples are plausible: see [`check_plausible`][probneural.periodicity.check_plausible].
 
-        Functions that cannot be read are left out: they are reported when they are read.
+        Samples that cannot be read are left out: they are reported when they are read.
         """
-        sides = {"inputs": self.inputs, "outputs": self.outputs}
-        read = {}
-        for name, side in sides.items():
-            rows = looked_at(len(self), side.channels, side.grid)
+        values = {}
+        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in (self.inputs, self.outputs))
+        for name, side in (("inputs", self.inputs), ("outputs", self.outputs)):
             with contextlib.suppress(ProbneuralError):
                 if rows:
-                    read[name] = (side[:rows].values, side.grid)
-        warn_of_jumps(read)
+                    values[name] = (side[:rows].values, side.grid)
+        check_plausible(values, may_be_equal=may_be_equal, summary=self.summary)
         return self
 
     @property
@@ -161,12 +169,17 @@ class StoredPairs:
 
     def __repr__(self) -> str:
         """A short description."""
-        return f"StoredPairs({self.inputs!r} -> {self.outputs!r})"
+        return f"StoredPairs({self.summary}, {self.inputs.dtype})"
+
+    @property
+    def summary(self) -> str:
+        """Samples, channels, axes of space and times, in one sentence."""
+        return summary_of(self.inputs, self.outputs)
 
 
 def _held(values: Field, side: StoredFields) -> StoredFields:
-    """What was read of a side, as a source of its own."""
-    reader = SlicedReader(values.values.cpu().numpy())
+    """What was read of a side, as a source of its own, NaN where values are missing."""
+    reader = SlicedReader(values.grid.fill(values.values, float("nan")).cpu().numpy())
     variable = Variable(
         name=side.parts[0].variable.name,
         reader=reader,

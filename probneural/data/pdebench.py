@@ -14,7 +14,7 @@ from probneural.arrays import grid_of_coordinates
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file
 from probneural.data.readers import ArrayReader, require
-from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 
@@ -63,7 +63,7 @@ def pdebench_contents(file: Any, request: Request) -> Contents:
     sides = (["nu"], ["tensor"]) if is_darcy else (list(axes), list(axes))
     names = request.names({key: file[key].shape for key in axes}, Path(file.filename), *sides)
     variables = {
-        key: _variable(file, key, array_of(file, key), leading, channel_axes=channels, grid=grid)
+        key: _variable(file, key, array_of(file, key), leading, channel_axes=channels, grid=grid, request=request)
         for key, channels in axes.items()
     }
     stored = file["t-coordinate"][...] if "t-coordinate" in file else None
@@ -85,7 +85,9 @@ def _of_incompressible_flow(file: Any, request: Request) -> Contents:
     variables = {}
     for key in _INCOMPRESSIBLE:
         leading = (FUNCTION,) if key == "force" else (FUNCTION, TIME)
-        variables[key] = _variable(file, key, array_of(file, key), leading, channel_axes=(dimension,), grid=grid)
+        variables[key] = _variable(
+            file, key, array_of(file, key), leading, channel_axes=(dimension,), grid=grid, request=request
+        )
     moving = ["velocity", "particles"]
     shapes = {key: variable.reader.shape for key, variable in variables.items()}
     names = request.names(shapes, Path(file.filename), [*moving, "force"], moving)
@@ -103,7 +105,7 @@ def _of_seeds(file: Any, request: Request) -> Contents:
     chunks = (1, *(data.chunks or (1,) * data.ndim))
     reader = GroupsReader(Path(file.filename), tuple(seeds), "data", (len(seeds), *data.shape), data.dtype, chunks)
     axes = (len(grid.shape),)
-    variables = {"data": _variable(file, "data", reader, (FUNCTION, TIME), channel_axes=axes, grid=grid)}
+    variables = {"data": _variable(file, "data", reader, (FUNCTION, TIME), channel_axes=axes, grid=grid, request=request)}
     times = _times(file, first["grid/t"][...] if "grid/t" in first else None, variables, request)
     names = request.names({"data": reader.shape}, Path(file.filename), ["data"], ["data"])
     return Contents(names=names, variables=variables, grids={"data": grid}, times=times)
@@ -171,9 +173,20 @@ def _grid(file: Any, coordinates: dict[str, NDArray[Any]], request: Request) -> 
 
 
 def _variable(
-    file: Any, key: str, reader: ArrayReader, leading: tuple[int, ...], *, channel_axes: tuple[int, ...], grid: Grid
+    file: Any,
+    key: str,
+    reader: ArrayReader,
+    leading: tuple[int, ...],
+    *,
+    channel_axes: tuple[int, ...],
+    grid: Grid,
+    request: Request,
 ) -> Variable:
     """A variable whose shape fits the coordinates, or a DataError."""
+    layout = request.layouts[0]
+    if layout is not None and len(layout.roles) == len(reader.shape):
+        layout.check(reader.shape, key)
+        return variable_of(reader, layout, grid, key)
     space = list(grid.shape)
     rest = list(reader.shape[len(leading) :])
     for axis in channel_axes:
@@ -181,10 +194,12 @@ def _variable(
     if rest != space:
         words = ["n", "times"][: len(leading)]
         axes = ["c" if axis in channel_axes else str(length) for axis, length in enumerate(space)]
+        coordinates, reader_axes = iter("xyz"), len(reader.shape)
+        example = [*"nt"[: len(leading)], *("c" if axis in channel_axes else next(coordinates) for axis in range(len(space)))]
         raise DataError(
             expected=f"{key} of shape ({', '.join([*words, *axes])}) in {file.filename}, as its keys and coordinates say",
             got=f"{reader.shape}; the file has {described_file(file)}",
-            remedy="state the grid by grid=, or read its arrays with pn.data.from_arrays",
+            remedy=f'state the roles of the axes: axes="{" ".join(["-"] * (reader_axes - len(example)) + example)}"',
         )
     return Variable(name=key, reader=reader, leading=leading, channel_axes=channel_axes, grid_shape=grid.shape)
 

@@ -212,7 +212,7 @@ def _unpacked(array: Any) -> Any:
         raise UnsupportedError(
             expected=f"numbers as they are in {array.name}",
             got=f"packed ones, with {' and '.join(packed)}",
-            remedy="open them with xarray, which unpacks, and give pn.data.from_xarray(dataset, ...)",
+            remedy="open the file, which unpacks them: pn.data.open(path, inputs=[...], outputs=[...])",
         )
     return array
 
@@ -240,32 +240,27 @@ def _read_at(file: FileIO, view: memoryview, offset: int) -> int:
         return own.readinto(view) or 0
 
 
-def npy_reader(path: Path) -> RawReader:
-    """The array of a .npy file.
+def npy_layout(path: Path) -> tuple[RawReader, bool]:
+    """The numbers of a .npy file as they lie, in C order, and whether the array's axes are those in reverse (Fortran order).
 
     Raises:
-        FileError: If it is none, or its numbers run with the first axis fastest.
+        FileError: If it is none.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError) as error:
         raise FileError(expected=f"an array of numbers in {path}", got=str(error), remedy="write it with np.save") from error
-    if not array.flags.c_contiguous:
-        raise FileError(
-            expected=f"an array in C order in {path}",
-            got="one whose functions do not lie together, in Fortran order",
-            remedy="write it with np.save(path, np.ascontiguousarray(array))",
-        )
-    return RawReader(path, array.shape, array.dtype, int(array.offset))
+    is_reversed = not array.flags.c_contiguous
+    return RawReader(path, array.shape[::-1] if is_reversed else array.shape, array.dtype, int(array.offset)), is_reversed
 
 
-def npz_readers(path: Path) -> dict[str, ArrayReader]:
-    """The arrays of an .npz archive; those that are compressed, as by `np.savez_compressed`, are read into memory.
+def npz_layouts(path: Path) -> dict[str, tuple[ArrayReader, bool]]:
+    """The arrays of an .npz archive, each as in `npy_layout`; those that are compressed are read into memory.
 
     Raises:
-        FileError: If it is none, or an array is not in C order.
+        FileError: If it is none.
     """
-    found: dict[str, ArrayReader] = {}
+    found: dict[str, tuple[ArrayReader, bool]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
@@ -280,20 +275,21 @@ def npz_readers(path: Path) -> dict[str, ArrayReader]:
     return found
 
 
-def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
+def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> tuple[ArrayReader, bool]:
     """An array in an archive: by its position in the file if it is stored as it is, else a copy in memory."""
     if entry.compress_type != zipfile.ZIP_STORED:
-        return SlicedReader(np.lib.format.read_array(member, allow_pickle=False))
+        return SlicedReader(np.lib.format.read_array(member, allow_pickle=False)), False
     version = np.lib.format.read_magic(member)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read_header(member)
-    if is_fortran and len(shape) > 1:
-        raise ValueError(f"{entry.filename} in Fortran order, whose functions do not lie together")
+    is_reversed = bool(is_fortran and len(shape) > 1)
+    if dtype.hasobject:
+        raise ValueError(f"{entry.filename} of Python objects, which are not read")
     with path.open("rb") as file:  # the archive's own header of the entry has a length of its own
         file.seek(entry.header_offset + _ZIP_NAME_LENGTH)
         name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
     start = entry.header_offset + _ZIP_HEADER + name + extra + member.tell()
-    return RawReader(path, shape, dtype, start)
+    return RawReader(path, shape[::-1] if is_reversed else shape, dtype, start), is_reversed
 
 
 def reader_of(array: Any, name: str) -> ArrayReader:
@@ -319,10 +315,12 @@ def reader_of(array: Any, name: str) -> ArrayReader:
 
 
 def location_of(reader: ArrayReader) -> str | None:
-    """File and name of an array, without reading it; None for an array in memory."""
+    """Files and name of an array, without reading it; None for an array in memory."""
+    inner = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", [])
+    if inner:  # another order of axes, or several files
+        locations = [location_of(one) for one in inner]
+        return None if None in locations else repr(locations)
     source: Any = getattr(reader, "array", reader)
-    if source is not reader and isinstance(source, ArrayReader):
-        return location_of(source)
     path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
     name = getattr(source, "key", None) or getattr(source, "name", None) or getattr(source, "offset", None)
     if path is None or source is not reader:  # arrays of h5py and zarr

@@ -1,9 +1,9 @@
-"""Variables: arrays of which we know what each axis is."""
+"""Variables: arrays whose axes have roles."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from probneural import layouts
+from probneural.data.arranged import arranged
 from probneural.data.readers import ArrayReader, gather
 from probneural.errors import DataError, ShapeError
+from probneural.grids import Grid
+from probneural.layouts import Layout, ambiguity_remedy
 
 FUNCTION, TIME = 0, 1
-"""Columns of a place: which function or trajectory, and which step of time."""
+"""Columns of a place: the number of the sample or trajectory, and the step of time."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,6 +51,7 @@ class Variable:
         grid_shape: Points per axis of space.
         varies: Along which axes of space it varies; it has no axis for the others. By default all.
         labels: What the file calls its axes.
+        unit: Unit of its values, "" if the file does not say it.
     """
 
     name: str
@@ -56,14 +61,16 @@ class Variable:
     grid_shape: tuple[int, ...]
     varies: tuple[bool, ...] | None = None
     labels: AxisLabels = field(default_factory=AxisLabels)
+    unit: str = ""
 
     def __post_init__(self) -> None:
         """Check that the axes fit the grid and the numbers are real."""
         if self._space_shape != self._expected_space:
+            leading = [(layouts.SAMPLE, layouts.TIME)[column] for column in self.leading]
             raise ShapeError(
                 expected=f"{self.name} of shape {self._expected_shape}",
                 got=str(self.reader.shape),
-                remedy="state where it lives by grid=, or which axes are time and channels",
+                remedy=f"state the grid by grid=, or {ambiguity_remedy(self.reader.shape, leading)}",
             )
         kind = self.reader.dtype
         if kind.kind not in "biuf" or kind.itemsize > 8:
@@ -112,8 +119,43 @@ class Variable:
 
     @property
     def _expected_shape(self) -> str:
-        words = [("functions", "times")[column] for column in self.leading]
+        words = [("samples", "times")[column] for column in self.leading]
         space, rest = iter(self._expected_space), []
         for axis in range(len(self._expected_space) + len(self.channel_axes)):
             rest.append("channels" if axis in self.channel_axes else str(next(space)))
         return f"({', '.join([*words, *rest])})"
+
+
+def variable_of(
+    reader: ArrayReader,
+    layout: Layout,
+    grid: Grid,
+    name: str,
+    *,
+    descending: Sequence[int] = (),
+    starts: Sequence[int] = (),
+) -> Variable:
+    """An array as a variable: samples and times first, then channels and space in their order.
+
+    Args:
+        reader: The array.
+        layout: Roles of its axes.
+        grid: Where it lives; it is constant there if no axis is space.
+        name: The variable's name in messages.
+        descending: Axes of the array that are read from the last entry to the first.
+        starts: Per axis of the array, the entry that comes first.
+
+    Raises:
+        ShapeError: If it does not fit the grid.
+    """
+    columns = {layouts.SAMPLE: FUNCTION, layouts.TIME: TIME}
+    leading = [role for role in columns if role in layout.roles]
+    rest = [axis for axis, role in enumerate(layout.roles) if role == layouts.CHANNEL or role in layout.space]
+    return Variable(
+        name=name,
+        reader=arranged(reader, [layout.axes(role)[0] for role in leading] + rest, descending=descending, starts=starts),
+        leading=tuple(columns[role] for role in leading),
+        channel_axes=tuple(number for number, axis in enumerate(rest) if layout.roles[axis] == layouts.CHANNEL),
+        grid_shape=grid.shape,
+        varies=(bool(layout.space),) * len(grid.shape),
+    )

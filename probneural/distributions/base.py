@@ -27,6 +27,8 @@ from probneural.distributions.roots.base import root_sum_of_squares, square_root
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.pairs import Rows
+from probneural.provenance import Provenance
 from probneural.randomness import stream
 
 if TYPE_CHECKING:
@@ -45,10 +47,12 @@ class FieldDistribution(ABC):
     Attributes:
         grid: Where the functions are evaluated.
         labels: Names of the numbers that a functional gave, for figures and tables; None if they have none.
+        provenance: What trained and calibrated the predictor that predicted it; None if no predictor did.
     """
 
     grid: Grid
     labels: tuple[str, ...] | None = None
+    provenance: Provenance | None = None
 
     @property
     @abstractmethod
@@ -244,6 +248,23 @@ class FieldDistribution(ABC):
     def _with_labels(self: Distribution, labels: tuple[str, ...] | None) -> Distribution:
         """This very distribution, just made, with names of its numbers."""
         self.labels = labels
+        return self
+
+    def _after(self: Distribution, other: FieldDistribution) -> Distribution:
+        """This very distribution, just made, with the labels and the provenance of another one over the same samples."""
+        self.labels, self.provenance = other.labels, other.provenance
+        return self
+
+    def _rows_of(self: Distribution, other: FieldDistribution, rows: Rows) -> Distribution:
+        """This very distribution, just made of some samples of another one, with its labels and their provenance."""
+        self.labels, source = other.labels, other.provenance
+        self.provenance = None if source is None else source.of_rows(rows)
+        return self
+
+    def _image_of(self: Distribution, other: FieldDistribution, labels: tuple[str, ...] | None) -> Distribution:
+        """This very distribution, just made of a functional's values, with their names and the predictor's provenance."""
+        self.labels, source = labels, other.provenance
+        self.provenance = None if source is None else source.of_image()
         return self
 
     def _observed_std(self, noise: float | Tensor) -> Float64[Tensor, "n c *grid"]:

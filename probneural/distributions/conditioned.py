@@ -162,10 +162,10 @@ class ConditionedPredictor(Predictor):
         )
         return u.root.product(update.shift[None])[0].unflatten(-1, u.grid.shape)
 
-    def __repr__(self) -> str:
+    def _description(self) -> str:
         """How much was measured, and what was conditioned."""
         functions, _, numbers = self.values.shape
-        return f"ConditionedPredictor({self.inner!r}, {numbers} measurements of each of {functions} functions)"
+        return f"ConditionedPredictor({self.inner._description()}, {numbers} measurements of each of {functions} functions)"
 
 
 def _gaussian(u: FieldDistribution) -> GaussianField:

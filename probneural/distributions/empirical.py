@@ -165,7 +165,7 @@ class EmpiricalField(FieldDistribution):
         check_functional(functional, grid=self.grid)
         numbers = torch.stack([functional(member.to(torch.float64)) for member in self.samples]).to(self.samples)
         image = EmpiricalField(numbers, self.weights, grid=index_grid(functional.size))
-        return image._with_labels(functional.labels)
+        return image._image_of(self, functional.labels)
 
     def scale(self, factors: Float[Tensor, "..."]) -> EmpiricalField:
         """Move the members away from, or towards, their mean by factors."""
@@ -180,9 +180,9 @@ class EmpiricalField(FieldDistribution):
         columns = (self.samples - mean) * self.weights.sqrt().to(self.samples).reshape(-1, *(1,) * mean.ndim)
         root = DenseRoot(columns.flatten(3).movedim(0, -1))
         matched = GaussianField(mean, root, latent=f"members-{digest(self.samples, self.weights)}", grid=self.grid)
-        return matched._with_labels(self.labels)
+        return matched._after(self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
         """Select functions of every member."""
         rows = select_rows(index, self.samples.shape[1])
-        return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)._with_labels(self.labels)
+        return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)._rows_of(self, rows)

@@ -210,13 +210,17 @@ class GaussianField(FieldDistribution):
     def apply(self, functional: Functional) -> GaussianField:
         """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""
         check_functional(functional, grid=self.grid)
-        return GaussianField(
-            functional(self._mean.to(torch.float64)).to(self._mean),
-            self.root.push(functional),
-            latent=self.latent,
-            grid=index_grid(functional.size),
-            discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
-        )._of(self._functions, functional.labels)
+        return (
+            GaussianField(
+                functional(self._mean.to(torch.float64)).to(self._mean),
+                self.root.push(functional),
+                latent=self.latent,
+                grid=index_grid(functional.size),
+                discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
+            )
+            ._image_of(self, functional.labels)
+            ._of(self._functions)
+        )
 
     def scale(self, factors: Float[Tensor, "..."]) -> GaussianField:
         """Multiply the deviation by factors; the result has a latent of its own."""
@@ -227,13 +231,17 @@ class GaussianField(FieldDistribution):
         def scaled(root: Root) -> Root:
             return root.scale(factors) if per_channel else weigh(root, factors.flatten(2))
 
-        return GaussianField(
-            self._mean,
-            scaled(self.root),
-            latent=self.latent.renamed(f"scaled:{name}"),
-            grid=self.grid,
-            discrepancy=None if self.discrepancy is None else scaled(self.discrepancy),
-        )._of(self._functions.anew(), self.labels)
+        return (
+            GaussianField(
+                self._mean,
+                scaled(self.root),
+                latent=self.latent.renamed(f"scaled:{name}"),
+                grid=self.grid,
+                discrepancy=None if self.discrepancy is None else scaled(self.discrepancy),
+            )
+            ._with_labels(self.labels)
+            ._of(self._functions.anew())
+        )
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
         """Give every function its own exact linear constraint: u -> u + K (values - A u), with K of each function's own prior.
@@ -439,7 +447,7 @@ class GaussianField(FieldDistribution):
             latent=self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())),
             grid=self.grid,
             discrepancy=self.discrepancy.compose(each.transform),
-        )._with_labels(self.labels)
+        )._after(self)
 
     def under(self, latent: Latent) -> GaussianField:
         """Return this field given what `latent` has learned from data since it parted from this field's own latent.
@@ -452,9 +460,11 @@ class GaussianField(FieldDistribution):
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
         root = functools.reduce(lambda root, transform: root.compose(transform), transforms, self.root)
-        return GaussianField(
-            self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid, discrepancy=self.discrepancy
-        )._of(self._functions.anew(), self.labels)
+        return (
+            GaussianField(self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid, discrepancy=self.discrepancy)
+            ._after(self)
+            ._of(self._functions.anew())
+        )
 
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
@@ -490,9 +500,11 @@ class GaussianField(FieldDistribution):
         """Select functions; they stay coherent with the others through the latent."""
         rows = select_rows(index, len(self))
         discrepancy = None if self.discrepancy is None else self.discrepancy.select(rows)
-        return GaussianField(
-            self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=discrepancy
-        )._of(self._functions.select(rows), self.labels)
+        return (
+            GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=discrepancy)
+            ._rows_of(self, rows)
+            ._of(self._functions.select(rows))
+        )
 
     def marginal(self, index: int) -> GaussianField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
@@ -507,15 +519,16 @@ class GaussianField(FieldDistribution):
             latent = Latent(id=name, rank=rank, is_shared_across_calls=latent.is_shared_across_calls)
         discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
         mean = self._mean[index : index + 1]
-        alone = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)._with_labels(self.labels)
+        field = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)
+        alone = field._rows_of(self, index)
         if discrepancy is None or self.discrepancy is None or discrepancy.shape[3] != self.discrepancy.shape[3]:
             return alone
-        return alone._of(self._functions.select(slice(index, index + 1)), self.labels)
+        return alone._of(self._functions.select(slice(index, index + 1)))
 
-    def _of(self, functions: SelectedFunctions, labels: tuple[str, ...] | None) -> GaussianField:
+    def _of(self, functions: SelectedFunctions) -> GaussianField:
         """This very field, just made, of functions that another field has."""
         self._functions = functions
-        return self._with_labels(labels)
+        return self
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
         """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
@@ -553,12 +566,12 @@ class GaussianField(FieldDistribution):
         else:  # a root may have two parts of its own
             shared, discrepancy = root, None
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
-        return field._of(self._functions.anew(), self.labels)
+        return field._after(self)._of(self._functions.anew())
 
     def _around(self, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
         """The same deviations around another mean."""
         field = GaussianField(mean, self.root, latent=self.latent, grid=self.grid, discrepancy=self.discrepancy)
-        return field._of(self._functions.anew(), self.labels)
+        return field._after(self)._of(self._functions.anew())
 
 
 def _check_update(update: LatentUpdate) -> None:

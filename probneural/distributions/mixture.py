@@ -275,7 +275,7 @@ class MixtureField(FieldDistribution):
         """Push every component forward, exactly."""
         check_functional(functional, grid=self.grid)
         images = [field.apply(functional) for field in self.components]
-        return MixtureField(images, self.weights)._with_labels(functional.labels)
+        return MixtureField(images, self.weights)._image_of(self, functional.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> MixtureField:
         """Give every function its own exact linear constraint, in every component; see `GaussianField.constrain`.
@@ -295,7 +295,7 @@ class MixtureField(FieldDistribution):
             DataError: If a value is not finite.
         """
         constrained = [field.constrain(functional, values) for field in self.components]
-        return MixtureField(constrained, self._given(functional, values))
+        return MixtureField(constrained, self._given(functional, values))._after(self)
 
     def _given(self, functional: Functional, values: Float[Tensor, "n c m"]) -> Float64[Tensor, "m n"]:
         """Weights of components once A u is known, of each function by itself."""
@@ -330,19 +330,19 @@ class MixtureField(FieldDistribution):
             self.weights,
             name=f"mixture-{digest(self.weights)}({','.join(latent.id for latent in latents)})",
             is_shared_across_calls=self.weights.ndim == 1 and all(latent.is_shared_across_calls for latent in latents),
-        )._with_labels(self.labels)
+        )._after(self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> MixtureField:
         """Select functions of every component."""
         rows = select_rows(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
-        return MixtureField([field[rows] for field in self.components], weights)._with_labels(self.labels)
+        return MixtureField([field[rows] for field in self.components], weights)._rows_of(self, rows)
 
     def marginal(self, index: int) -> MixtureField:
         """One function by itself, under latents of its own where that makes roots smaller."""
         index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
-        return MixtureField([field.marginal(index) for field in self.components], weights)._with_labels(self.labels)
+        return MixtureField([field.marginal(index) for field in self.components], weights)._rows_of(self, index)
 
 
 def checked_weights(weights: Tensor | None, count: int, functions: int | None = None) -> Float64[Tensor, "m *n"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,12 +16,13 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
-from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor, PredictorTraits
+from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.provenance import joined_record
 from probneural.randomness import stream
 
 _SAME_NOISE = 1e-6
@@ -43,12 +45,12 @@ class MixturePredictor(Predictor):
         predictors: m predictors of one problem, for inputs of one domain, on one device; operators, heads, dtypes and
             calibrations may differ.
         weights: `(m,)`, not negative, dimensionless, normalised here; equal by default.
-        calibrated_on: Fingerprints of the pairs that the weights were fitted on, `(n,)`.
+        calibrated_on: Row keys of the pairs that the weights were fitted on, `(n,)`.
 
     Attributes:
         predictors: The same.
         weights: The same, `(m,)`, float64, with the sum 1: the probability of each predictor.
-        calibrated_on: Fingerprints of those pairs, and of those that the predictors themselves were calibrated on.
+        calibrated_on: Row keys of those pairs, and of those that the predictors themselves were calibrated on.
 
     Raises:
         DataError: If one is no predictor, there are none, or weights are negative, not finite or all zero.
@@ -71,7 +73,7 @@ class MixturePredictor(Predictor):
         noises = torch.stack([one.noise.detach().to(first.noise) for one in self.predictors])
         noise = noises[self._active].amin(0)
         super().__init__(
-            PredictorTraits(in_channels=first.in_channels, noise=noise, domain=first.domain, like=first.traits.like)
+            replace(first.traits, noise=noise, trained_on=joined_record(one.trained_on for one in self.predictors))
         )
         own = [] if calibrated_on is None else [calibrated_on]
         self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
@@ -146,9 +148,11 @@ class MixturePredictor(Predictor):
 
         return evaluated
 
-    def __repr__(self) -> str:
+    def _description(self) -> str:
         """The predictors and their weights."""
-        parts = (f"{weight:.3g} x {one!r}" for weight, one in zip(self.weights.tolist(), self.predictors, strict=True))
+        parts = (
+            f"{weight:.3g} x {one._description()}" for weight, one in zip(self.weights.tolist(), self.predictors, strict=True)
+        )
         return f"MixturePredictor({', '.join(parts)})"
 
 

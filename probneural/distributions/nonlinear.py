@@ -41,7 +41,7 @@ def push_draws(u: FieldDistribution, function: Callable[[Tensor], Tensor], *, dr
         samples, weights = torch.cat(pieces), None
     image = EmpiricalField(samples, weights, grid=index_grid(samples.shape[3]))
     labels = getattr(function, "labels", None)
-    return image._with_labels(labels if isinstance(labels, tuple) and len(labels) == samples.shape[3] else None)
+    return image._image_of(u, labels if isinstance(labels, tuple) and len(labels) == samples.shape[3] else None)
 
 
 def _image(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

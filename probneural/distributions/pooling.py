@@ -51,7 +51,7 @@ def pooled(
     )
     selected = components[0]._functions
     is_one_selection = all(torch.equal(selected.rows, other._functions.rows) for other in components)
-    return field._of(selected.anew(), None) if is_one_selection else field
+    return field._of(selected.anew()) if is_one_selection else field
 
 
 def _times(root: Root, factors: Float[Tensor, "n c p"]) -> Root:

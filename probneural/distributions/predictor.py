@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -21,6 +21,7 @@ from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
+from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys
 from probneural.randomness import check_seed, stream
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from probneural.distributions.trajectory import Trajectory
 
 
+AnyPredictor = TypeVar("AnyPredictor", bound="Predictor")
 JointDraws = Callable[[Tensor, Grid], Tensor]
 """From values `(s, n, c, *grid)` on a grid, those at index i for draw i, to the draws' values `(s, n, c', *grid)`."""
 DrawsWithField = Callable[[Tensor, Grid], tuple[Tensor, FieldDistribution]]
@@ -44,12 +46,14 @@ class PredictorTraits:
         noise: Pointwise observation variance per channel, `(c,)`, in physical units squared.
         domain: The grid of the training inputs; other inputs may have another resolution.
         like: A tensor of the dtype, or of its complex counterpart, and on the device that the operator computes with.
+        trained_on: Record of the pairs that trained the operator and the head; None if unknown.
     """
 
     in_channels: int
     noise: Float[Tensor, " c"]
     domain: Grid
     like: Tensor
+    trained_on: TrainingRecord | None = None
 
 
 class Predictor(ABC):
@@ -62,15 +66,17 @@ class Predictor(ABC):
         traits: The same.
         effective_observations: Independent observations that one observed function amounts to, per channel, `(c,)`,
             dimensionless, whatever the grid; None if the head does not say.
-        calibrated_on: Fingerprints of the pairs that its variances were scaled on, `(m,)`; none for a head's own predictor.
+        calibrated_on: Row keys of the pairs that its variances were scaled on, `(m,)`; none for a head's own predictor.
     """
 
     traits: PredictorTraits
     effective_observations: Float[Tensor, " c"] | None = None
-    calibrated_on: Int64[Tensor, " m"] = torch.zeros(0, dtype=torch.int64, device="cpu")
+    calibrated_on: Int64[Tensor, " m"] = no_keys()
+    _moved: ClassVar[Callable[[Predictor, torch.device | str], Predictor]]
+    """Copies a predictor to a device; `probneural.storage` sets it, which depends on all kinds of predictors."""
 
     def __init__(self, traits: PredictorTraits) -> None:
-        self.traits = traits
+        self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
 
     @property
     def in_channels(self) -> int:
@@ -93,6 +99,16 @@ class Predictor(ABC):
         return self.traits.domain
 
     @property
+    def trained_on(self) -> TrainingRecord | None:
+        """Record of the pairs that trained the operator and the head; None if unknown."""
+        return self.traits.trained_on
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether variances or weights were fitted to held-out pairs."""
+        return len(self.calibrated_on) > 0
+
+    @property
     def dtype(self) -> torch.dtype:
         """Real dtype the operator computes in; inputs are converted to it."""
         return self.traits.like.dtype.to_real()
@@ -109,6 +125,11 @@ class Predictor(ABC):
         In physical units squared: the noise, and what a calibrated field holds as each function's own discrepancy.
         """
         return self.noise.detach().to("cpu", torch.float64)
+
+    def _with_records(self: AnyPredictor, *records: TrainingRecord | None) -> AnyPredictor:
+        """This very predictor, just made, with the union of training records."""
+        self.__dict__["traits"] = replace(self.traits, trained_on=joined_record(records))
+        return self
 
     @abstractmethod
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
@@ -127,10 +148,11 @@ class Predictor(ABC):
             query: Where to evaluate; the inputs' own grid by default.
 
         Returns:
-            A distribution over n functions, differentiable in `inputs.values`.
+            A distribution over n functions, differentiable in `inputs.values`. With masks that differ from sample to sample, in
+            inputs or query, it is that on the grid without masks.
 
         Raises:
-            DataError: If the inputs are not a `Field` or not finite.
+            DataError: If the inputs are not a `Field` or not finite, or a channel has another unit than in training.
             ShapeError: If the number of channels is not the operator's.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
@@ -138,15 +160,20 @@ class Predictor(ABC):
 
     def _together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         """Predict for several sets of inputs, each with its query, as one call would: fields that share a latent."""
-        given = [(self._checked(inputs, query), query) for inputs, query in sets]
+        given = [(self._checked(inputs, query), None if query is None else query.shared) for inputs, query in sets]
         with undisturbed():
             predictions = self._predict_together(given)
-        for prediction in predictions:
+        for prediction, (checked, _) in zip(predictions, given, strict=True):
             if isinstance(prediction, FieldDistribution):  # what an own predictor returns instead, its users refuse by name
                 check_finite(
                     prediction.mean, "predicted means", remedy="inputs may be far outside the training data, or their scale"
                 )
+                prediction.provenance = self._provenance(checked)
         return predictions
+
+    def _provenance(self, inputs: Field | None = None) -> Provenance:
+        """Provenance of fields that it predicts."""
+        return Provenance(is_calibrated=self.is_calibrated, trained_on=self.trained_on, inputs=inputs)
 
     def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         """Predict for several sets of inputs, validated. Override where a latent belongs to one call, or in a wrapper."""
@@ -163,9 +190,26 @@ class Predictor(ABC):
             )
         if query is not None:
             check_grid(query, "query")
+        check_units(self.trained_on, inputs)
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs")
-        return inputs.to(self.dtype).to(self.device)
+        known = Field(inputs.values, inputs.grid.shared) if inputs.grid.is_batch else inputs
+        return known.to(self.dtype).to(self.device)
+
+    def to(self, device: torch.device | str) -> Predictor:
+        """Return the same predictor on another device, with copies of all predictors inside it.
+
+        The dtype stays: convert the operator, and fit the head again.
+
+        Args:
+            device: A device, or `"auto"` for the best there is.
+
+        Raises:
+            ArgumentError: If there is no such device.
+            UnsupportedError: If a part cannot be copied, as a predictor class of your own, or that of
+                `Laplace(structure="iterative")`.
+        """
+        return type(self)._moved(self, device)
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
@@ -201,7 +245,11 @@ class Predictor(ABC):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        """Channels and domain."""
+        """Channels and domain, and whether nobody calibrated it."""
+        return self._description() if self.is_calibrated else f"{self._description()}, uncalibrated"
+
+    def _description(self) -> str:
+        """What it is, without saying whether it was calibrated."""
         return f"{type(self).__name__}({self.in_channels} -> {self.out_channels} channels on {self.domain!r})"
 
     def _check_domain(self, grid: Grid) -> None:
@@ -414,7 +462,7 @@ class FunctionDraw(nn.Module):
         raise UnsupportedError(
             expected="a draw used in the dtype and on the device of its predictor",
             got="a conversion",
-            remedy="convert the operator before the head is fitted, or convert the draw's outputs",
+            remedy="convert the operator before the head is fitted, or draw from predictor.to(device)",
         )
 
     def forward(

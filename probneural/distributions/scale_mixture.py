@@ -147,12 +147,12 @@ class ScaleMixtureField(MixtureField):
         """Push the field forward, exactly."""
         check_functional(functional, grid=self.grid)
         image = self.field.apply(functional)
-        return ScaleMixtureField(image, self.scales, weights=self.weights)._with_labels(functional.labels)
+        return ScaleMixtureField(image, self.scales, weights=self.weights)._image_of(self, functional.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> ScaleMixtureField:
         """Give every function its own exact linear constraint; the farther off its values were, the wider what is left."""
         constrained = self.field.constrain(functional, values)
-        return ScaleMixtureField(constrained, self.scales, weights=self._given(functional, values))
+        return ScaleMixtureField(constrained, self.scales, weights=self._given(functional, values))._after(self)
 
     def scale(self, factors: Float[Tensor, "..."]) -> ScaleMixtureField:
         """Multiply the deviation from the mean by factors."""
@@ -164,19 +164,19 @@ class ScaleMixtureField(MixtureField):
         shape = self.mean.shape
         per_channel = self.weights.ndim == 1
         factors = self._factor.sqrt().expand(shape[1]) if per_channel else self.variance_factor.sqrt().expand(shape)
-        return self.field.scale(factors)._with_labels(self.labels)
+        return self.field.scale(factors)._after(self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> ScaleMixtureField:
         """Select functions."""
         rows = select_rows(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
-        return ScaleMixtureField(self.field[rows], self.scales, weights=weights)._with_labels(self.labels)
+        return ScaleMixtureField(self.field[rows], self.scales, weights=weights)._rows_of(self, rows)
 
     def marginal(self, index: int) -> ScaleMixtureField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
         index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
-        return ScaleMixtureField(self.field.marginal(index), self.scales, weights=weights)._with_labels(self.labels)
+        return ScaleMixtureField(self.field.marginal(index), self.scales, weights=weights)._rows_of(self, index)
 
 
 def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:

@@ -41,6 +41,7 @@ def applied(
     parts: dict[int, Tensor] = {}
     total: Tensor | None = None
     labels: dict[int, tuple[str, ...] | None] = {}
+    image: EmpiricalField | None = None
     for row, u in states():
         if row >= len(maps):
             raise ArgumentError(expected="one functional per lead", got=f"{len(maps)}", remedy="or one for all leads")
@@ -66,7 +67,8 @@ def applied(
         known = [(lead, labels[row]) for row, lead in enumerate(leads)]
         missing = any(own is None for _, own in known)
         named = None if missing else tuple(f"{name}, lead {lead}" for lead, own in known for name in own or ())
-    return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._with_labels(named)
+    assert image is not None
+    return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._image_of(image, named)
 
 
 def _checked_weights(weights: Sequence[float] | Sequence[Sequence[float]] | Tensor, count: int) -> Tensor:

@@ -22,6 +22,7 @@ from probneural.distributions.trajectory_states import KeptStates
 from probneural.distributions.variance_shares import VarianceShares, paired_shares, plain_shares
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.provenance import TrainingRecord
 
 _BUDGET = 2**28
 """Bytes of states that a trajectory keeps (256 MiB)."""
@@ -117,8 +118,13 @@ class Trajectory(EnsembleForecast):
 
     @property
     def calibrated_on(self) -> Int64[Tensor, " m"]:
-        """Fingerprints of the pairs that the predictor's variances were scaled on, `(m,)`."""
+        """Row keys of the pairs that the predictor's variances were scaled on, `(m,)`."""
         return self.ensemble.predictor.calibrated_on
+
+    @property
+    def trained_on(self) -> TrainingRecord | None:
+        """Record of the pairs that trained the predictor; None if unknown."""
+        return self.ensemble.predictor.trained_on
 
     def at(self, lead: int) -> EmpiricalField:
         """The members' states after so many steps.
@@ -133,11 +139,17 @@ class Trajectory(EnsembleForecast):
             ArgumentError: If there is no such lead.
             ForecastError: If a member is not finite there, or before.
         """
-        return EmpiricalField(self._state(check_integer(lead, "lead", least=0, most=self.steps)), grid=self.grid)
+        return self._field(self._state(check_integer(lead, "lead", least=0, most=self.steps)))
 
     def _until(self, last: int) -> Iterator[tuple[int, EmpiricalField]]:
         for lead, state in self._states_from(0, last):
-            yield lead, EmpiricalField(state, grid=self.grid)
+            yield lead, self._field(state)
+
+    def _field(self, state: Float[Tensor, "s n c *grid"]) -> EmpiricalField:
+        """The distribution of the members' states."""
+        u = EmpiricalField(state, grid=self.grid)
+        u.provenance = self.ensemble.predictor._provenance()
+        return u
 
     def _attributes(self) -> dict[str, Any]:
         ensemble = self.ensemble
@@ -206,4 +218,5 @@ class Trajectory(EnsembleForecast):
     def __repr__(self) -> str:
         """A short description."""
         kind = f"{self.members} members, draws={self.ensemble.draws!r}"
-        return f"Trajectory({len(self)} x {self.channels} on {self.grid!r}, {self.steps} steps, {kind})"
+        shown = f"Trajectory({len(self)} x {self.channels} on {self.grid!r}, {self.steps} steps, {kind})"
+        return shown if self.ensemble.predictor.is_calibrated else f"{shown}, uncalibrated"

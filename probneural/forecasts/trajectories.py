@@ -15,7 +15,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
-from probneural.grids import Grid
+from probneural.grids import Axis, Grid
 
 
 class GaussianTrajectory:
@@ -158,14 +158,8 @@ def space_time(grid: Grid, leads: Sequence[int]) -> Grid:
     gaps = {later - earlier for earlier, later in itertools.pairwise(leads)}
     if grid.is_uniform and len(gaps) <= 1:
         length = float(leads[-1] - leads[0]) or 1.0
-        origins = tuple(axis.origin for axis in grid.axes)
-        return Grid.uniform(
-            (len(leads), *grid.shape),
-            lengths=(length, *grid.lengths),
-            periodic=(False, *grid.periodic),
-            endpoint=(len(leads) > 1, *grid.endpoint),
-            origin=(float(leads[0]), *origins),
-        )
+        time = Axis(len(leads), length, periodic=False, endpoint=len(leads) > 1, origin=float(leads[0]))
+        return Grid.of_axes([time, *grid.axes])
     times = torch.tensor(leads, dtype=torch.float64, device="cpu")
     points = torch.cat([times.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(leads), 1)], dim=1)
     steps = torch.nn.functional.pad(0.5 * times.diff(), (1, 1))

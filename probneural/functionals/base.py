@@ -17,6 +17,9 @@ from probneural.grids import Grid, along_axis, check_on_grid
 _NORM_ROWS = 256
 """Rows of a functional's matrix formed at once."""
 
+_ROUNDING = 1e-12
+"""Entries of a functional, relative to its largest, that count as none."""
+
 
 class Functional(ABC):
     """A linear map from the values of a field to `size` numbers per channel.
@@ -132,6 +135,16 @@ class MatrixFunctional(Functional):
                 got=str(tuple(self.matrix.shape)),
                 remedy="one column per grid point",
             )
+        check_unbatched(self.grid)
+        if self.grid.is_masked:
+            size = self.matrix.abs()
+            missing = size.masked_fill(self.grid.observed.flatten().to(size.device), 0.0)
+            if bool((missing.amax(1) > _ROUNDING * size.amax(1)).any()):
+                raise GridError(
+                    expected="a functional of observed values alone",
+                    got="one that reads masked points of the grid",
+                    remedy="read at grid points that are not masked; what is predicted there: predict with query=grid.unmasked",
+                )
 
     @property
     def size(self) -> int:
@@ -240,6 +253,16 @@ class Stack(Functional):
     def _adjoint(self, numbers: Tensor) -> Tensor:
         pieces = numbers.split([part.size for part in self.parts], dim=-1)
         return torch.stack([part.adjoint(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
+
+
+def check_unbatched(grid: Grid) -> None:
+    """Raise a GridError if samples have masks of their own: a functional is the same for all."""
+    if grid.is_batch:
+        raise GridError(
+            expected="one grid for all samples of a functional",
+            got=repr(grid),
+            remedy="build it on grid.unmasked: predictions for inputs with masks of their own live there",
+        )
 
 
 def check_functional(functional: object, name: str = "functional", *, grid: Grid | None = None) -> Functional:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from probneural.checks import check_choice, check_finite, real_tensor
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.functionals.base import Functional, MatrixFunctional
+from probneural.functionals.base import Functional, MatrixFunctional, check_unbatched
 from probneural.functionals.regions import (
     Corner,
     Indicator,
     box_corners,
+    box_volume,
     fractions,
     gauss_legendre,
     indicator_weights,
@@ -39,7 +40,8 @@ def integral(grid: Grid) -> Functional:
         >>> total(torch.ones(1, 1, 4)).item()
         2.0
     """
-    return MatrixFunctional(grid, check_grid(grid).weights[None, :].clone(), labels=("integral",))
+    check_unbatched(check_grid(grid))
+    return MatrixFunctional(grid, grid.weights[None, :].clone(), labels=("integral",))
 
 
 def average(grid: Grid, *, lower: Corner | None = None, upper: Corner | None = None) -> Functional:
@@ -65,7 +67,7 @@ def region(
 
     On a uniform grid, a box is integrated exactly: it is the same box on every grid, and what remains is the error of the
     field's interpolant. What a function calls inside is found on a finer grid. A mask belongs to its grid, as do all regions of
-    a scattered grid: points inside count with their quadrature weights, ends of boxes included.
+    a scattered or a masked grid: points inside count with their quadrature weights, ends of boxes included.
 
     Args:
         grid: Any grid.
@@ -103,9 +105,10 @@ def region(
     is_box = lower is not None or upper is not None
     if where is not None and is_box:
         raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
-    if is_box and check_grid(grid).is_uniform:
+    check_unbatched(check_grid(grid))
+    if is_box and grid.is_uniform and not grid.is_masked:
         low, high = box_corners(grid, lower, upper)
-        weights, volume = torch.ones(1, dtype=torch.float64), float((high - low).prod())
+        weights, volume = torch.ones(1, dtype=torch.float64), box_volume(grid, low, high)
         for axis, start, end in zip(grid.axes, low.tolist(), high.tolist(), strict=True):
             weights = (weights[:, None] * interval_weights(axis, start, end)).flatten()
     else:
@@ -115,7 +118,7 @@ def region(
 
 
 def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Functional:
-    """The integral of the field's interpolant along a polyline, over arc length; one number per channel.
+    """The integral of the field's interpolant along a polyline, over arc length in the coordinates; one number per channel.
 
     Divide by the length for a mean along it: `line_integral(grid, path) * (1 / length)`.
 
@@ -163,7 +166,7 @@ def _weights_inside(
 ) -> tuple[Tensor, float]:
     """Quadrature weights of a region, `(p,)`, and its volume."""
     check_grid(grid)
-    if callable(where) and not isinstance(where, Tensor) and grid.is_uniform:
+    if callable(where) and not isinstance(where, Tensor) and grid.is_uniform and not grid.is_masked:
         weights = indicator_weights(grid, where)
     elif where is not None:
         weights = grid.weights * fractions(grid, where)

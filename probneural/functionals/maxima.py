@@ -10,6 +10,7 @@ from torch import Tensor
 
 from probneural.checks import real_tensor
 from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.functionals.base import check_unbatched
 from probneural.functionals.regions import Corner, Indicator, fractions, points_in_box
 from probneural.grids import Grid, check_grid, check_on_grid
 
@@ -63,6 +64,8 @@ def maximum(
 ) -> Maximum:
     """The largest value at the grid's points, or at those in a region; one number per channel, in the values' units.
 
+    Masked points are left out.
+
     It is no linear functional. `maximum(grid)(values)` is the maximum of given fields; of a distribution,
     `u.apply_by_draws(maximum(grid))` is an empirical distribution with quantiles and intervals, and the maximum of the mean is
     not the mean of the maximum. Between points a field can be larger: predict on a finer grid by `query=`.
@@ -85,10 +88,11 @@ def maximum(
         >>> maximum(Grid.uniform((4,)), upper=[0.3])([[1.0, 2.0, 9.0, 9.0]]).item()
         2.0
     """
-    check_grid(grid)
+    check_unbatched(check_grid(grid))
     if where is not None and (lower is not None or upper is not None):
         raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
     inside = points_in_box(grid, lower, upper) if where is None else fractions(grid, where) > 0
+    inside = inside & grid.observed.flatten()
     if not bool(inside.any()):
         raise GridError(
             expected=f"a region with points of {grid!r}", got="none inside", remedy="widen the region, or refine the grid"

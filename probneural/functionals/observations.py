@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from probneural.checks import check_integer, real_tensor
@@ -67,6 +69,10 @@ def derivative(
         raise GridError(
             expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate"
         )
+    if grid.is_masked:
+        raise GridError(
+            expected="a grid without a mask", got=repr(grid), remedy="differentiate what is predicted with query=grid.unmasked"
+        )
     line = grid.axes[axis]
     highest = min(POLYNOMIAL_DEGREE, line.size - 1)
     if order > highest and not line.periodic:  # the interpolant's derivative is zero there, which is no one's derivative
@@ -81,6 +87,26 @@ def derivative(
         name = f"derivative {order} along axis {axis} at" if order > 1 else f"derivative along axis {axis} at"
         return MatrixFunctional(grid, interpolation_matrix(grid, points, orders=orders), labels=_labels(name, points))
     return AlongAxis(grid, line.matrix(line.coordinates, order=order), axis=axis)
+
+
+@dataclass(frozen=True, eq=False)
+class ValuesAt(Functional):
+    """Values at some of the grid's points, `(m,)`, which their matrix of ones and zeros would take much memory for."""
+
+    grid: Grid
+    points: Int64[Tensor, " m"]
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return len(self.points)
+
+    def _forward(self, values: Tensor) -> Tensor:
+        return values.flatten(values.ndim - len(self.grid.shape))[..., self.points.to(values.device)]
+
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        spread = numbers.new_zeros(*numbers.shape[:-1], self.grid.size)
+        return spread.index_copy(-1, self.points.to(numbers.device), numbers).unflatten(-1, self.grid.shape)
 
 
 def _locations(locations: Tensor | Sequence[Sequence[float]]) -> Tensor:

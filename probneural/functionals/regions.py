@@ -21,6 +21,8 @@ Indicator = Callable[[Float64[Tensor, "q d"]], Tensor]
 Corner = float | Sequence[float] | Tensor
 """Coordinates `(d,)`; on a line, one number."""
 
+_AREA_NODES = 8
+"""Gauss-Legendre nodes between two latitudes, where a polynomial of degree 5 times a cosine is integrated."""
 _SLACK = 1e-9
 """Fraction of a length by which coordinates may miss the domain's ends."""
 _MOST_PARTS = 32
@@ -49,8 +51,9 @@ def box_corners(grid: Grid, lower: Corner | None, upper: Corner | None) -> tuple
         ArgumentError: If a corner is not d finite numbers, or the lower one is not below the upper one.
         GridError: If the box leaves the domain, or on periodic axes is longer than the period.
     """
-    origin = torch.tensor([axis.origin for axis in grid.axes], dtype=torch.float64)
-    length = torch.tensor(grid.lengths, dtype=torch.float64)
+    ends = torch.tensor([axis.ends for axis in grid.axes], dtype=torch.float64)
+    origin, length = ends[:, 0], torch.tensor(grid.lengths, dtype=torch.float64)
+    length = torch.where(torch.tensor([axis.latitudes is None for axis in grid.axes]), length, ends[:, 1] - origin)
     low = origin if lower is None else check_corner(lower, grid)
     high = origin + length if upper is None else check_corner(upper, grid)
     check_order(low, high)
@@ -64,6 +67,15 @@ def box_corners(grid: Grid, lower: Corner | None, upper: Corner | None) -> tuple
             remedy="cut the box at the domain's ends",
         )
     return low, high
+
+
+def box_volume(grid: Grid, low: Float64[Tensor, " d"], high: Float64[Tensor, " d"]) -> float:
+    """The volume of a box on a uniform grid; latitudes count by their area on the sphere."""
+    extents = high - low
+    for number, axis in enumerate(grid.axes):
+        if axis.latitudes is not None:
+            extents[number] = torch.rad2deg(torch.deg2rad(high[number]).sin() - torch.deg2rad(low[number]).sin())
+    return float(extents.prod())
 
 
 def check_corner(corner: object, grid: Grid) -> Tensor:
@@ -137,26 +149,48 @@ def indicator_weights(grid: Grid, inside: Indicator) -> Float64[Tensor, " p"]:
 
     The cells between grid points are divided into parts, and the function decides in the middle of each.
     """
-    intervals = [max(axis.size - 1, 1) if axis.endpoint else axis.size for axis in grid.axes]
+    intervals = [_intervals(axis) for axis in grid.axes]
     along = [_MOST_ENTRIES / (count * axis.size) for count, axis in zip(intervals, grid.axes, strict=True) if not axis.periodic]
     parts = int(min(_MOST_PARTS, (_MOST_POINTS / math.prod(intervals)) ** (1.0 / grid.dimension), *along))
     if parts < 1:  # the grid itself is as fine as that
         return grid.weights * _asked(inside, grid.points)
-    axes = [
-        Axis(
-            count * parts, axis.length, periodic=True, endpoint=False, origin=axis.origin + 0.5 * axis.length / (count * parts)
-        )
-        for count, axis in zip(intervals, grid.axes, strict=True)
-    ]
+    axes = []
+    for count, axis in zip(intervals, grid.axes, strict=True):
+        origin, length = axis.ends[0], axis.length if axis.latitudes is None else axis.ends[1] - axis.ends[0]
+        first = origin + 0.5 * length / (count * parts)
+        axes.append(Axis(count * parts, length, periodic=True, endpoint=False, origin=first))
     fine = Grid(shape=tuple(axis.size for axis in axes), axes=tuple(axes))
     weights = (fine.weights * _asked(inside, fine.points)).reshape(fine.shape)
+    for number, axis in enumerate(grid.axes):
+        if axis.latitudes is not None:
+            density = _area_density(axes[number].coordinates)
+            weights = weights * density.reshape(-1, *(1,) * (grid.dimension - 1 - number))
     for number, (axis, middle) in enumerate(zip(grid.axes, axes, strict=True)):
         along_this = number - grid.dimension
         if axis.periodic:
             weights = _shifted_back(weights.movedim(along_this, -1), parts).movedim(-1, along_this)
         else:
-            weights = along_axis(weights, axis.matrix(middle.coordinates).mT, along_this)
+            weights = along_axis(weights, axis.matrix(_within(axis, middle.coordinates)).mT, along_this)
     return weights.flatten()
+
+
+def _intervals(axis: Axis) -> int:
+    """Number of intervals between points, and beyond the outermost latitudes."""
+    count = max(axis.size - 1, 1) if axis.endpoint else axis.size
+    return count if axis.latitudes is None else math.ceil(count * (axis.ends[1] - axis.ends[0]) / axis.length - 1e-9)
+
+
+def _within(axis: Axis, points: Float64[Tensor, " q"]) -> Float64[Tensor, " q"]:
+    """Where to read the interpolant for points: beyond the outermost latitudes, at those."""
+    if axis.latitudes is None:
+        return points
+    nodes = axis.coordinates
+    return points.clamp(nodes[0], nodes[-1])
+
+
+def _area_density(latitudes: Float64[Tensor, " q"]) -> Float64[Tensor, " q"]:
+    """Square degrees of the sphere per degree of latitude and of longitude: the cosine."""
+    return torch.deg2rad(latitudes).cos()
 
 
 def _shifted_back(weights: Tensor, parts: int) -> Tensor:
@@ -176,7 +210,7 @@ def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, 
     """Weights of the exact integral of an axis' interpolant between two coordinates.
 
     On a periodic axis the interpolant is a sum of waves, whose integrals are known; elsewhere it is a polynomial of degree 5 at
-    most from point to point, for which three Gauss-Legendre nodes are enough.
+    most from point to point, for which three Gauss-Legendre nodes are enough. Latitudes count by their area on the sphere.
     """
     if axis.periodic:
         waves = torch.arange(axis.size // 2 + 1, dtype=torch.float64)
@@ -186,7 +220,9 @@ def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, 
     nodes = axis.coordinates
     between = nodes[(nodes > lower) & (nodes < upper)]
     ends = torch.cat([torch.tensor([lower], dtype=torch.float64), between, torch.tensor([upper], dtype=torch.float64)])
-    points, weights = gauss_legendre(ends, 3)
+    points, weights = gauss_legendre(ends, 3 if axis.latitudes is None else _AREA_NODES)
+    if axis.latitudes is not None:
+        points, weights = _within(axis, points), weights * _area_density(points)
     total = torch.zeros_like(nodes)
     for some, mass in zip(points.split(_WINDOW), weights.split(_WINDOW), strict=True):
         positions = (some[[0, -1]] - nodes[0]) / (axis.length / max(axis.size - axis.endpoint, 1))

@@ -19,7 +19,7 @@ from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import NOISE_FLOOR, check_some, given_noise
-from probneural.heads.training_data import TrainingData, owned, training_data
+from probneural.heads.training_data import TrainingData, owned, recorded, training_data
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 
@@ -92,6 +92,7 @@ class NoiseConditioning:
         if self.train is not None:
             check_callable(self.train, "train", remedy="give functools.partial(pn.fit, loss=pn.training.CRPS(2))")
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> NoiseConditionedPredictor:
         """Take the operator over, or train a copy, and draw the noise of the members.
@@ -189,7 +190,7 @@ class NoiseConditionedPredictor(Predictor):
             noise=self.noise,
             domain=self.domain,
             in_channels=self.in_channels,
-        )
+        )._with_records(self.trained_on)
 
     def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)

@@ -44,6 +44,8 @@ class ResidualSums:
     (a count sketch); what such sums add to the inner products on average is subtracted. The standard error is then about 1 %
     where m is up to a few hundred, and 3 % where m is the number of points.
 
+    Where samples have masks of their own, inner products are divided by the mean overlap of two masks.
+
     Args:
         data: Whose residuals.
         channels: Number of channels c.
@@ -63,6 +65,7 @@ class ResidualSums:
         self.data = data
         self.unit = torch.ones_like(zeros) if unit is None else unit.to(zeros)
         self.squares = zeros.clone()
+        self._roots = zeros.new_zeros(points)  # sums of roots of weights, where samples have masks of their own
         self._next = data.first
         self._kept: Tensor | None = None
         self._groups: tuple[Tensor, Tensor] | None = None
@@ -79,16 +82,18 @@ class ResidualSums:
         self._sums = zeros.new_zeros(2, channels)  # of |r_i|^2 and of |r_i|^4
         self._at_points = zeros.new_zeros(2, channels, points)  # of r_i^2 and of r_i^4
 
-    def add(self, residuals: Float64[Tensor, "b c *grid"]) -> None:
-        """Add the residuals of the next functions."""
+    def add(self, residuals: Float64[Tensor, "b c *grid"], *, grid: Grid) -> None:
+        """Add the residuals of the next functions, on their grid."""
         scaled = residuals.flatten(2) / self.unit[:, None]
-        mean_weights = self.data.grid.mean_weights.to(scaled)
-        self.squares += (scaled.square() @ mean_weights).sum(0)
+        self.squares += grid.mean(grid.fill(scaled.unflatten(2, grid.shape)).flatten(2).square()).sum(0)
+        roots = grid.sample_weights.to(scaled).sqrt()
+        if grid.is_batch:
+            self._roots += roots[:, 0].sum(0)
         if self._kept is not None:
-            self._kept[self._next : self._next + len(residuals)] = residuals.flatten(2)
+            self._kept[self._next : self._next + len(residuals)] = grid.fill(residuals).flatten(2) * roots
             self._next += len(residuals)
             return
-        rows = scaled * mean_weights.sqrt()
+        rows = scaled * roots
         if self._groups is not None:
             group, signs = self._groups
             squares = rows.square()
@@ -101,22 +106,28 @@ class ResidualSums:
 
     def finish(self) -> None:
         """Add up the sums of all processes: every one calls it, once, after its last residuals."""
+        if self.data.grid.is_batch:
+            self.data.summed(self._roots)
         parts = [self._kept] if self._kept is not None else [self._moment, self._sums, self._at_points]
         for part in (self.squares, *parts):
             self.data.summed(part)
 
     def effective_observations(self) -> Float64[Tensor, " c"]:
         """The number m per channel, dimensionless, between 1 and the number of grid points; on the CPU."""
-        points = float(self.data.grid.size)
+        grid, count = self.data.grid, self.data.functions
+        points = float((grid.weights > 0).sum() if grid.is_masked and not grid.is_batch else grid.size)
+        overlap = 1.0  # mean over pairs of the inner product of roots of weights, less than 1 where masks differ
+        if grid.is_batch and count > 1:
+            overlap = float((self._roots.square().sum() - count) / (count * (count - 1)))
         if self._kept is not None:
-            return _from_pairs(self._kept * self.data.grid.mean_weights.to(self._kept).sqrt()).clamp(1.0, points).cpu()
+            return (_from_pairs(self._kept) * overlap**2).clamp(1.0, points).cpu()
         total, fourth = self._sums
         independent = total.square() - fourth
         alike = self._moment.square().sum((1, 2)) - fourth
         if self._groups is not None:
             at_points = (self._at_points[0].square() - self._at_points[1]).sum(1)
             alike = (alike - (independent - 2.0 * at_points) / _GROUPS) / (1.0 + 1.0 / _GROUPS)
-        return _ratio(independent, alike).clamp(1.0, points).cpu()
+        return (_ratio(independent, alike) * overlap**2).clamp(1.0, points).cpu()
 
 
 def _from_pairs(rows: Float64[Tensor, "n c p"]) -> Float64[Tensor, " c"]:
@@ -161,7 +172,8 @@ def estimate_effective_observations(residuals: Float64[Tensor, "n c *grid"], *, 
     sums = ResidualSums(data, channels=field.channels, unit=largest)
     step = max(1, _KEPT_VALUES // (field.channels * grid.size))
     for start in range(0, len(residuals), step):
-        sums.add(residuals[start : start + step])
+        rows = slice(start, start + step)
+        sums.add(residuals[rows], grid=grid.select(rows))
     return sums.effective_observations()
 
 

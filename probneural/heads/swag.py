@@ -20,7 +20,7 @@ from probneural.heads.ensembles.members import TrainFunction
 from probneural.heads.ensembles.trajectory import training_trajectory, with_state
 from probneural.heads.laplace.laplace import TRAJECTORY, LaplacePredictor
 from probneural.heads.residuals import NOISE_FLOOR
-from probneural.heads.training_data import training_data
+from probneural.heads.training_data import recorded, training_data
 from probneural.heads.weight_posterior import Hyperparameters
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.pairs import Dataset
@@ -90,6 +90,7 @@ class SWAG:
             show_progress=check_flag(self.show_progress, "show_progress"),
         )
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> LaplacePredictor:
         """Go on training, and take the moments of the weights.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float64, Int64
@@ -11,12 +13,17 @@ from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_scale
 from probneural.clocks import WindowClock
-from probneural.errors import DataError
+from probneural.distributions.predictor import Predictor
+from probneural.errors import DataError, DataWarning
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.notices import warn
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows, batches, check_dataset
 from probneural.processes import own_rows, sum_over_processes, world_size
+from probneural.provenance import TrainingRecord, operator_record, record_of
 from probneural.statistics import statistics
+
+FitMethod = TypeVar("FitMethod", bound=Callable[..., Predictor])
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +53,14 @@ class TrainingData:
 
     @property
     def grid(self) -> Grid:
-        """Where the outputs live."""
+        """Where the outputs live, and the weights that all of them have: see `Grid.mean_weights`."""
         return self.pairs.outputs.grid
 
     @property
     def query(self) -> Grid | None:
-        """The outputs' grid where it differs from the inputs'."""
-        return None if self.grid == self.pairs.inputs.grid else self.grid
+        """The outputs' grid where it differs from the inputs', without masks, which do not matter to operators."""
+        grid = self.grid.unmasked
+        return None if grid == self.pairs.inputs.grid.unmasked else grid
 
     @property
     def is_sharded(self) -> bool:
@@ -197,6 +205,40 @@ class _ConvertedData:
 
     def detached(self) -> Dataset:
         return self
+
+
+def recorded(fit: FitMethod) -> FitMethod:
+    """Decorate a head's `fit(operator, data)`: its predictor records the pairs that trained the operator and the head.
+
+    Warns:
+        DataWarning: If the head does not train the operator, and it was never trained or was trained on other data.
+    """
+
+    @functools.wraps(fit)
+    def fitted(head: Any, operator: Any, data: Any) -> Predictor:
+        predictor = fit(head, operator, data)
+        new, old = record_of(data), operator_record(operator)
+        if getattr(head, "train", None) is None:
+            _warn_of_training(operator, old, new)
+        return predictor._with_records(old, new)
+
+    return cast(FitMethod, fitted)
+
+
+def _warn_of_training(operator: object, old: TrainingRecord | None, new: TrainingRecord) -> None:
+    """Warn if an operator was never trained, or if its record shares no row with the head's data."""
+    if old is None and getattr(operator, "has_units", None) is False:
+        warn(
+            "the operator was never trained: its normalisers have their initial values; train it first: "
+            "pn.fit(operator, train)",
+            DataWarning,
+        )
+    elif old is not None and not old.shares_rows(new.row_keys[:, None]):
+        warn(
+            f"the operator was trained on other pairs than the {len(new.row_keys)} that the head is fitted on; give the head "
+            "the training pairs",
+            DataWarning,
+        )
 
 
 def check_predicted(values: Tensor) -> None:

@@ -290,7 +290,7 @@ def prepare(
     layout = ParameterVector.of(evaluated, parameters)
     residuals = ResidualSums(pairs, channels=pairs.outputs.channels)
     for batch in pairs.batches(max(1, _BATCH_POINTS // pairs.grid.size)):
-        residuals.add(residuals_of(evaluated, batch, pairs.query))
+        residuals.add(residuals_of(evaluated, batch, pairs.query), grid=batch.outputs.grid)
     residuals.finish()
     channels = pairs.outputs.channels
     observations = given_per_channel(effective_observations, channels, name="effective_observations")

@@ -72,7 +72,7 @@ def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
     """Mean squares over the domain of the error and of the truth, `(n, c)`."""
     check_field(prediction, "prediction")
     check_field(truth, "truth")
-    if prediction.grid != truth.grid:
+    if not prediction.grid.has_points_of(truth.grid):
         raise GridError(
             expected=f"predictions on the truth's grid {truth.grid!r}",
             got=repr(prediction.grid),

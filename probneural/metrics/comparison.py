@@ -26,6 +26,7 @@ class Comparison:
 
     Attributes:
         distribution: What was predicted, without observation noise.
+        grid: Where the functions live, weighted as the truth is: with its mask, or one per function.
         mean: Its mean, `(n, c, *grid)`, in physical units.
         truth: The true functions, `(n, c, *grid)`, in physical units.
         noise: Variance of the observation noise, `(n, c, *grid)`, in physical units squared.
@@ -35,16 +36,12 @@ class Comparison:
     """
 
     distribution: FieldDistribution
+    grid: Grid
     mean: Float64[Tensor, "n c *grid"]
     truth: Float64[Tensor, "n c *grid"]
     noise: Float64[Tensor, "n c *grid"]
     variance: Float64[Tensor, "n c *grid"]
     rounding: Float64[Tensor, "n c *ones"]
-
-    @property
-    def grid(self) -> Grid:
-        """Where the functions live."""
-        return self.distribution.grid
 
     @property
     def residual(self) -> Float64[Tensor, "n c *grid"]:
@@ -83,7 +80,7 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
 
     Args:
         u: The distribution, of n functions with c channels.
-        truth: The true or observed functions, on the same grid.
+        truth: The true or observed functions, on the same grid; masked points do not count.
         noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`.
 
     Returns:
@@ -98,7 +95,7 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     """
     check_instance(u, FieldDistribution, "u", remedy="score what a predictor returns")
     check_field(truth, "truth")
-    if truth.grid != u.grid:
+    if not truth.grid.has_points_of(u.grid):
         raise GridError(
             expected=f"the truth on the distribution's grid {u.grid!r}",
             got=repr(truth.grid),
@@ -109,7 +106,10 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     if truth.values.numel() == 0:
         raise DataError(expected="at least one function", got=f"truth of shape {tuple(raw.shape)}", remedy="score some data")
     mean, variance = raw.to(torch.float64), u.variance.detach().to(torch.float64)
-    values = truth.values.detach().to(mean)
+    # At masked points all are equal and certain of nothing: no score counts them.
+    grid = truth.grid
+    values, mean = grid.fill(truth.values.detach().to(mean)), grid.fill(mean)
+    variance = grid.fill(variance, 1.0)
     for tensor, name in ((mean, "predicted means"), (variance, "predicted variances"), (values, "true values")):
         check_finite(tensor, name)
     for tensor, name in ((mean, "predicted means"), (values, "true values")):
@@ -118,7 +118,9 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     unit = _ROUNDING * max(torch.finfo(raw.dtype).eps, torch.finfo(truth.dtype).eps)
     axes = tuple(range(2, mean.ndim))
     rounding = unit * torch.maximum(mean.abs(), values.abs()).amax(axes, keepdim=True)
-    return Comparison(distribution=u, mean=mean, truth=values, noise=observed, variance=variance + observed, rounding=rounding)
+    return Comparison(
+        distribution=u, grid=grid, mean=mean, truth=values, noise=observed, variance=variance + observed, rounding=rounding
+    )
 
 
 class RepeatedDraws:
@@ -147,8 +149,22 @@ def check_comparison(comparison: object) -> Comparison:
     return check_instance(comparison, Comparison, "comparison", remedy="make one with pn.metrics.compare(u, truth)")
 
 
+def flat_values(comparison: Comparison, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "c m"]:
+    """Values of all functions, one after the other, `(c, m)`; points without weight are left out."""
+    inside = (comparison.grid.weights > 0).to(values.device)
+    by_channel = values.flatten(2).movedim(1, 0)
+    return by_channel[:, inside] if comparison.grid.is_batch else by_channel[..., inside].flatten(1)
+
+
+def flat_weights(comparison: Comparison) -> Float64[Tensor, " m"]:
+    """Weights of those values in averages over the domain: those of one function sum to 1."""
+    weights = comparison.grid.sample_weights.to(comparison.truth)
+    rows = weights[:, 0] if comparison.grid.is_batch else weights.expand(len(comparison.truth), -1)
+    return rows[rows > 0]
+
+
 def domain_average(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c"]:
     """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
-    mean_weights = grid.mean_weights.to(values)
+    weights = grid.sample_weights.to(values)
     flat = values.flatten(2)
-    return torch.where(mean_weights > 0, flat, torch.zeros_like(flat)) @ mean_weights
+    return grid.mean(torch.where(weights > 0, flat, torch.zeros_like(flat)))

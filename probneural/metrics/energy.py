@@ -48,7 +48,7 @@ def energy_score(
     """
     check_comparison(comparison)
     draws = check_integer(draws, "draws", least=2)
-    root = comparison.grid.mean_weights.sqrt().to(comparison.truth)
+    root = comparison.grid.sample_weights.sqrt().to(comparison.truth)
     observed = ObservedDraws(
         comparison,
         draws=draws,
@@ -60,8 +60,11 @@ def energy_score(
     weights = observed.weights
     factor = fair_factor(weights) if is_fair or not observed.are_members else 1.0
     scores = []
+    start = 0
     for drawn, truth in observed:
-        offsets = (drawn - truth).flatten(3).movedim(0, 2) * root  # (b, c, m, p)
+        weight = root[start : start + len(truth), :, None] if comparison.grid.is_batch else root
+        start += len(truth)
+        offsets = (drawn - truth).flatten(3).movedim(0, 2) * weight  # (b, c, m, p)
         pairs = torch.cdist(offsets, offsets, compute_mode="donot_use_mm_for_euclid_dist")
         spread = factor * torch.einsum("i,bcij,j->bc", weights, pairs, weights)
         scores.append(offsets.square().sum(-1).sqrt() @ weights - 0.5 * spread)

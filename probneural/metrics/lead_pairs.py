@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
 from probneural.checks import check_instance
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
@@ -13,6 +17,7 @@ from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.metrics.lead_alignment import aligned
 from probneural.pairs import FieldSource
+from probneural.provenance import pair_keys
 
 _BATCH_VALUES = 2**16
 """Values of a lead that are compared at once, each with all its members."""
@@ -76,3 +81,34 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
         for start in range(0, len(source), size):
             rows = slice(start, min(start + size, len(source)))
             yield LeadPart(lead=lead, rows=rows, u=u[rows], truth=source[rows])
+
+
+def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
+    """Return the row keys of the steps of trajectories, as pairs of neighbouring states, `(n, steps)`, on the CPU.
+
+    They are those of windows with one state in an input. Trajectories with an attribute `window_keys` supply their own keys.
+
+    Args:
+        truth: n trajectories.
+        steps: Number of steps from the start.
+
+    Raises:
+        ArgumentError: If the trajectories are shorter.
+    """
+    window_keys = getattr(truth, "window_keys", None)
+    if isinstance(window_keys, Tensor):
+        return window_keys.cpu()
+    parameters = getattr(truth, "parameters", None)
+    states = truth.at(0)
+    size = max(1, _BATCH_VALUES // (states.channels * states.grid.size))
+    columns = []
+    for lead in range(1, steps + 1):
+        following = truth.at(lead)
+        parts = []
+        for start in range(0, len(truth), size):
+            rows = slice(start, min(start + size, len(truth)))
+            constant = [parameters[rows].values] if isinstance(parameters, Field) else []
+            parts.append(pair_keys(torch.cat([states[rows].values, *constant], 1), following[rows].values))
+        columns.append(torch.cat(parts))
+        states = following
+    return torch.stack(columns, 1)

@@ -111,6 +111,7 @@ class LeadScores:
         level: Nominal level of the coverages.
         functions: Number n of functions scored.
         reasons: For each score that is missing at some lead, why.
+        is_calibrated: Whether the forecast or its predictor was calibrated; None if unknown.
     """
 
     scores: Mapping[str, LeadScore]
@@ -121,6 +122,7 @@ class LeadScores:
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
+    is_calibrated: bool | None = None
 
     def __getitem__(self, name: str) -> LeadScore:
         """One score by name."""
@@ -157,6 +159,7 @@ class LeadScores:
             "level": self.level,
             "functions": self.functions,
             "reasons": dict(self.reasons),
+            "is_calibrated": self.is_calibrated,
         }
 
     def to_xarray(self) -> xarray.Dataset:
@@ -207,6 +210,8 @@ class LeadScores:
         most = f"; {horizon.still_valid:.0%} to the end" if horizon.still_valid else ""
         lines.append(f"{'valid prediction time':<30}{blank}{_cell(horizon.valid_time[0]):>9}  leads{most}")
         lines.append(f"coverages at {self.level:g}; valid up to a relative L2 error of {horizon.threshold:g}")
+        if self.is_calibrated is False:
+            lines.append("uncalibrated: fit pn.calibration.LeadScale() to held-out trajectories")
         return "\n".join(lines)
 
 

@@ -9,16 +9,18 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_positive, check_real, real_tensor
+from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.trajectory import Forecast
+from probneural.errors import DataError
 from probneural.metrics.estimates import Estimate, over_functions
-from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts
+from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts, step_keys
 from probneural.metrics.lead_scores import TITLES, HorizonScores, LeadScore, LeadScores, RankHistograms, Spectra
 from probneural.metrics.lead_sums import LeadNumbers, LeadSettings, Numbers, estimates, reasons_by_score
 from probneural.metrics.member_pool import inside_fraction
 from probneural.metrics.spectra import spectrum_ratio
+from probneural.provenance import TrainingRecord, check_untrained
 
 _NOTHING = Estimate(*torch.full((2,), math.nan, dtype=torch.float64, device="cpu"))
 
@@ -36,6 +38,7 @@ def score_by_lead(
     times: Sequence[float] | Tensor | None = None,
     scores: Collection[str] | None = None,
     seed: int = 0,
+    allow_training_data: bool = False,
 ) -> LeadScores:
     """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
 
@@ -57,12 +60,14 @@ def score_by_lead(
         scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The variogram score costs
             most, then the energy score.
         seed: Makes draws repeatable, where there are no members, or noise is added to them.
+        allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
     Returns:
         The scores, averaged over functions, the domain and the channels.
 
     Raises:
-        DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
+        DataError: If the forecast is none, the truth has no states by lead, a value is not finite, or steps of the
+            trajectories trained the predictor.
         ShapeError: If functions or channels are not equally many, or there is not one time per lead.
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast or lacks its times, the level is not between 0 and 1, the
@@ -71,6 +76,7 @@ def score_by_lead(
     Reference:
         Fortin et al. (2014), equation 15, for the factor of the variance; Ferro (2014), Fair scores for ensemble forecasts.
     """
+    is_allowed = check_flag(allow_training_data, "allow_training_data")
     settings = LeadSettings(
         noise=noise,
         level=check_real(level, "level", above=0.0, below=1.0),
@@ -87,7 +93,12 @@ def score_by_lead(
             running.close(current)
             current, lead = LeadNumbers(settings), part.lead
         current.add(part)
+        running.is_calibrated = None if part.u.provenance is None else part.u.provenance.is_calibrated
     running.close(current)
+    record: TrainingRecord | None = getattr(forecast, "trained_on", None)
+    if record is not None:
+        keys = step_keys(truth, forecast.steps)
+        check_untrained(keys, record, allow_training_data=is_allowed, purpose="scores", error=DataError)
     own = getattr(forecast, "times", None)
     return running.scores(_times(own if times is None else times, forecast.steps), functions=len(truth))
 
@@ -106,6 +117,7 @@ class _Running:
         self.valid_time: Tensor | None = None
         self.edges: tuple[float, ...] = ()
         self.eps = 0.0
+        self.is_calibrated: bool | None = None
 
     def close(self, current: LeadNumbers | None) -> None:
         """Take in a lead that is complete."""
@@ -168,6 +180,7 @@ class _Running:
             level=self.settings.level,
             functions=functions,
             reasons=self.reasons,
+            is_calibrated=self.is_calibrated,
         )
 
     def _horizon(self) -> HorizonScores:

@@ -13,6 +13,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import ArgumentError, UnsupportedError
+from probneural.functionals.observations import ValuesAt
 from probneural.metrics.comparison import Comparison, check_comparison
 
 
@@ -66,8 +67,23 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
         raise UnsupportedError(
             expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="read the marginal score"
         )
+    if comparison.grid.is_masked:
+        return _observed_nll(comparison, field)
     values_each = comparison.truth[0].numel()
     return -field.log_prob(comparison.truth, noise=comparison.noise).detach() / values_each
+
+
+def _observed_nll(comparison: Comparison, field: GaussianField | MixtureField) -> Float64[Tensor, " n"]:
+    """That of the values at points that are not masked, one function at a time."""
+    grid = comparison.grid
+    rows = grid.observed.flatten(-len(grid.shape)).expand(len(comparison.truth), -1)
+    scores = []
+    for number, observed in enumerate(rows):
+        points = observed.nonzero()[:, 0]
+        seen = ValuesAt(field.grid, points.to(comparison.truth.device))
+        truth, noise = (seen(part[number : number + 1]) for part in (comparison.truth, comparison.noise))
+        scores.append(-field.marginal(number).apply(seen).log_prob(truth, noise=noise).detach() / truth.numel())
+    return torch.cat(scores)
 
 
 def _check_density(comparison: Comparison) -> None:

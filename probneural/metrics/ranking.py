@@ -92,16 +92,22 @@ class RankSums:
     def add(self, comparison: Comparison) -> None:
         """Add some functions."""
         inside = comparison.grid.weights > 0
-        self._count, self._points = self._count + len(comparison.truth), int(inside.sum())
+        self._count, self._points = self._count + len(comparison.truth), int(inside.sum(-1).min())
         if self._points < 3:
             return
         std = comparison.variance.sqrt()
         inside = inside.to(std.device)
-        totals, within = [_total(comparison, std)], []
-        ranks = _ranks(std.flatten(2)[..., inside])
-        for error in (comparison.residual, *self._drawn(comparison)):
-            totals.append(_total(comparison, error))
-            within.append(_correlation(ranks, _ranks(error.abs().flatten(2)[..., inside])).sum(0))
+        totals = [_total(comparison, std)]
+        errors = [comparison.residual, *self._drawn(comparison)]
+        totals += [_total(comparison, error) for error in errors]
+        parts: list[tuple[slice, Tensor]] = [(slice(None), inside)]
+        if comparison.grid.is_batch:
+            parts = [(slice(row, row + 1), points) for row, points in enumerate(inside)]
+        within = [std.new_zeros(std.shape[1]) for _ in errors]
+        for rows, points in parts:
+            ranks = _ranks(std[rows].flatten(2)[..., points])
+            for number, error in enumerate(errors):
+                within[number] = within[number] + _correlation(ranks, _ranks(error[rows].abs().flatten(2)[..., points])).sum(0)
         self._totals.append(torch.stack(totals).cpu())
         part = torch.stack(within)
         self._within = part if self._within is None else self._within + part

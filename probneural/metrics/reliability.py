@@ -279,7 +279,8 @@ def _suprema(
         found = []
         for scale in scales:
             scaled = deviation * scale if own is None else torch.add(own, deviation, alpha=scale)
-            found.append(comparison.standardise(scaled, index=part).abs_().flatten(2).amax(-1))
+            standardised = comparison.grid.select(part).fill(comparison.standardise(scaled, index=part))
+            found.append(standardised.abs_().flatten(2).amax(-1))
         suprema.append(torch.stack(found))
     return torch.cat(suprema, dim=2)
 

@@ -87,6 +87,10 @@ class ScoreSums:
                 continue
             self._sums[name] = self._sums[name] + part if name in self._sums else part
 
+    def level_coverages(self) -> tuple[float, ...]:
+        """Coverage of the central intervals of the levels .05, .10, ..., .95, averaged over functions and channels."""
+        return tuple((self._sums["calibration_error"].mean(1) / self._counts[False]).tolist())
+
     def numbers(self) -> tuple[dict[str, float | None], dict[str, str]]:
         """Each score by name, averaged over functions and channels, or None; and for each that is None, why."""
         reasons = dict(self._reasons)
@@ -117,7 +121,7 @@ class ScoreSums:
 
 
 def _relative_l2(comparison: Comparison) -> Tensor:
-    return relative_l2(Field(comparison.mean, comparison.grid), Field(comparison.truth, comparison.grid))
+    return relative_l2(Field(comparison.mean, comparison.grid.unmasked), Field(comparison.truth, comparison.grid))
 
 
 def _predictive_variance(comparison: Comparison) -> Tensor:

@@ -10,17 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_real
+from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
+from probneural.errors import DataError
 from probneural.fields import Field, check_field
 from probneural.metrics.comparison import compare
 from probneural.metrics.score_sums import ScoreSums
 from probneural.pairs import Dataset, FieldSource, batches, check_dataset
+from probneural.provenance import check_units, check_untrained, pair_keys, row_keys
 
 _BATCH_VALUES = 2**16
 """Output values that are predicted and compared at once."""
+UNCALIBRATED = "uncalibrated: fit pn.calibration.VarianceScale() to held-out pairs"
+"""Last line of a table of scores whose predictor was not calibrated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,9 @@ class Scores:
         level: Nominal level of the coverages, the width and the interval score.
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
+        is_calibrated: Whether the predictor was calibrated; None if no predictor predicted the distribution.
+        level_coverages: Fraction of values inside the central intervals of the levels .05, .10, ..., .95, `(19,)`,
+            dimensionless; empty for scores of earlier versions.
     """
 
     relative_l2: float | None
@@ -77,10 +84,16 @@ class Scores:
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
+    is_calibrated: bool | None = None
+    level_coverages: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Take the coverages from JSON, too, which has lists."""
+        assign(self, level_coverages=tuple(self.level_coverages))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
-        found = asdict(self)
+        found = asdict(self) | {"level_coverages": list(self.level_coverages)}
         infinite = {name: str(value) for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
         return found | dict.fromkeys(infinite) | {"reasons": found["reasons"] | infinite}
 
@@ -114,11 +127,19 @@ class Scores:
             shown = "-" if value is None else f"{value:.4g}"
             reason = f"  ({self.reasons[name]})" if name in self.reasons else ""
             rows.append(f"{title:<34}{shown:>12}  {unit}{reason}")
+        if self.is_calibrated is False:
+            rows.append(UNCALIBRATED)
         return "\n".join(rows)
 
 
 def score(
-    u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0, level: float = 0.9, whole: int | None = None
+    u: FieldDistribution,
+    truth: Field,
+    *,
+    noise: float | Tensor = 0.0,
+    level: float = 0.9,
+    whole: int | None = None,
+    allow_training_data: bool = False,
 ) -> Scores:
     """Score a distribution over fields against the true fields.
 
@@ -135,13 +156,14 @@ def score(
         whole: How many functions, the first ones, the scores of whole functions are computed on: joint NLL, simultaneous
             coverage, energy score and rank correlations; all by default. Each function costs them work in proportion to
             points times rank squared.
+        allow_training_data: Whether samples that trained the predictor of `u` give a warning instead of an error.
 
     Returns:
         The scores, averaged over channels.
 
     Raises:
-        DataError: If `u` is not a `FieldDistribution` or `truth` not a `Field`, if there are no functions, or if a value is
-            not finite.
+        DataError: If `u` is not a `FieldDistribution` or `truth` not a `Field`, if there are no functions, if a value is not
+            finite, or if samples trained the predictor of `u`.
         GridError: If the grids differ.
         ShapeError: If the shapes differ; nothing is broadcast.
         ArgumentError: If the noise is negative or of another shape, the level is not between 0 and 1, or `whole` is below 1.
@@ -160,6 +182,12 @@ def score(
     """
     check_instance(u, FieldDistribution, "u", remedy="score what a predictor returns")
     check_field(truth, "truth")
+    source, is_allowed = u.provenance, check_flag(allow_training_data, "allow_training_data")
+    if source is not None and source.inputs is not None and len(source.inputs) == len(truth):
+        check_units(source.trained_on, truth, name="output")
+        if source.trained_on is not None:
+            keys = pair_keys(source.inputs.values, truth.values)[:, None]
+            check_untrained(keys, source.trained_on, allow_training_data=is_allowed, purpose="scores", error=DataError)
     size = _batch_size(truth)
     if len(truth) <= size or len(truth) != len(u.mean):
         return _scored([(u, truth)], noise=noise, level=level, whole=whole)
@@ -169,7 +197,14 @@ def score(
 
 @undisturbed()
 @torch.no_grad()
-def score_pairs(predictor: Predictor, data: Dataset, *, level: float = 0.9, whole: int | None = None) -> Scores:
+def score_pairs(
+    predictor: Predictor,
+    data: Dataset,
+    *,
+    level: float = 0.9,
+    whole: int | None = None,
+    allow_training_data: bool = False,
+) -> Scores:
     """Score a predictor on a data set of any size: predict, compare and forget, a few functions at a time.
 
     The scores are those of `score(predictor(data.inputs), data.outputs, noise=predictor.noise)`, up to rounding, in memory that
@@ -182,20 +217,28 @@ def score_pairs(predictor: Predictor, data: Dataset, *, level: float = 0.9, whol
         data: Pairs that neither training nor calibration used; outputs may live on another grid than inputs.
         level: Nominal level of the coverages and of the interval width, between 0 and 1.
         whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
+        allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
     Returns:
         The scores, averaged over channels.
 
     Raises:
-        DataError: If `predictor` is no `Predictor`, there are no pairs, or a value is not finite.
+        DataError: If `predictor` is no `Predictor`, there are no pairs, a value is not finite, a channel has another unit than
+            in training, or pairs trained the predictor.
         ShapeError: If the outputs do not have the predictor's channels.
         ArgumentError: If the level is not between 0 and 1, or `whole` is below 1.
     """
     check_instance(
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
     )
+    is_allowed = check_flag(allow_training_data, "allow_training_data")
     pairs = check_dataset(data, "test").detached()
-    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid
+    record = predictor.trained_on
+    for name, side in {"input": pairs.inputs, "output": pairs.outputs}.items():
+        check_units(record, side, name=name)
+    if record is not None:
+        check_untrained(row_keys(data), record, allow_training_data=is_allowed, purpose="scores", error=DataError)
+    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid.shared
     parts = ((predictor(part.inputs, query), part.outputs) for part in batches(pairs, _batch_size(pairs.outputs)))
     return _scored(parts, noise=predictor.noise, level=level, whole=whole)
 
@@ -211,8 +254,9 @@ def _scored(
     """Score distributions beside the truth, part by part."""
     whole = None if whole is None else check_integer(whole, "whole")
     sums = ScoreSums(level=check_real(level, "level", above=0.0, below=1.0))
-    functions = 0
+    functions, source = 0, None
     for u, truth in parts:
+        source = u.provenance
         comparison = compare(u, truth, noise=noise)
         sums.add(comparison)
         left = len(truth) if whole is None else whole - functions
@@ -222,4 +266,12 @@ def _scored(
             sums.add_whole(compare(u[:left], truth[:left], noise=noise))
         functions += len(truth)
     numbers, reasons = sums.numbers()
-    return Scores(**numbers, level=level, functions=functions, reasons=reasons)  # type: ignore[arg-type]
+    is_calibrated = None if source is None else source.is_calibrated
+    return Scores(
+        **numbers,  # type: ignore[arg-type]
+        level=level,
+        functions=functions,
+        reasons=reasons,
+        is_calibrated=is_calibrated,
+        level_coverages=sums.level_coverages(),
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.checks import check_choice, check_integer
 from probneural.errors import DataError
-from probneural.metrics.comparison import Comparison, check_comparison
+from probneural.metrics.comparison import Comparison, check_comparison, flat_values, flat_weights
 
 Unit = Literal["values", "functions"]
 """What is left out one by one: single values of all functions, or whole functions."""
@@ -127,9 +127,8 @@ def _units(comparison: Comparison, over: Unit) -> tuple[Tensor, Tensor, Tensor]:
         variance, square = (comparison.average(part).mT for part in parts)
         weights = square.new_full((count,), 1.0 / count)
     else:
-        held = (comparison.grid.weights > 0).to(comparison.truth.device)
-        variance, square = (part.flatten(2)[:, :, held].movedim(1, 0).flatten(1) for part in parts)
-        weights = comparison.grid.mean_weights.to(comparison.truth)[held].repeat(count) / count
+        variance, square = (flat_values(comparison, part) for part in parts)
+        weights = flat_weights(comparison) / count
     if not bool(((square @ weights) > 0).all()):
         raise DataError(expected="errors in every channel", got="none", remedy="there is nothing to rank")
     return variance, square, weights

@@ -13,7 +13,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError
-from probneural.metrics.comparison import Comparison, check_comparison
+from probneural.metrics.comparison import Comparison, check_comparison, flat_values, flat_weights
 from probneural.metrics.quantiles import WeightedQuantiles
 from probneural.metrics.reliability import central_quantile
 
@@ -149,9 +149,9 @@ def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkill
     """
     check_comparison(comparison)
     variance, error, mean_weights = (
-        _flat(comparison, comparison.variance),
-        _flat(comparison, comparison.residual.square()),
-        _mean_weights(comparison),
+        flat_values(comparison, comparison.variance),
+        flat_values(comparison, comparison.residual.square()),
+        flat_weights(comparison) / len(comparison.truth),
     )
     bins = check_integer(bins, "bins", most=variance.shape[1])
     ordered, order = variance.sort(dim=1, stable=True)
@@ -205,10 +205,9 @@ class ErrorSums:
     def add(self, comparison: Comparison) -> None:
         """Add the values of some functions."""
         size = comparison.residual.abs()
-        inside = (comparison.grid.weights > 0).to(size.device)
-        weights = comparison.grid.weights[comparison.grid.weights > 0].to(size)
-        self._errors.add(size.flatten(2)[..., inside], weights)
-        self._ratios.add(comparison.standardise(size).flatten(2)[..., inside], weights)
+        weights = flat_weights(comparison)
+        self._errors.add(flat_values(comparison, size)[None], weights)
+        self._ratios.add(flat_values(comparison, comparison.standardise(size))[None], weights)
         part = torch.stack([comparison.average(size).sum(0), sharpness(comparison).sum(0)])
         self._sums = part if self._sums is None else self._sums + part
         self._count += len(size)
@@ -233,12 +232,6 @@ class ErrorSums:
         return (scaled - mae) / (constant - mae)
 
 
-def _flat(comparison: Comparison, values: Tensor) -> Tensor:
-    """`(n, c, *grid)` as `(c, n p)`, points without weight left out."""
-    flat = values.flatten(2)[:, :, (comparison.grid.weights > 0).to(values.device)]
-    return flat.movedim(1, 0).flatten(1)
-
-
 def _bin_means(weight: Float64[Tensor, "c n"], values: Float64[Tensor, "c n"], *, bins: int) -> Float64[Tensor, "c bins"]:
     """Means of sorted values over bins of equal weight: differences of their integral, which is linear within each weight."""
     reached = torch.nn.functional.pad(weight.cumsum(1), (1, 0))
@@ -248,10 +241,3 @@ def _bin_means(weight: Float64[Tensor, "c n"], values: Float64[Tensor, "c n"], *
     inside = (edges - reached.gather(1, last - 1)) / weight.gather(1, last - 1)
     at_edges = integral.gather(1, last - 1) + inside * (weight * values).gather(1, last - 1)
     return at_edges.diff(dim=1).clamp_min(0.0) * bins
-
-
-def _mean_weights(comparison: Comparison) -> Tensor:
-    """Fraction of each value of `_flat`, `(n p,)`, summing to 1."""
-    weights = comparison.grid.weights[comparison.grid.weights > 0].to(comparison.truth)
-    count = comparison.truth.shape[0]
-    return (weights / (weights.sum() * count)).repeat(count)

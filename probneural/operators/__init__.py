@@ -14,6 +14,7 @@ from probneural.operators.noise_field import NoiseField
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.recurrent import RecurrentLayers, RecurrentOperator, RecurrentState, SpectralEncoder
 from probneural.operators.rollout import Rollout
+from probneural.operators.suggestion import Suggestion, suggest
 
 __all__ = [
     "FNO",
@@ -33,7 +34,9 @@ __all__ = [
     "Rollout",
     "SpectralConv",
     "SpectralEncoder",
+    "Suggestion",
     "from_neuraloperator",
     "space_time",
+    "suggest",
     "to_neuraloperator",
 ]

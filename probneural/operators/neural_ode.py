@@ -266,9 +266,7 @@ def space_time(values: Float[Tensor, "n t c *grid"], *, times: Float[Tensor, " t
 
 def _without_time(query: Grid) -> Grid:
     """The axes of a uniform grid but the first."""
-    axes = query.axes[1:]
-    columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
-    return Grid.uniform(query.shape[1:], lengths=tuple(axis.length for axis in axes), **columns)
+    return Grid.of_axes(query.axes[1:])
 
 
 def _checked_times(times: Tensor) -> Tensor:

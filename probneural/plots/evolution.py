@@ -36,6 +36,7 @@ from probneural.plots.single import (
     legend_above,
     limits,
     new_figure,
+    noted,
 )
 
 _LEVELS = (0.5, 0.9)
@@ -115,7 +116,7 @@ def fan(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.ticklabel_format(axis="y", scilimits=(-3, 4))
     legend_above(figure, axes)
-    return figure
+    return noted(figure, u)
 
 
 def space_time(
@@ -186,7 +187,7 @@ def space_time(
         origin=(along.origin, 0.0),
     )
     mean, sd, drawn = columns[:3]
-    return draw_planes(
+    figure = draw_planes(
         plane,
         None if truth is None else columns[3],
         mean=mean,
@@ -196,6 +197,7 @@ def space_time(
         label=label,
         axes=(axes[0], time_name(times)),
     )
+    return noted(figure, u)
 
 
 def snapshots(
@@ -259,7 +261,7 @@ def snapshots(
     _draw_snapshots(figure, panels, grid, maps, label=label, axes=axes)
     for panel, lead in zip(panels[0], chosen, strict=True):
         panel.set_title(f"lead {lead}" if times is None else f"time {float(when[lead - 1]):g}", fontsize=10)
-    return figure
+    return noted(figure, one)
 
 
 def _draw_snapshots(

@@ -21,7 +21,7 @@ from probneural.distributions.base import FieldDistribution, check_values, index
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.functionals.base import check_labels
-from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, checked_position, ink, new_figure
+from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, checked_position, ink, new_figure, noted
 
 _MOST_PANELS = 12
 """Panels that a figure still has room for."""
@@ -101,8 +101,8 @@ def quantity(
     )
     value = f"value ({unit})" if unit else "value"
     if count == 1:
-        return _one_function(series.row(0, slice(None)), names, value=value)
-    return _many_functions(series, names, is_sorted=order == "value", value=value)
+        return noted(_one_function(series.row(0, slice(None)), names, value=value), u)
+    return noted(_many_functions(series, names, is_sorted=order == "value", value=value), u)
 
 
 @dataclass(frozen=True, kw_only=True)

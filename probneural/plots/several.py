@@ -37,6 +37,7 @@ from probneural.plots.single import (
     draw_map,
     draw_transform,
     ink,
+    is_uncalibrated,
     limits,
     new_figure,
 )
@@ -278,7 +279,10 @@ def _compared(predictions: Mapping[str, FieldDistribution], truth: Field, noise:
         raise DataError(expected="predictions by name", got=repr(predictions), remedy='{"Laplace": predict(inputs)}')
     for name, u in predictions.items():
         check_instance(u, FieldDistribution, repr(name), remedy="plot what predictors return")
-    return {name: compare(u, truth, noise=noise) for name, u in predictions.items()}
+    return {
+        f"{name} (uncalibrated)" if is_uncalibrated(u) else name: compare(u, truth, noise=noise)
+        for name, u in predictions.items()
+    }
 
 
 def _plane(grid: Grid) -> tuple[Grid, tuple[int | slice, ...]]:

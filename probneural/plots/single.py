@@ -95,12 +95,14 @@ def field(
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     if u.grid.dimension == 2:
-        return draw_planes(
+        figure = draw_planes(
             u.grid, true, mean=mean, sd=sd, draws=drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes
         )
+        return noted(figure, u)
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
-    return _curves(u.grid, true, mean, (mean - half, mean + half), drawn, name=name, label=label, axis=axes[0])
+    edges = (mean - half, mean + half)
+    return noted(_curves(u.grid, true, mean, edges, drawn, name=name, label=label, axis=axes[0]), u)
 
 
 def band(
@@ -188,7 +190,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
     left, right = figure.subplots(1, 2)
     _reliability(left, comparison)
     draw_transform(right, pit_histogram(comparison, bins=BINS))
-    return figure
+    return noted(figure, u)
 
 
 def training(history: History) -> Figure:
@@ -281,6 +283,18 @@ def new_figure(width: float, height: float) -> Figure:
     """An empty figure of its own, which pyplot does not know."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def is_uncalibrated(u: FieldDistribution) -> bool:
+    """Whether a predictor that nobody calibrated predicted this distribution."""
+    return u.provenance is not None and not u.provenance.is_calibrated
+
+
+def noted(figure: Figure, u: FieldDistribution | bool) -> Figure:
+    """The figure, with the word "uncalibrated" in its lower right corner if the distribution is so."""
+    if u if isinstance(u, bool) else is_uncalibrated(u):
+        figure.supxlabel("uncalibrated", x=0.99, ha="right", fontsize=9)
     return figure
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 from probneural.errors import ArgumentError
@@ -15,8 +16,12 @@ Seed = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0.0)]
 Auto = Literal["auto"]
 """The value follows from the data; a run's folder holds what it was."""
+PATHS = ("path", "outputs_path", "test_path")
+"""Settings that name files."""
 Absent = Literal["none"]
 """What is None in Python, for which TOML has no word."""
+NO_OPERATOR = "none"
+"""Name of the operator where the head is fitted to the data alone."""
 
 
 def _check(section: Any) -> None:
@@ -30,25 +35,37 @@ class Data:
     """Which functions are learned from.
 
     Attributes:
-        path: A file of NetCDF, zarr, HDF5, NumPy (.npz, .npy, a folder of them), The Well or PDEBench; in a configuration
+        path: A file of NetCDF, zarr, HDF5, NumPy (.npz, .npy, a folder of them), MATLAB, PyTorch, CSV, The Well or PDEBench;
+            a pattern such as "runs/*.nc", or several files separated by the system's path separator; in a configuration
             file, relative to that file.
         inputs: Names of the input variables; several are channels. The Well and PDEBench have a choice of their own.
         outputs: Names of the output variables; several are channels.
+        outputs_path: The file of the outputs, where it is another one.
+        test_path: A file of test samples of its own, laid out as the first; all samples of the first are then trained on or
+            calibrated with.
+        axes: Roles of the axes in the file's order: n samples, t times, c channels, - an axis of length 1, any other name an
+            axis of space; "n x y c", or "n c -> n x y" where outputs differ. By default names of the file say the roles.
+        group: Group of the file that holds the variables.
         periodic: Whether each dimension of space is periodic, or one answer for all; coordinates cannot tell.
         lengths: Extent of each dimension of space in the coordinates' units; by default what the coordinates say.
-        sample: The dimension that counts functions or trajectories; "auto" takes "sample", or else the only one without
-            coordinates.
+        sample: The dimension of samples or trajectories; "auto" takes a usual name such as "sample".
         time: The dimension of time, or the array of the times where axes have no names; "auto" takes what says so.
         channel: The dimension of channels inside a variable, if there is one.
         history: Of trajectories: neighbouring steps in an input.
         lead: Of trajectories: steps from the last one of the input to the output.
         stride: Of trajectories: steps between the windows of one of them.
+        mask: Meaning of NaN: "none" refuses it, "land" masks the points where the first sample has it, "samples" masks missing
+            values sample by sample.
         dtype: Precision of values and weights.
     """
 
     path: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    outputs_path: str = ""
+    test_path: str = ""
+    axes: str = ""
+    group: str = ""
     periodic: tuple[bool, ...] = ()
     lengths: tuple[Positive, ...] = ()
     sample: str = "auto"
@@ -57,11 +74,23 @@ class Data:
     history: Count = 1
     lead: Count = 1
     stride: Count = 1
+    mask: Literal["none", "land", "samples"] = "none"
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
         """Check the settings."""
         _check(self)
+
+
+def paths_in(setting: str) -> list[str]:
+    """The files that a setting names."""
+    return [setting] if os.path.exists(setting) else [part for part in setting.split(os.pathsep) if part]
+
+
+def with_paths(data: Data, change: Callable[[str], str]) -> Data:
+    """The settings with each path changed."""
+    changed: dict[str, Any] = {name: os.pathsep.join(map(change, paths_in(getattr(data, name)))) for name in PATHS}
+    return replace(data, **changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +129,13 @@ class Operator:
     """What is trained.
 
     Attributes:
-        name: A class of probneural.operators.
+        name: A class of probneural.operators; "auto" for the one that probneural.operators.suggest recommends, "none" for the
+            head KernelOperator on the data alone.
         options: Arguments of its constructor beside channels, grids and seed; those left out follow from the data.
         seed: Random seed of the initial weights.
     """
 
-    name: Literal["FNO", "DeepONet", "PODDeepONet"] = "FNO"
+    name: Literal["auto", "none", "FNO", "DeepONet", "PODDeepONet"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     seed: Seed = 0
 
@@ -224,11 +254,11 @@ class Head:
     """What turns the trained operator into a distribution over operators.
 
     Attributes:
-        name: A class of probneural.heads.
+        name: A class of probneural.heads; "auto" is LastLayerLaplace, or KernelOperator where no operator is trained.
         options: Arguments of its constructor: structure = "low_rank" for Laplace, members = 5 for DeepEnsemble.
     """
 
-    name: Literal["LastLayerLaplace", "Laplace", "DeepEnsemble", "KernelOperator"] = "LastLayerLaplace"
+    name: Literal["auto", "LastLayerLaplace", "Laplace", "DeepEnsemble", "KernelOperator"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

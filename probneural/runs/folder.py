@@ -21,14 +21,14 @@ from probneural.checks import check_instance, check_path
 from probneural.clocks import WindowClock, split_in_time
 from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, DataError, DataWarning, FileError, UnsupportedError
-from probneural.grids import Grid
+from probneural.grids import Axis, Grid
 from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.randomness import stream
-from probneural.runs.config import Config, Split
+from probneural.runs.config import NO_OPERATOR, Config, Split, with_paths
 from probneural.runs.locking import locked
-from probneural.runs.recipes import resolved
+from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import axis_names, open_data, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
@@ -59,6 +59,8 @@ class _Record(TypedDict):
         config: All settings.
         fingerprint: Of the data.
         split: Rows of each part.
+        reading: What was understood of the data, in one sentence.
+        reason: Why this operator was chosen; empty where the settings named it.
         outputs: Where outputs live, if not on the inputs' grid, and what their dimensions are called.
         versions: Of what made the folder.
     """
@@ -67,6 +69,8 @@ class _Record(TypedDict):
     config: dict[str, dict[str, Any]]
     fingerprint: str
     split: dict[str, list[int]]
+    reading: str
+    reason: str
     outputs: dict[str, Any]
     versions: dict[str, str]
 
@@ -107,18 +111,20 @@ class RunFolder:
         if config is None:
             config = own_config(path)
         check_instance(config, Config, "config", remedy="read one with pn.runs.read_config(path)", error=ArgumentError)
-        config = replace(config, data=replace(config.data, path=os.path.abspath(config.data.path) if config.data.path else ""))
+        config = replace(config, data=with_paths(config.data, os.path.abspath))
         if (path / "run.json").exists():
             read_record(path)  # which says what is wrong with it, before data are
         data = open_data(config)
         config = replace(config, data=with_names(config.data, data), split=resolved_split(config.split, data))
         split = split_rows(len(data), config, groups=data.groups, clock=data.clock)
+        choice = choose(config, data, train=len(split["train"]))
         config = resolved(config, data, train=len(split["train"]))
         data.fingerprint  # noqa: B018 (values that cannot be used should be known before there is a folder)
         if not (path / "run.json").exists():
             _make(path)
         with locked(path):
-            yield cls(path, config, _record(path, config, data, split), data)
+            record = _record(path, config, data, split, reason="" if choice is None else str(choice.reason))
+            yield cls(path, config, record, data)
 
     @classmethod
     def finished(cls, folder: str | os.PathLike[str]) -> RunFolder:
@@ -130,6 +136,13 @@ class RunFolder:
         path = check_path(folder, "folder")
         record = read_record(path)
         return cls(path, Config.from_dict(record["config"]), record)
+
+    @property
+    def choice(self) -> str:
+        """Operator and head, and the reason for the operator where the data decided."""
+        names = (self.config.operator.name, self.config.head.name)
+        reason = self.record["reason"]
+        return ", ".join(name for name in names if name != NO_OPERATOR) + (f": {reason}" if reason else "")
 
     def file(self, name: str) -> Path:
         """A file of the folder."""
@@ -162,8 +175,8 @@ class RunFolder:
         axes = self.record["outputs"]["grid"]
         if axes is None:
             return None
-        columns = {name: [axis[name] for axis in axes] for name in ("periodic", "endpoint", "origin")}
-        return Grid.uniform([axis["size"] for axis in axes], lengths=[axis["length"] for axis in axes], **columns)
+        ends = (tuple(axis["latitudes"]) if axis.get("latitudes") else None for axis in axes)
+        return Grid.of_axes([Axis(**axis | {"latitudes": pair}) for axis, pair in zip(axes, ends, strict=True)])
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write JSON, whole or not at all."""
@@ -292,7 +305,7 @@ def _check_single() -> None:
         )
 
 
-def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]]) -> Mapping[str, Any]:
+def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:
     """What the folder says of its run, which must be this one; written if it holds nothing yet."""
     if (path / "run.json").exists() and _has_results(path):
         known = read_record(path)
@@ -304,6 +317,8 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
         "config": config.to_dict(),
         "fingerprint": data.fingerprint,
         "split": split,
+        "reading": data.summary,
+        "reason": reason or _former_reason(path, config),
         "outputs": {
             "names": list(config.data.outputs),
             "axes": list(axis_names(outputs)),
@@ -314,6 +329,14 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
     write_config(config, path / "config.toml")
     atomic.write(path / "run.json", json.dumps(record, indent=1).encode())
     return record
+
+
+def _former_reason(path: Path, config: Config) -> str:
+    """Why the folder's operator was chosen, if its settings are these."""
+    if not (path / "run.json").exists():
+        return ""
+    record = read_record(path)
+    return str(record["reason"]) if record["config"] == config.to_dict() else ""
 
 
 def versions() -> dict[str, str]:
@@ -355,6 +378,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     written = record.get("format", FORMAT)
     if written != FORMAT:  # first: a folder of another format may lack what this one has
         raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")
+    record.setdefault("reading", "")
+    record.setdefault("reason", "")  # folders of earlier versions have none
     schema.check(record, _Record, where="run.json")
     return record
 

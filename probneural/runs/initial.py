@@ -7,10 +7,11 @@ import os
 
 from probneural.checks import check_flag, check_instance, check_path
 from probneural.data import list_variables
+from probneural.data.opening import paths_of
 from probneural.errors import ArgumentError, FileError, ProbneuralError
-from probneural.runs.config import Config
+from probneural.runs.config import Config, paths_in, with_paths
 from probneural.runs.folder import resolved_split, split_rows
-from probneural.runs.recipes import resolved
+from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import open_data, with_names
 from probneural.runs.toml import write_config
 
@@ -38,9 +39,7 @@ def init(config: Config, path: str | os.PathLike[str], *, overwrite: bool = Fals
     if file.exists() and not check_flag(overwrite, "overwrite"):
         raise FileError(expected=f"no file at {file}", got="one", remedy="name another by --output, or say --overwrite")
     config, notes = initial_config(config)
-    if config.data.path:
-        relative = os.path.relpath(config.data.path, file.parent)
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=relative))
+    config = dataclasses.replace(config, data=with_paths(config.data, lambda path: os.path.relpath(path, file.parent)))
     write_config(config, file, notes=notes)
     return config
 
@@ -49,7 +48,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
     """Fill in what the data tell; return notes on the settings by `section.name`, too."""
     if not config.data.path:
         return config, {}
-    found = list_variables(config.data.path)
+    found = list_variables(paths_of(paths_in(config.data.path))[0])
     notes = {
         "data.inputs": f"The file holds {'; '.join(map(str, found)) or 'no variables'}.",
         "data.periodic": "To be stated: [true] or [false], or one entry for each dimension of space.",
@@ -68,4 +67,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
     config = dataclasses.replace(config, data=with_names(data, pairs), split=resolved_split(config.split, pairs))
     rows = split_rows(len(pairs), config, groups=pairs.groups, clock=pairs.clock)
     del notes["data.periodic"]
+    choice = choose(config, pairs, train=len(rows["train"]))
+    if choice is not None:
+        notes["operator.name"] = f"Chosen because {choice.reason}."
     return resolved(config, pairs, train=len(rows["train"])), notes

@@ -111,7 +111,7 @@ def _run(path: Path) -> dict[str, Any]:
         facts["epochs done"] = f"{_saved(path / CHECKPOINT)['epochs done']} of {record['config']['training']['epochs']}"
     if (path / HISTORY).exists():
         losses = read_json(path / HISTORY, remedy=OF_ONE_STEP)
-        facts["training loss"] = losses.get("train", [None])[-1]
+        facts["training loss"] = (losses.get("train") or [None])[-1]
         if losses.get("restored") is not None:
             facts["weights of epoch"] = losses["restored"]
     if (path / SCORES).exists():

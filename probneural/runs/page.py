@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from probneural.runs.config import paths_in
 from probneural.runs.folder import PARTS, RunFolder
 from probneural.runs.scoring import TestScores
 from probneural.runs.toml import text_of
@@ -77,10 +78,12 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
         figures: In the order of the page.
     """
     data = run.config.data
-    title = f"{', '.join(data.inputs)} → {', '.join(data.outputs)} of {Path(data.path).name}"
+    files = ", ".join(Path(path).name for path in paths_in(data.path))
+    title = f"{', '.join(data.inputs)} → {', '.join(data.outputs)} of {files}"
     split = run.record["split"]
     counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])
-    facts = f"{run.config.operator.name}, {run.config.head.name}; {sum(map(len, split.values()))} pairs: {counts}"
+    reading = run.record["reading"]
+    facts = f"{reading}. {sum(map(len, split.values()))} pairs: {counts}. {run.choice}"
     settings = f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>'
     sections = (
         "<h2>Scores on test functions</h2>",

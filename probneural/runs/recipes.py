@@ -14,15 +14,13 @@ from torch import nn
 
 from probneural import heads, operators
 from probneural.errors import ArgumentError, ConfigurationError
-from probneural.grids import Grid
+from probneural.operators.suggestion import KERNEL, data_arguments, default_options, suggestion
 from probneural.pairs import Dataset
-from probneural.runs.config import Config, Head, Loss, Operator, Training
+from probneural.runs.config import NO_OPERATOR, Config, Head, Loss, Operator, Training
 from probneural.runs.places import located, place_of
 from probneural.runs.toml import nearest
 from probneural.training import EachEpoch, EarlyStopping, History, Loading, Optimization, fit, losses
 
-_MODES = {1: 16, 2: 12, 3: 8}
-"""The most modes of an FNO per axis, by dimension."""
 _WHOLE = {1: 200, 2: 20, 3: 10}
 """Functions that scores of whole functions are computed on, by dimension: points cost."""
 MEMBER = "member-"
@@ -57,8 +55,16 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
         ConfigurationError: If there is no option of a name that is given.
         ArgumentError: If an option of the loss is out of range.
     """
+    choice = choose(config, data, train=train)
+    if choice is not None:
+        name: Any = NO_OPERATOR if choice.is_head else choice.name
+        options = {**choice.options, **config.operator.options}
+        config = replace(config, operator=replace(config.operator, name=name, options=options))
+    if config.head.name == "auto":
+        name = KERNEL if has_no_operator(config) else "LastLayerLaplace"
+        config = replace(config, head=replace(config.head, name=name))
     grid = data.inputs.grid
-    is_deeponet = config.operator.name != "FNO"
+    is_deeponet = config.operator.name in ("DeepONet", "PODDeepONet")
     passes = max(20, min(200, math.ceil(30_000 / train))) * (2 if is_deeponet else 1)
     training = replace(
         config.training,
@@ -68,14 +74,34 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
         else config.training.learning_rate,
     )
     whole = _WHOLE[grid.dimension] if config.scores.whole == "auto" else config.scores.whole
-    _check_options(config, operators, "operator")
+    _check_operator(config)
     _check_options(config, heads, "head")
     _check_options(config, losses, "training", "loss")
     with located(config, "training", "loss", "options"):
         build_loss(config.training.loss)
-    operator = replace(config.operator, options={**_operator_options(config.operator, data, train), **config.operator.options})
+    sizes = {} if has_no_operator(config) else default_options(config.operator.name, data, count=train)
+    operator = replace(config.operator, options={**sizes, **config.operator.options})
     head = replace(config.head, options={**_head_options(config.head), **config.head.options})
     return replace(config, operator=operator, head=head, training=training, scores=replace(config.scores, whole=whole))
+
+
+def choose(config: Config, data: Dataset, *, train: int) -> operators.Suggestion | None:
+    """The suggested operator where the settings leave the choice to the data; None where they name one.
+
+    A head that is named needs an operator, as options of an operator do; `KernelOperator` does not.
+
+    Raises:
+        DataError: If the data have nothing to learn.
+    """
+    if config.operator.name != "auto":
+        return None
+    needs_operator = bool(config.operator.options) or config.head.name not in ("auto", KERNEL)
+    return suggestion(data, count=train, needs_operator=needs_operator)
+
+
+def has_no_operator(config: Config) -> bool:
+    """Whether the head is fitted to the data alone."""
+    return config.operator.name == NO_OPERATOR
 
 
 def build_operator(settings: Operator, data: Dataset) -> nn.Module:
@@ -84,15 +110,8 @@ def build_operator(settings: Operator, data: Dataset) -> nn.Module:
     Raises:
         ArgumentError: If an option is out of range.
     """
-    channels = data.inputs.channels, data.outputs.channels
-    grid, out_grid = data.inputs.grid, data.outputs.grid
-    given: dict[str, dict[str, Any]] = {
-        "FNO": {"periodic": grid.periodic},
-        "DeepONet": {"sensors": grid, "domain": out_grid},
-        "PODDeepONet": {"sensors": grid, "out_grid": out_grid},
-    }
-    make: Callable[..., nn.Module] = getattr(operators, settings.name)
-    operator = _called(partial(make, *channels, **given[settings.name], seed=settings.seed), settings.options, settings.name)
+    make: Callable[..., nn.Module] = partial(getattr(operators, settings.name), **data_arguments(settings.name, data))
+    operator = _called(partial(make, seed=settings.seed), settings.options, settings.name)
     return operator.to(data.inputs.dtype)
 
 
@@ -183,6 +202,18 @@ def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> 
         ) from error
 
 
+def _check_operator(config: Config) -> None:
+    """Raise a ConfigurationError if the operator has no such options, or there is none and the head needs one."""
+    if not has_no_operator(config):
+        _check_options(config, operators, "operator")
+    elif config.head.name != KERNEL or config.operator.options:
+        raise ConfigurationError(
+            expected=f"an operator for {config.head.name}" if config.head.name != KERNEL else "an operator for its options",
+            got=f'"{NO_OPERATOR}"{place_of(config, "operator", "name")}',
+            remedy=f'name one, "FNO" or "auto", or take the head "{KERNEL}"',
+        )
+
+
 def _check_options(config: Config, room: Any, *keys: str) -> None:
     """Raise a ConfigurationError if an option of a section is no argument of the class, or one that the run gives."""
     settings: Any = config
@@ -196,22 +227,6 @@ def _check_options(config: Config, room: Any, *keys: str) -> None:
                 got=f"{option!r}{place_of(config, *keys, 'options', option)}",
                 remedy=nearest(option, sorted(names)) if names else "it has none",
             )
-
-
-def _operator_options(settings: Operator, data: Dataset, train: int) -> dict[str, Any]:
-    """What follows from the data: sizes, and what the documentation advises beside boundaries."""
-    grid: Grid = data.inputs.grid
-    if settings.name == "PODDeepONet":
-        return {"basis": max(1, min(32, train - 1, data.outputs.grid.size))}
-    if settings.name == "DeepONet":
-        return {"basis": 64}
-    modes = [min(_MODES[grid.dimension], (size + 1) // 2) for size in grid.shape]
-    options: dict[str, Any] = {"modes": modes, "width": 32 if grid.dimension == 1 else 16, "depth": 4}
-    if not all(grid.periodic):
-        options["embeds_position"] = True
-        if grid.dimension > 1:
-            options["continuation"] = "alternating"
-    return options
 
 
 def _head_options(settings: Head) -> dict[str, Any]:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import Predictor
+from probneural.metrics import Scores
+from probneural.metrics.reliability import LEVELS
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config
 from probneural.runs.folder import RANDOM_IN_TIME, RunFolder
@@ -23,7 +25,9 @@ from probneural.training import History, atomic
 _DRAWN_VALUES = 2**18
 """Values whose calibration is drawn, about."""
 _CLEAR = 2.0
-"""Standard errors beyond which a coverage is not what was stated."""
+"""Standard errors beyond which the coverage of a band is not its nominal one."""
+_CLEAR_AT_ONCE = 2.81
+"""The same for 19 levels at once: the 95 % quantile of the largest |coverage - level| in standard errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +88,7 @@ def verdict(scores: TestScores, history: History) -> list[str]:
     found, test = scores.scores, scores.scores.functions
     sentences = [_error(scores, test)]
     level, shown = found.level, 100 * found.level
-    stated = f"{shown:g} % intervals of single values hold {100 * found.coverage:.1f} % of the true values"
-    # Values within a function are dependent: as if each function were one draw, which is the widest that chance can be.
-    chance = _CLEAR * math.sqrt(level * (1.0 - level) / test)
-    if abs(found.coverage - level) <= chance:
-        sentences.append(f"The {stated}: the error bars are honest, as far as {test} functions can tell.")
-    else:
-        side = "too narrow" if found.coverage < level else "wider than they need to be"
-        sentences.append(f"The {stated}: the error bars are {side}.")
+    sentences.append(_honesty(found, test))
     if scores.band_coverage is not None:
         inside = round(scores.band_coverage * test)
         # The coverage that a band has varies with the pairs behind it, as a Beta variable; then test functions are drawn.
@@ -102,6 +99,25 @@ def verdict(scores: TestScores, history: History) -> list[str]:
             f"{shown:g} % were promised{': the promise is kept, within chance' if kept else ', which is too few for chance'}."
         )
     return sentences + _advice(scores, history)
+
+
+def _honesty(scores: Scores, test: int) -> str:
+    """Whether the intervals of all levels hold what they promise, and which misses it most."""
+    stated = f"The {_held(scores.level, scores.coverage)} of the true values"
+    pairs = [(scores.level, scores.coverage), *zip(LEVELS, scores.level_coverages, strict=False)]
+    # (coverage - level) / sqrt(level (1 - level) / n): values within a sample are dependent, so a sample counts as one draw.
+    deviations = [(coverage - level) / math.sqrt(level * (1.0 - level) / test) for level, coverage in pairs]
+    worst = max(range(len(pairs)), key=lambda number: abs(deviations[number]))
+    if abs(deviations[worst]) <= _CLEAR_AT_ONCE:
+        return f"{stated}: the error bars are honest at all levels, as far as {test} functions can tell."
+    side = "too narrow" if deviations[worst] < 0.0 else "wider than they need to be"
+    if math.isclose(pairs[worst][0], scores.level):
+        return f"{stated}: the error bars are {side}."
+    return f"{stated}, and {_held(*pairs[worst])}: the error bars are {side} at that level."
+
+
+def _held(level: float, coverage: float) -> str:
+    return f"{100 * level:g} % intervals of single values hold {100 * coverage:.1f} %"
 
 
 def _dependence(run: RunFolder) -> list[str]:
@@ -174,7 +190,7 @@ def _advice(scores: TestScores, history: History) -> list[str]:
 def _figures(run: RunFolder, found: Calibrated, history: History, data: Dataset) -> list[Figure]:
     from probneural import plots
 
-    figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))]
+    figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))] if history.epochs else []
     size = max(batch_size(data.outputs), _DRAWN_VALUES // (data.outputs.channels * data.outputs.grid.size))
     some = data[evenly_spread_rows(len(data), size)]
     words = "Coverage of intervals against their level; a flat histogram is right."

@@ -76,7 +76,7 @@ class TestScores:
 
 def predicted(predictor: Predictor, pairs: FieldPairs) -> FieldDistribution:
     """What is predicted on the outputs' own grid."""
-    return predictor(pairs.inputs, None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid)
+    return predictor(pairs.inputs, None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid.shared)
 
 
 def batch_size(side: FieldSource) -> int:

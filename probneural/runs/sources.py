@@ -10,22 +10,24 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from probneural import data as files
 from probneural.data import StoredFields, StoredPairs, Trajectories
-from probneural.data.variables import TIME
+from probneural.data.variables import FUNCTION, TIME
 from probneural.errors import ArgumentError, FileError, ProbneuralError
-from probneural.runs.config import Config, Data
+from probneural.runs.config import Config, Data, paths_in
 from probneural.runs.places import add_place, place_of
 
-_ARGUMENT = re.compile(r"\b(inputs|outputs|periodic|lengths|sample|time|channel|history|lead|stride)=(?P<value>[\w(\['\"])?")
+_NAMES = "inputs|outputs|outputs_path|axes|group|periodic|lengths|sample|time|channel|history|lead|stride"
+_ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<value>[\w(\['\"])?")
 """What messages call an argument."""
 _SETTING = re.compile(r"\b(\w+)(?: of 1)? in \[data\]")
 """What messages call a setting."""
 _VARIABLE = re.compile(r"a variable '(.*)' of ")
 """What messages call a variable that a file lacks."""
-_AUTO = {"sample": "auto", "time": "auto", "channel": "channel"}
-"""Settings that say what `probneural.data` does by default."""
+_AUTO = {"sample": "auto", "time": "auto", "channel": "channel", "axes": "", "group": ""}
+"""Values of settings by which `probneural.data` decides."""
 
 
 def open_data(config: Config) -> StoredPairs:
@@ -54,7 +56,9 @@ def open_pairs(data: Data) -> StoredPairs:
         raise ArgumentError(expected="a data file", got="none", remedy="name it: data.nc, or path = ... in [data]")
     with _settings_named():
         options = _options(data)
-        opened = files.open(data.path, inputs=data.inputs or None, outputs=data.outputs or None, **options)
+        options |= {"outputs_path": paths_in(data.outputs_path)} if data.outputs_path else {}
+        where = paths_in(data.path) + (paths_in(data.test_path) if data.test_path else [])
+        opened = files.open(where, inputs=data.inputs or None, outputs=data.outputs or None, **options)
         if isinstance(opened, Trajectories):
             return opened.windows(history=data.history, lead=data.lead, stride=data.stride)
     windows = [name for name in ("history", "lead", "stride") if getattr(data, name) != 1]
@@ -65,6 +69,19 @@ def open_pairs(data: Data) -> StoredPairs:
             remedy="name that axis: time in [data] (--time)",
         )
     return opened
+
+
+def test_rows(data: Data, pairs: StoredPairs) -> Tensor | None:
+    """The rows of all pairs that are of the test file, `(m,)`; None if there is none of its own."""
+    if not data.test_path:
+        return None
+    with _settings_named():
+        first = files.open(paths_in(data.path), inputs=data.inputs or None, outputs=data.outputs or None, **_options(data))
+    places = pairs.inputs.places
+    is_later = places[:, FUNCTION] >= len(first)
+    if isinstance(first, Trajectories) and not bool(is_later.any()):  # one series, which the test file continues
+        is_later = places[:, TIME] >= first.steps
+    return is_later.nonzero()[:, 0]
 
 
 def open_inputs(path: str | os.PathLike[str], data: Data) -> StoredFields:
@@ -103,7 +120,8 @@ def _options(data: Data) -> dict[str, Any]:
         name: None if not values else values[0] if len(values) == 1 else values
         for name, values in (("periodic", data.periodic), ("lengths", data.lengths))
     }
-    return {**named, **axes, "dtype": getattr(torch, data.dtype)}
+    mask = {"none": None, "land": "land", "samples": True}[data.mask]
+    return {**named, **axes, "mask": mask, "dtype": getattr(torch, data.dtype)}
 
 
 def _concerned(error: ProbneuralError, data: Data) -> str | None:

@@ -13,7 +13,7 @@ from probneural.runs.config import Config
 from probneural.runs.folder import RunFolder
 from probneural.runs.places import located
 from probneural.runs.progress import Progress
-from probneural.runs.recipes import MEMBER, build_head, build_operator, train_operator
+from probneural.runs.recipes import MEMBER, build_head, build_operator, has_no_operator, train_operator
 from probneural.runs.scoring import TestScores, scores_of
 from probneural.storage import load, save
 from probneural.training import History, atomic
@@ -125,9 +125,17 @@ def score(config: Config | None, folder: str | os.PathLike[str], *, show_progres
 
 def train_in(run: RunFolder, progress: Progress) -> History:
     """Train in an open folder; see [`train`][probneural.runs.train]."""
-    if run.file(OPERATOR).exists():
+    trains = not has_no_operator(run.config)
+    if run.file(OPERATOR if trains else HISTORY).exists():
         return read_history(run)
     begin(run, OPERATOR)
+    progress.say(f"data: {run.record['reading']}")
+    if run.record["reason"]:
+        progress.say(run.choice)
+    if not trains:
+        history = History(train=(), validation=(), seconds=())
+        run.write(HISTORY, asdict(history))
+        return history
     pairs = run.subset("train")
     with located(run.config, "operator", "options"):
         operator = build_operator(run.config.operator, pairs)
@@ -157,7 +165,7 @@ def fit_in(run: RunFolder, progress: Progress) -> Predictor:
     if run.file(HEAD).exists():
         return _predictor(run, HEAD)
     begin(run, HEAD)
-    operator = load(run.file(OPERATOR), device=run.config.training.device)
+    operator = None if has_no_operator(run.config) else load(run.file(OPERATOR), device=run.config.training.device)
     pairs = run.subset("train")
     progress.say(f"fitting {run.config.head.name} to {len(pairs)} pairs")
     with located(run.config, "head", "options"):

@@ -16,7 +16,7 @@ from typing import Any
 
 from probneural.checks import check_path
 from probneural.errors import ArgumentError, ConfigurationError, FileError
-from probneural.runs.config import Config, Source
+from probneural.runs.config import Config, Source, with_paths
 from probneural.runs.places import place_in
 from probneural.runs.values import convert, explanations, hints_of, is_section, joined
 from probneural.training import atomic
@@ -123,9 +123,9 @@ def parsed_config(text: str, *, name: str, folder: Path | None = None) -> Config
             expected=f"TOML in {name}", got=str(error) or "too many brackets", remedy="see https://toml.io, or write it anew"
         ) from error
     config: Config = _section(tables, Config, (), text=text, name=name)
-    if folder is not None and config.data.path:
-        path = os.path.abspath(folder / config.data.path)
-        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+    if folder is not None:
+        data = with_paths(config.data, lambda path: os.path.abspath(folder / path))
+        config = dataclasses.replace(config, data=data)
     return dataclasses.replace(config, source=Source(name=name, text=text, values=config.to_dict()))
 
 

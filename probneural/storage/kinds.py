@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import methodcaller
 from typing import Any, get_type_hints
 
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 from torch import Size, Tensor
 
 from probneural.calibration.decomposition import Decomposition
@@ -69,6 +69,10 @@ from probneural.operators import (
     Rollout,
     SpectralEncoder,
 )
+from probneural.provenance import TrainingRecord
+
+_RECORD = inspect.Parameter("trained_on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TrainingRecord | None)
+"""A part of every predictor beside its constructor's arguments."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Kind:
         make = self.cls if self.build is None else self.build
         hints = get_type_hints(self.build or self.cls.__init__)  # type: ignore[misc]
         arguments = inspect.signature(make).parameters
-        return {name: parameter.replace(annotation=hints[name]) for name, parameter in arguments.items()}
+        found = {name: parameter.replace(annotation=hints[name]) for name, parameter in arguments.items()}
+        return found | {_RECORD.name: _RECORD} if issubclass(self.cls, Predictor) else found
 
     def taken_apart(self, thing: object) -> Mapping[str, Any]:
         """The parts of an instance."""
@@ -113,9 +118,12 @@ class Kind:
             FileError: If the class refuses their values.
         """
         try:
-            built = (self.cls if self.build is None else self.build)(**parts)
+            arguments = dict(parts)
+            record = arguments.pop(_RECORD.name, None)
+            built = (self.cls if self.build is None else self.build)(**arguments)
             if isinstance(built, Predictor):
                 _check_inputs(built)
+                built._with_records(record)
             return built
         except FileError:
             raise
@@ -148,19 +156,16 @@ def _grid(
     axes: tuple[Axis, ...],
     _points: Float64[Tensor, "p d"] | None,
     _weights: Float64[Tensor, " p"] | None,
+    _observed: Bool[Tensor, " p"] | Bool[Tensor, "n p"] | None = None,
 ) -> Grid:
-    if _points is not None and _weights is not None:
-        grid = Grid.scattered(_points, _weights)
-    else:
-        columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
-        grid = Grid.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
+    grid = Grid.of_axes(axes) if _points is None or _weights is None else Grid.scattered(_points, _weights)
     if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
         raise GridError(
             expected="the axes of a uniform grid, or points and weights",
             got=f"a mixture of shape {shape}",
             remedy="make it anew",
         )
-    return grid
+    return grid if _observed is None else grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
 
 
 def _by_name(*kinds: Kind) -> dict[str, Kind]:
@@ -208,6 +213,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(MahalanobisDistance, on_cpu=("center", "whitening")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
+    Kind(TrainingRecord, on_cpu=("row_keys",)),
     Kind(FunctionDraw),
     Kind(Rollout),
     Kind(NoiseConditionedOperator, parts=NoiseConditionedOperator.parts, build=NoiseConditionedOperator.from_parts),
@@ -223,7 +229,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(LowRankPlusDiagonalWeights),
     Kind(KroneckerWeights, parts=KroneckerWeights.tensors, build=_kronecker_weights),
     Kind(IterativeWeights, parts=IterativeWeights.tensors),  # which says why not
-    Kind(Grid, build=_grid, on_cpu=("_points", "_weights")),
+    Kind(Grid, build=_grid, on_cpu=("_points", "_weights", "_observed")),
     Kind(Axis),
     Kind(HiddenLayers),
     Kind(ODESolver),

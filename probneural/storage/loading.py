@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from probneural.checks import check_module, check_path
 from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError
+from probneural.provenance import TrainingRecord
 from probneural.storage.kinds import KINDS, OPERATORS, Kind
-from probneural.storage.modules import CONFIGURATION, FOREIGN, SavedModule
+from probneural.storage.modules import CONFIGURATION, FOREIGN, RECORD, SavedModule
 from probneural.training import files, schema
 from probneural.training.devices import resolve_device
 
@@ -179,12 +180,13 @@ class Reader:
         if saved.kind is not None:
             configuration = schema.instance(described[CONFIGURATION], dict, where=f"{prefix}{CONFIGURATION}")
             plans = self._parts(configuration, saved.kind, f"{prefix}{CONFIGURATION}.")
+        recorded = self._value(described.get(RECORD), TrainingRecord | None, RECORD)
         state = {key.removeprefix(prefix): self._unused.pop(key) for key in list(self._unused) if key.startswith(prefix)}
         given = self._given(saved, state)
         if given is not None or saved.kind is None:
-            return lambda device: saved.filled(given, state).to(device).eval()
+            return lambda device: _with_record(saved.filled(given, state), recorded(_CPU)).to(device).eval()
         operator = saved.built({part: plan(_CPU) for part, plan in plans.items()}, state)
-        return lambda device: operator.to(device).eval()
+        return lambda device: _with_record(operator, recorded(_CPU)).to(device).eval()
 
     def _given(self, saved: SavedModule, state: Mapping[str, Tensor]) -> nn.Module | None:
         """What to copy a module from, of those that were given: in a list, the first that fits."""
@@ -194,6 +196,12 @@ class Reader:
             (one for one in self._operator if not saved.misfits(one, state)), key=lambda one: bool(saved.others(one))
         )
         return next(iter(fitting or ([] if saved.kind is not None else self._operator)), None)
+
+
+def _with_record(operator: nn.Module, record: TrainingRecord | None) -> nn.Module:
+    """The operator with the record of its training pairs."""
+    setattr(operator, RECORD, record)
+    return operator
 
 
 _CPU = torch.device("cpu")

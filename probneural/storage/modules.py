@@ -22,6 +22,8 @@ CONFIGURATION = "configuration"
 """Where a file says how an operator of ours is built."""
 CLASSES = "classes"
 """Where a file names the classes of any other module and of the modules in it."""
+RECORD = "trained_on"
+"""Where the file of an operator holds the record of its training pairs, and the operator's attribute."""
 
 _CALLS = 100, 50
 """Calls of PyTorch that building an operator may take: in any case, and for each tensor that the file holds of it."""
@@ -52,7 +54,7 @@ class SavedModule:
         kind = OPERATORS.get(described["kind"])
         maker = CLASSES if kind is None else CONFIGURATION
         where = f"a {described['kind']}"
-        schema.check_names(described, ["kind", maker, "prefix", "parameters"], where=where)
+        schema.check_names(described, ["kind", maker, "prefix", "parameters", RECORD], where=where, optional=[RECORD])
         if described["prefix"] != prefix:
             schema.refuse(repr(prefix), described["prefix"], where=f"{prefix}prefix")
         schema.check(described["parameters"], Mapping[str, bool], where=f"{prefix}parameters")

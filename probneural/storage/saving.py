@@ -12,9 +12,10 @@ from probneural.checks import check_module, check_path
 from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.operators import Operator
+from probneural.provenance import operator_record
 from probneural.storage.kinds import KINDS, OPERATORS
 from probneural.storage.loading import Reader
-from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, class_names, trained_parameters
+from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, RECORD, class_names, trained_parameters
 from probneural.training import atomic, files, schema
 
 _REMEDY = "save the operator, and fit the head or calibrator again"
@@ -87,7 +88,9 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(thing, nn.Module):
         check_module(thing, "operator")
         tensors |= {f"{prefix}{key}": tensor for key, tensor in _state(thing).items()}
-        return {**_architecture(thing, prefix, tensors), "prefix": prefix, "parameters": trained_parameters(thing)}
+        described = {**_architecture(thing, prefix, tensors), "prefix": prefix, "parameters": trained_parameters(thing)}
+        record = None if name else operator_record(thing)  # predictors have records of their own
+        return described if record is None else {**described, RECORD: _described(record, RECORD, tensors)}
     raise _unknown(thing)
 
 

@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 Batch = tuple[int, Tensor]
 """The number of a data set, and which of its rows."""
 _Order = tuple[int, NDArray[np.int64]]
-_Read = tuple[int, Tensor | None, Tensor | None] | ProbneuralError
+_Read = tuple[int, Tensor | None, Tensor | None, tuple[Grid, Grid] | None] | ProbneuralError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,19 +165,20 @@ class Loader:
         for found in _ahead(read, self.depth) if self.depth else read:
             if isinstance(found, ProbneuralError):
                 raise found
-            source, inputs, outputs = found
+            source, inputs, outputs, masks = found
             if inputs is None:
                 yield None
                 continue
             data = self.sources[source]
-            yield FieldPairs(self._placed(inputs, data.inputs.grid), self._placed(outputs, data.outputs.grid))
+            grid, out_grid = (data.inputs.grid, data.outputs.grid) if masks is None else masks
+            yield FieldPairs(self._placed(inputs, grid), self._placed(outputs, out_grid))
 
     def _placed(self, values: Tensor, grid: Grid) -> Field:
         return Field(values.to(self.device, non_blocking=self.is_pinned), grid)
 
 
 class _Reader(TorchDataset[_Read]):
-    """Reads the values of a batch; grids stay where they are, and errors travel as they are."""
+    """Reads the values of a batch; grids stay where they are unless masks differ, and errors travel as they are."""
 
     def __init__(self, sources: Sequence[Dataset]) -> None:
         self.sources = sources
@@ -185,13 +186,15 @@ class _Reader(TorchDataset[_Read]):
     def __getitem__(self, batch: _Order) -> _Read:
         source, rows = batch
         if not len(rows):
-            return source, None, None
+            return source, None, None, None
         data = self.sources[source]
         try:
             pairs = data[torch.from_numpy(rows).to(data.inputs.device)]
         except ProbneuralError as error:
             return error
-        return source, pairs.inputs.values, pairs.outputs.values
+        grids = (pairs.inputs.grid, pairs.outputs.grid)
+        masks = grids if any(grid.is_batch for grid in grids) else None
+        return source, pairs.inputs.values, pairs.outputs.values, masks
 
 
 def _unchanged(batch: Item) -> Item:

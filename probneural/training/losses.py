@@ -19,7 +19,7 @@ from probneural.checks import assign, check_callable, check_integer, check_posit
 from probneural.contexts import remembered
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field, power_of_two
-from probneural.grids import Axis, Grid, along_axis, check_grid
+from probneural.grids import Axis, Grid, along_axis, check_grid, check_unmasked
 
 Loss: TypeAlias = Callable[..., Tensor]
 """Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over functions.
@@ -62,7 +62,8 @@ def relative_l2(
         0.5
     """
     _check_alike(predicted, target)
-    return _relative(predicted.flatten(2), target.flatten(2), grid.mean_weights.to(target))
+    predicted, target = grid.fill(predicted), grid.fill(target)
+    return _relative(predicted.flatten(2), target.flatten(2), grid.sample_weights.to(target))
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class RelativeH1:
         """The loss, dimensionless.
 
         Raises:
-            GridError: If the grid is scattered.
+            GridError: If the grid is scattered or has a mask.
             ShapeError: If the shapes differ.
         """
         _check_alike(predicted, target)
-        check_grid(grid, uniform=True)
+        check_unmasked(check_grid(grid, uniform=True), "slopes")
         weights = grid.mean_weights.to(target).repeat(1 + grid.dimension)
         return _relative(self._with_slopes(predicted, grid), self._with_slopes(target, grid), weights).mean()
 
@@ -169,12 +170,13 @@ class SpectralBands:
         """The loss, dimensionless.
 
         Raises:
-            GridError: If the grid is not periodic.
+            GridError: If the grid is not periodic, or has a mask.
             ShapeError: If the shapes differ.
         """
         _check_alike(predicted, target)
         if not (check_grid(grid).is_uniform and all(grid.periodic)):
             raise GridError(expected="a periodic uniform grid", got=repr(grid), remedy="use RelativeH1 on others")
+        check_unmasked(grid, "Fourier modes")
         axes = tuple(range(-grid.dimension, 0))
         numbers = [torch.fft.fftfreq(size, 1.0 / size, device=target.device).round() for size in grid.shape]
         size = torch.stack(torch.meshgrid(*numbers, indexing="ij")).square().sum(0).sqrt()
@@ -222,7 +224,10 @@ class _SampleScore(ABC):
         Raises:
             ShapeError: If predictions are not so many samples of the targets' shape.
         """
-        return self._scored(_samples(predicted, target, self.samples), target, grid)
+        drawn = _samples(predicted, target, self.samples)
+        if grid.is_masked:
+            drawn, target = grid.fill(drawn.movedim(1, 0)).movedim(0, 1), grid.fill(target)
+        return self._scored(drawn, target, grid)
 
     @abstractmethod
     def _scored(self, drawn: Float[Tensor, "n s c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, ""]:
@@ -284,8 +289,8 @@ class EnergyScore(_SampleScore):
     """
 
     def _scored(self, drawn: Tensor, target: Tensor, grid: Grid) -> Tensor:
-        scale = (grid.mean_weights.to(target) / target.shape[1]).sqrt()
-        flat = (drawn.flatten(3) * scale).flatten(2)
+        scale = (grid.sample_weights.to(target) / target.shape[1]).sqrt()
+        flat = (drawn.flatten(3) * (scale[:, None] if grid.is_batch else scale)).flatten(2)
         truth = (target.flatten(2) * scale).flatten(1)
         error = (flat - truth[:, None]).norm(dim=2).mean(1)
         gaps = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2))
@@ -328,7 +333,7 @@ class PDEResidual:
                 got=str(tuple(left.shape)),
                 remedy="return its values on the predictions' grid",
             )
-        return grid.mean(left.square().flatten(2)).mean()
+        return grid.mean(grid.fill(left).square().flatten(2)).mean()
 
 
 @dataclass(frozen=True)
@@ -384,13 +389,18 @@ def _check_alike(predicted: Tensor, target: Tensor) -> None:
         )
 
 
+def _summed(values: Float[Tensor, "n c m"], weights: Float[Tensor, "..."]) -> Float[Tensor, "n c"]:
+    """The sum with weights `(m,)`, or `(n, 1, m)` of each sample."""
+    return values @ weights if weights.ndim == 1 else (values * weights).sum(-1)
+
+
 def _relative(
-    predicted: Float[Tensor, "n c m"], target: Float[Tensor, "n c m"], weights: Float[Tensor, " m"]
+    predicted: Float[Tensor, "n c m"], target: Float[Tensor, "n c m"], weights: Float[Tensor, "..."]
 ) -> Float[Tensor, "n c"]:
     """Norm of the error over that of the target, as `relative_l2` says it."""
     unit = _units(target)
-    error = (((predicted - target) / unit[..., None]).square() @ weights).clamp_min(torch.finfo(target.dtype).tiny).sqrt()
-    norm = ((target / unit[..., None]).square() @ weights).sqrt()
+    square_error, square = (_summed((values / unit[..., None]).square(), weights) for values in (predicted - target, target))
+    error, norm = square_error.clamp_min(torch.finfo(target.dtype).tiny).sqrt(), square.sqrt()
     return error / _norms_to_divide_by(norm, unit)
 
 

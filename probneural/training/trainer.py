@@ -28,6 +28,7 @@ from probneural.errors import ArgumentError, DataError
 from probneural.operators import Operator
 from probneural.pairs import Dataset, check_dataset
 from probneural.processes import rank, together
+from probneural.provenance import joined_record, operator_record, record_of
 from probneural.randomness import check_seed, stream_seed
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback
@@ -70,7 +71,8 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     unless an earlier training gave them some. The mode (train or eval) of every submodule and the global random state are left
     as they were. Data are read a batch at a time and detached, and gradients are recorded here even under `torch.no_grad`. A
     `ConvergenceWarning` is given if the training loss ends three times above that of the first batch, before any step, and
-    above that of predicting zero (of the first epoch, if `loss` is your own).
+    above that of predicting zero (of the first epoch, if `loss` is your own). Afterwards `operator.trained_on` records the
+    pairs that trained it, which heads and calibrators compare with theirs.
 
     In a program that torchrun has started, all processes train one operator: each takes its share of every batch, and
     gradients are averaged by `DistributedDataParallel`. All call `fit` with the same arguments; the first one writes the
@@ -168,7 +170,20 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         _train(run, keeper, told, show_progress=show_progress)
     if rank() == 0:
         run.warn_if_worse()
-    return run.finish()
+    history = run.finish()
+    _record(operator, [*first, *(second if options.early_stopping is not None else [])], unroll=plan.unroll)
+    return history
+
+
+def _record(operator: nn.Module, sets: Sequence[Dataset], *, unroll: Unroll | None) -> None:
+    """Add the pairs that trained an operator to the record of its training, `operator.trained_on`.
+
+    Pairs of the validation split count where early stopping chose the epoch by them. Of windows of several steps,
+    the first step counts.
+    """
+    steps = 1 if unroll is None else unroll.steps
+    records = [record_of(data if steps == 1 else FirstStep(data, steps)) for data in sets]
+    operator.trained_on = joined_record([operator_record(operator), *records])  # type: ignore[assignment]
 
 
 def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, show_progress: bool) -> None:

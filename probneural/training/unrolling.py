@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from probneural.checks import assign, check_flag, check_integer, check_real
@@ -147,6 +147,16 @@ class FirstStep:
     def outputs(self) -> FieldSource:
         """The first states that follow."""
         return _FirstChannels(self.windows.outputs, self.windows.outputs.channels // self.steps)
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n k"] | None:
+        """Row keys that the windows supply; None if they supply none."""
+        return getattr(self.windows, "window_keys", None)
+
+    @property
+    def clock(self) -> object:
+        """Times of the windows; None if unknown."""
+        return getattr(self.windows, "clock", None)
 
     @property
     def fingerprint(self) -> str:

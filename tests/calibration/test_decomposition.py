@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import VarianceScale
-from probneural.calibration.decomposition import _ValuesAt
 from probneural.calibration.decomposition_search import (
     ROOT_FRACTIONS,
     START,
@@ -23,6 +22,7 @@ from probneural.calibration.decomposition_search import (
 from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional
+from probneural.functionals.observations import ValuesAt
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from tests.helpers import normal
@@ -145,7 +145,7 @@ def test_densities_are_those_of_the_covariance(rank: int, noise: float) -> None:
 
 def test_values_at_points_are_those_of_their_matrix() -> None:
     grid, points = Grid.uniform((4, 5), periodic=False), torch.tensor([3, 7, 19])
-    found, expected = _ValuesAt(grid, points), MatrixFunctional(grid, torch.eye(20, dtype=torch.float64)[points])
+    found, expected = ValuesAt(grid, points), MatrixFunctional(grid, torch.eye(20, dtype=torch.float64)[points])
     values, numbers = normal(2, 3, 4, 5, seed="values"), normal(2, 3, 3, seed="numbers")
     assert torch.equal(found(values), expected(values))
     assert torch.equal(found.adjoint(numbers), expected.adjoint(numbers))

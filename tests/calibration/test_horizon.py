@@ -7,9 +7,8 @@ from scipy import stats
 from probneural.calibration import HorizonBand, LeadScale, TrajectoryBand, conformal_scores_by_lead
 from probneural.errors import ArgumentError, CalibrationError, DataError
 from probneural.fields import Field
-from probneural.fingerprints import row_fingerprints
 from probneural.metrics import compare
-from probneural.pairs import FieldPairs
+from probneural.provenance import row_keys
 from probneural.trajectories import FieldTrajectories
 from tests.autoregression import Exact, Truth, forecast_and_truth
 from tests.calibration.synthetic import GRID, Members, changed, scaled_by
@@ -18,10 +17,6 @@ from tests.helpers import normal
 
 def part(truth: Truth, rows: slice) -> Truth:
     return Truth(truth.states[:, rows], truth.start[rows])
-
-
-def sides(pairs: FieldPairs) -> tuple[torch.Tensor, torch.Tensor]:
-    return pairs.inputs.values, pairs.outputs.values
 
 
 def test_coverage_of_the_horizon_follows_the_beta_distribution() -> None:
@@ -94,7 +89,7 @@ def test_pairs_that_the_predictor_was_scaled_on_are_refused() -> None:
     """The first window of a trajectory names it."""
     states = normal(12, 3, 1, 16, seed="states")
     truth = FieldTrajectories(Field(states[:, 0], GRID), states[:, 1:], times=torch.tensor([1.0, 2.0]).double())
-    predictor = changed(scaled_by(1.0, Members()), calibrated_on=row_fingerprints(*sides(truth.windows())))
+    predictor = changed(scaled_by(1.0, Members()), calibrated_on=row_keys(truth.windows(stride=2)).flatten())
     forecast = predictor.rollout(truth.start, steps=2, members=3, seed=0)
     with pytest.raises(CalibrationError, match="12 of 12 that they were"):
         HorizonBand().fit(forecast, truth)

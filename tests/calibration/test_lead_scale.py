@@ -9,10 +9,11 @@ import torch
 from probneural.calibration import LeadScale, LeadScaling
 from probneural.distributions import DenseRoot, Forecast, GaussianField
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
-from probneural.fingerprints import row_fingerprints
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import chi2, compare, score_by_lead, spread_skill
+from probneural.pairs import FieldPairs
+from probneural.provenance import row_keys
 from tests.autoregression import DECAY, GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
 
@@ -97,7 +98,7 @@ def test_gaussian_leads_stay_joint() -> None:
 def test_what_scales_were_fitted_on_is_remembered() -> None:
     forecast, truth = forecast_and_truth(6, steps=2, members=3)
     scaling = LeadScale().fit(forecast, truth)
-    pairs = row_fingerprints(truth.start.values, truth.at(1).values)
+    pairs = torch.cat([row_keys(FieldPairs(truth.at(lead), truth.at(lead + 1))) for lead in range(2)], 1).flatten()
     assert torch.equal(scaling.calibrated_on, pairs)
     twice = LeadScale().fit(scaling(forecast), truth)
     assert torch.equal(twice(scaling(forecast)).calibrated_on.unique(), pairs.unique())

@@ -44,7 +44,7 @@ def memory_maps(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
     np.save(folder / "a.npy", a)
     np.save(folder / "u.npy", u)
     maps = [np.load(folder / name, mmap_mode="r") for name in ("a.npy", "u.npy")]
-    return pn_data.from_arrays(*maps, periodic=True)
+    return pn_data.from_arrays(*maps, periodic=(True, True))
 
 
 def numpy_folder(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
@@ -65,12 +65,12 @@ def hdf5(chunks: tuple[int, ...] | None) -> Make:
 
 def hdf5_arrays(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
     with h5py.File(write_hdf5(folder / "f.h5", (7, 1, 8, 4), a=a, u=u)) as file:
-        return pn_data.from_arrays(file["a"], file["u"], periodic=True)
+        return pn_data.from_arrays(file["a"], file["u"], periodic=(True, True))
 
 
 def zarr_arrays(folder: Path, a: np.ndarray, u: np.ndarray) -> Dataset:
     group = zarr.open_group(write_zarr(folder / "f.zarr", 7, a=a, u=u), mode="r")
-    return pn_data.from_arrays(group["a"], group["u"], periodic=True)
+    return pn_data.from_arrays(group["a"], group["u"], periodic=(True, True))
 
 
 def netcdf(engine: str) -> Make:
@@ -92,7 +92,7 @@ def named_zarr(version: int) -> Make:
 
 CASES = [
     Case("FieldPairs", lambda _, a, u: FieldPairs.from_numpy(a, u, grid=GRID), is_stored=False),
-    Case("arrays", lambda _, a, u: pn_data.from_arrays(a, u, periodic=True)),
+    Case("arrays", lambda _, a, u: pn_data.from_arrays(a, u, periodic=(True, True))),
     Case("tensors", lambda _, a, u: pn_data.from_arrays(torch.from_numpy(a), torch.from_numpy(u), grid=GRID)),
     Case("memory-maps", memory_maps),
     Case("big-endian-columns", big_endian_columns),

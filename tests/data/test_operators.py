@@ -62,7 +62,7 @@ def same(first: nn.Module, second: nn.Module) -> bool:
 
 @pytest.mark.parametrize("name", MAKE)
 def test_the_bits_are_those_of_data_in_memory(name: str, tmp_path: Path) -> None:
-    stored = pn_data.open(write_hdf5(tmp_path / "f.h5", (7, 1, 8), a=A, u=U), inputs=["a"], outputs=["u"], periodic=True)
+    stored = pn_data.open(write_hdf5(tmp_path / "f.h5", (7, 1, 8), a=A, u=U), inputs=["a"], outputs=["u"], periodic=(True,))
     assert isinstance(stored, StoredPairs)
     assert same(MAKE[name](stored), MAKE[name](PAIRS))
 
@@ -82,7 +82,7 @@ def test_what_needs_functions_at_once_reads_some_evenly_spread(name: str, monkey
 
     monkeypatch.setattr(pod_deeponet, "_MOST_NUMBERS", 0)  # four functions per mode
     monkeypatch.setattr(linear, "_MOST_NUMBERS", 16 * 12)
-    monkeypatch.setattr("probneural.data.arrays.reader_of", lambda array, name: Recorded(array))
+    monkeypatch.setattr("probneural.data.arrays.array_reader", lambda array, name: Recorded(array))
     data = pn_data.from_arrays(A, U, grid=GRID)
     assert data.fingerprint  # it is kept: run-time checks ask for it
     rows.clear()

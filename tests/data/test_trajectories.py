@@ -189,14 +189,18 @@ def test_it_describes_itself() -> None:
     assert (DATA.steps, DATA.channels, len(DATA), DATA.times.tolist()) == (6, 2, 7, TIMES)
 
 
-@pytest.mark.parametrize("periodic", [True, (True, True)])
-def test_a_grid_is_built_as_for_arrays(periodic: bool | tuple[bool, ...]) -> None:
-    assert Trajectories.from_array(torch.from_numpy(STATES), times=TIMES, periodic=periodic).grid == GRID
+def test_a_grid_is_built_as_for_arrays() -> None:
+    assert Trajectories.from_array(torch.from_numpy(STATES), times=TIMES, periodic=(True, True)).grid == GRID
+    turned = Trajectories.from_array(STATES.transpose(1, 3, 4, 0, 2), times=TIMES, axes="t x y n c", periodic=True)
+    assert turned.grid == GRID
+    assert torch.equal(turned.at(2)[[3, 1]].values, DATA.at(2)[[3, 1]].values)
+    with pytest.raises(ShapeError, match='axes="n t c x y" for channels first'):
+        Trajectories.from_array(STATES, times=TIMES, periodic=True)
 
 
 def test_refuses_arrays_and_times_that_do_not_fit() -> None:
-    with pytest.raises(ShapeError, match="expected values of shape .n, times, c, 8, 4."):
-        Trajectories.from_array(STATES[:, :, 0], times=TIMES, grid=GRID)
+    with pytest.raises(ShapeError, match=r"2 grid axes; got \(7, 6, 8\); state the roles"):
+        Trajectories.from_array(STATES[:, :, 0, :, 0], times=TIMES, grid=GRID)
     with pytest.raises(ShapeError, match="at 5 times; got 6 times"):
         Trajectories.from_array(STATES, times=TIMES[:5], grid=GRID)
     with pytest.raises(DataError, match="ascending times"):

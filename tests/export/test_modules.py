@@ -22,7 +22,7 @@ from probneural.heads import LastLayerLaplace
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from tests.heads import cases
-from tests.helpers import normal
+from tests.helpers import held_out, normal
 from tests.test_storage_structure import sampled_last_layer, variational_last_layer
 
 FOREIGN = ("conv", "channels-last", "complex", "denormalised", "no-bias")
@@ -104,7 +104,7 @@ def test_local_scales_with_a_curve(tmp_path: Path) -> None:
 
 def test_scales_without_a_discrepancy() -> None:
     case = cases.operator_case("fno-outputs")
-    scaled: Any = VarianceScale().fit(cases.fitted("last-layer", "fno-outputs"), case.data)
+    scaled: Any = VarianceScale().fit(cases.fitted("last-layer", "fno-outputs"), held_out(case.data))
     parts = replace(scaled.decomposition, process=None, root_fraction=torch.tensor([1.0, 0.5], dtype=torch.float64))
     bare = type(scaled)(
         scaled.inner,
@@ -143,6 +143,6 @@ class Tiny(nn.Module):
 def test_all_layers_are_refused_by_name() -> None:
     predictor = cases.fitted("full", "fno-1d")
     grid = cases.PERIODIC
-    for thing in (predictor, VarianceScale().fit(predictor, cases.operator_case("fno-1d").data)):
+    for thing in (predictor, VarianceScale().fit(predictor, held_out(cases.operator_case("fno-1d").data))):
         with pytest.raises(UnsupportedError, match=r"derivatives in the operator's weights.*export predictor.sampled"):
             moments(thing, grid, grid, units=torch.ones(1, dtype=torch.float64))

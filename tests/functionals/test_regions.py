@@ -430,3 +430,36 @@ def test_a_maximum_over_a_box_beyond_the_domain_is_refused() -> None:
     for grid, box in ((Grid.uniform(20), (0.5, 7.0)), (Grid.uniform(20, periodic=False), (-0.2, 0.5))):
         with pytest.raises(GridError, match="a box inside the domain"):
             maximum(grid, lower=box[0], upper=box[1])
+
+
+class TestSphere:
+    """Regions of a latitude-longitude grid, against areas that are known."""
+
+    GRID = Grid.latlon(torch.arange(-87.5, 90.0, 5.0), torch.arange(0.0, 360.0, 5.0))
+    ONES = torch.ones(1, 1, 36, 72, dtype=DTYPE)
+    SPHERE = 4 * math.pi * (180 / math.pi) ** 2
+
+    def test_a_box_up_to_the_pole(self) -> None:
+        box = region(self.GRID, lower=[60.0, -10.0], upper=[90.0, 200.0], reduction="integral")
+        assert box(self.ONES).item() == pytest.approx(210.0 / 360 * (1 - math.sin(math.pi / 3)) / 2 * self.SPHERE, rel=1e-12)
+        assert average(self.GRID, lower=[60.0, 0.0])(self.ONES).item() == pytest.approx(1.0, rel=1e-12)
+
+    def test_a_box_of_a_field_that_varies(self) -> None:
+        grid = self.GRID
+        field = (1 + torch.deg2rad(grid.points[:, 1]).cos()) * (grid.points[:, 0] / 90) ** 2
+        box = region(grid, lower=[-30.0, 0.0], upper=[60.0, 90.0], reduction="integral")
+        nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(60))
+        latitude = 15.0 + 45.0 * nodes
+        along = (45.0 * weights * torch.deg2rad(latitude).cos() * (latitude / 90) ** 2).sum()
+        around = 90.0 + math.degrees(1.0)
+        assert box(field.reshape(1, 1, *grid.shape)).item() == pytest.approx(along.item() * around, rel=1e-10)
+
+    def test_where_a_function_says_so(self) -> None:
+        caps = region(self.GRID, lambda points: points[:, 0].abs() > 60.0, reduction="integral")
+        assert caps(self.ONES).item() == pytest.approx((1 - math.sin(math.pi / 3)) * self.SPHERE, rel=1e-3)
+
+    def test_the_whole_is_the_mean(self) -> None:
+        values = normal(1, 1, *self.GRID.shape)
+        mean = self.GRID.mean(values.flatten(2))
+        torch.testing.assert_close(average(self.GRID)(values)[..., 0], mean)
+        torch.testing.assert_close(integral(self.GRID)(values)[..., 0], mean * self.SPHERE)

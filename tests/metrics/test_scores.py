@@ -191,6 +191,14 @@ def test_a_distribution_of_a_third_kind_is_scored_by_its_moments() -> None:
         metrics.pit(compare(Unknown(inner), truth))
 
 
+def test_coverage_of_all_levels_is_that_of_each() -> None:
+    u = gaussian(GRIDS["periodic"])
+    truth = truth_for(u)
+    comparison = compare(u, truth, noise=0.1)
+    each = [float(metrics.coverage(comparison, level=step / 20).mean()) for step in range(1, 20)]
+    assert score(u, truth, noise=0.1).level_coverages == pytest.approx(each)
+
+
 def test_scores_are_frozen_and_go_to_json() -> None:
     u = gaussian(GRIDS["periodic"])
     scores = score(u, truth_for(u))

@@ -17,7 +17,7 @@ def fields(count: int = 40, points: int = 16, *, seed: int = 0) -> xarray.Datase
     lon = np.arange(points) * (2.0 / points)
     a = numbers[:, :1] * np.sin(np.pi * lon) + numbers[:, 1:] * np.cos(np.pi * lon)
     slope = np.pi * (numbers[:, :1] * np.cos(np.pi * lon) - numbers[:, 1:] * np.sin(np.pi * lon))
-    names = ("member", "lon")
+    names = ("sample", "lon")
     return xarray.Dataset({"a": (names, a), "u": (names, a + 0.2 * a**2), "slope": (names, slope)}, coords={"lon": lon})
 
 

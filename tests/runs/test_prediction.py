@@ -28,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("points", [16, 24])
 def test_a_file_holds_what_the_predictor_says(run: Path, tmp_path: Path, points: int) -> None:
-    given = fields(70, points, seed=3).drop_vars(["u", "slope"]).assign_coords(member=np.arange(70) + 5)
-    given.rename(member="sample").to_netcdf(tmp_path / "new.nc", engine="h5netcdf")
+    given = fields(70, points, seed=3).drop_vars(["u", "slope"]).assign_coords(sample=np.arange(70) + 5)
+    given.to_netcdf(tmp_path / "new.nc", engine="h5netcdf")
     runs.predict(run, tmp_path / "new.nc", output=tmp_path / "out.nc", show_progress=False)
     found = runs.calibrate(None, run, show_progress=False)
     inputs = open_inputs(tmp_path / "new.nc", runs.read_config(run / "config.toml").data)[:]
@@ -55,7 +55,7 @@ def test_outputs_on_another_grid_have_its_coordinates(tmp_path: Path) -> None:
     dataset.to_netcdf(tmp_path / "two.nc", engine="h5netcdf")
     runs.calibrate(cheap(tmp_path / "two.nc"), tmp_path / "run", show_progress=False)
     out = runs.predict(tmp_path / "run", tmp_path / "two.nc", output=tmp_path / "out.nc", show_progress=False)
-    assert out["mean"].dims == ("member", "x")
+    assert out["mean"].dims == ("sample", "x")
     assert np.allclose(out["x"], fine["x"])
     assert runs.score(None, tmp_path / "run", show_progress=False).scores.functions == 8
 
@@ -84,7 +84,7 @@ def test_files_say_what_they_are(run: Path, tmp_path: Path) -> None:
     assert (operator["what"], operator["is"]) == ("FNO", "an operator")
     assert operator["configuration of FNO"]["modes"] == [4]
     assert runs.info(run / "predictor.safetensors")["made of"].startswith("LastLayerPredictor")
-    assert "a (member 40, lon 16)" in runs.info(run.parent / "waves.nc")["variables"]
+    assert "a (sample 40, lon 16)" in runs.info(run.parent / "waves.nc")["variables"]
     (tmp_path / "other.txt").write_text("")
     for path, words in (
         (tmp_path / "other.txt", "begins with b''"),
@@ -99,7 +99,7 @@ def test_files_say_what_they_are(run: Path, tmp_path: Path) -> None:
 
 
 def test_no_functions_are_no_inputs(run: Path, tmp_path: Path) -> None:
-    given = fields(3, 16, seed=3).drop_vars(["u", "slope"]).isel(member=slice(0, 0))
+    given = fields(3, 16, seed=3).drop_vars(["u", "slope"]).isel(sample=slice(0, 0))
     given.to_netcdf(tmp_path / "none.nc", engine="h5netcdf")
     with pytest.raises(DataError, match="one function or more"):
         runs.predict(run, tmp_path / "none.nc", output=tmp_path / "out.nc", show_progress=False)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from probneural import runs
+from probneural.metrics.reliability import LEVELS
 from probneural.runs import TestScores
-from probneural.runs.reporting import verdict
+from probneural.runs.reporting import _CLEAR_AT_ONCE, verdict
 from probneural.training import History
 from tests.runs.files import cheap, written
 
@@ -24,7 +28,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> runs.Report:
     return runs.report(cheap(written(folder)), folder / "out", show_progress=False)
 
 
-def changed(report: runs.Report, **values: float) -> TestScores:
+def covering(others: dict[float, float]) -> tuple[float, ...]:
+    """Nominal coverages at the levels .05 to .95, but for some."""
+    return tuple(others.get(level, level) for level in LEVELS)
+
+
+def changed(report: runs.Report, **values: Any) -> TestScores:
+    """Scores on 100 samples whose intervals are calibrated, but for these values."""
+    values = {"level_coverages": LEVELS, "coverage": 0.9} | values
     own = {name: value for name, value in values.items() if name in vars(report.scores)}
     inner = {name: value for name, value in values.items() if name not in own}
     return dataclasses.replace(report.scores, scores=dataclasses.replace(report.scores.scores, functions=100, **inner), **own)
@@ -36,9 +47,20 @@ def changed(report: runs.Report, **values: float) -> TestScores:
         ({"relative_l2": 0.02, "baseline": 0.5}, "relative error is 2 %; always predicting the mean training output has 50 %"),
         ({"relative_l2": 0.6, "baseline": 0.5}, "no better than always predicting"),
         ({"relative_l2": 0.3, "baseline": 0.5}, "hardly useful"),
-        ({"coverage": 0.85}, "hold 85.0 % of the true values: the error bars are honest, as far as 100"),
-        ({"coverage": 0.8}, "too narrow"),
-        ({"coverage": 0.99}, "wider than they need to be"),
+        ({"coverage": 0.85}, "hold 85.0 % of the true values: the error bars are honest at all levels, as far as 100"),
+        ({"coverage": 0.8}, "too narrow."),
+        ({"coverage": 0.99}, "wider than they need to be."),
+        (
+            {"level_coverages": covering({0.5: 0.825, 0.45: 0.7})},
+            "hold 90.0 % of the true values, and 50 % intervals of single values hold 82.5 %: the error bars are wider than "
+            "they need to be at that level.",
+        ),
+        (
+            {"level_coverages": covering({0.95: 0.85})},
+            "95 % intervals of single values hold 85.0 %: the error bars are too narrow",
+        ),
+        ({"level_coverages": covering({0.5: 0.63})}, "honest at all levels"),
+        ({"level_coverages": ()}, "honest at all levels"),
         (
             {"band_coverage": 0.9, "band_pairs": 1000},
             "90 of 100 functions, 90.0 % where 90 % were promised: the promise is kept",
@@ -49,6 +71,14 @@ def changed(report: runs.Report, **values: float) -> TestScores:
 )
 def test_the_verdict_follows_from_the_numbers(report: runs.Report, values: dict[str, float], words: str) -> None:
     assert words in " ".join(verdict(changed(report, **values), HISTORY))
+
+
+def test_calibrated_intervals_depart_at_some_level_once_in_twenty() -> None:
+    """The threshold of 19 levels at once, on uniform numbers: the levels of intervals that end at the truth."""
+    uniform = torch.rand(4000, 200, generator=torch.Generator().manual_seed(0))
+    deviations = [((uniform <= level).double().mean(1) - level) / math.sqrt(level * (1 - level) / 200) for level in LEVELS]
+    frequency = (torch.stack(deviations).abs().amax(0) > _CLEAR_AT_ONCE).double().mean()
+    assert 0.04 < float(frequency) < 0.065
 
 
 def test_a_gap_between_losses_asks_for_more_pairs(report: runs.Report) -> None:

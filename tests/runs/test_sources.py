@@ -66,7 +66,7 @@ def trajectories(folder: Path, count: int = 12, steps: int = 7) -> Path:
 def moving(folder: Path) -> Config:
     """Settings of a run on them."""
     config = cheap(trajectories(folder))
-    data = Data(path=config.data.path, inputs=("h",), outputs=("h",), periodic=(True,), history=2, lead=2)
+    data = Data(path=config.data.path, inputs=("h",), outputs=("h",), periodic=(True,), axes="angle t n", history=2, lead=2)
     return dataclasses.replace(config, data=data, calibration=runs.Calibration(level=0.5))
 
 
@@ -156,8 +156,8 @@ def test_a_file_of_pdebench_asks_for_boundaries(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"history": 2}, r"history of 1 in .data. where the variables have no axis of time; got .2.; .*--time"),
-        ({"sample": "run"}, r"got 'run'; name it: sample in .data. \(--sample\)"),
-        ({"outputs": ("v",)}, r"a variable 'v' of .*; got a \(member 40, lon 16\); u"),
+        ({"sample": "run"}, r"expected sample in .data. \(--sample\), a dimension of .*got 'run'; name one of"),
+        ({"outputs": ("v",)}, r"a variable 'v' of .*; got a \(sample 40, lon 16\); u"),
         ({"lengths": (3.0,)}, r"lengths in .data. \(--lengths\) = 2 along 'lon'"),
     ],
 )
@@ -175,4 +175,7 @@ def test_pairs_in_memory_are_the_same_pairs(tmp_path: Path) -> None:
     assert all(torch.equal(held[rows].inputs.values, pairs[rows].inputs.values) for rows in ([7, 3], slice(5, 9)))
     first, second = held.split(8, seed=0)
     assert not {*first.groups.tolist()} & {*second.groups.tolist()}
-    assert isinstance(files.open(tmp_path / "flow.nc", inputs=["h"], outputs=["h"], periodic=True).windows(), files.StoredPairs)
+    assert isinstance(
+        files.open(tmp_path / "flow.nc", inputs=["h"], outputs=["h"], axes="angle t n", periodic=True).windows(),
+        files.StoredPairs,
+    )

@@ -38,7 +38,7 @@ def test_a_run_is_what_the_library_gives_by_hand(run: Path) -> None:
     config = runs.read_config(run / "config.toml")
     split = json.loads((run / "run.json").read_text())["split"]
     dataset = fields()
-    pairs = pn.FieldPairs.from_xarray(dataset["a"], dataset["u"], sample="member", periodic=True, dtype=torch.float32)
+    pairs = pn.FieldPairs.from_xarray(dataset["a"], dataset["u"], periodic=True, dtype=torch.float32)
     train, scaling, conformal, test = (pairs[rows] for rows in split.values())
     operator = pn.operators.FNO(1, 1, **config.operator.options, seed=0)
     pn.fit(operator, train, epochs=2, show_progress=False)
@@ -252,12 +252,12 @@ def test_a_killed_ensemble_goes_on_with_the_member_it_was_at(tmp_path: Path, mon
         (
             {"inputs": ()},
             DataError,
-            r"inputs in .data. \(--inputs\), a list .*got none, and it holds a \(member 40, lon 16\); u",
+            r"inputs in .data. \(--inputs\), a list .*got none, and it holds a \(sample 40, lon 16\); u",
         ),
         ({"inputs": ("slop",)}, DataError, "did you mean 'slope'"),
-        ({"periodic": ()}, ArgumentError, r"periodic in .data. \(--periodic\), .*whether lon are periodic"),
+        ({"periodic": ()}, ArgumentError, r"periodic in .data. \(--periodic\), .*whether lon is periodic"),
         ({"periodic": (True, False)}, ArgumentError, "one entry per space dimension"),
-        ({"sample": "lat"}, ShapeError, "counts the functions, one of member, lon; got 'lat'"),
+        ({"sample": "lat"}, ShapeError, r"a dimension of a \(sample 40.*got 'lat'.*name one of lon, sample"),
     ],
 )
 def test_data_that_do_not_fit(tmp_path: Path, change: dict[str, object], error: type[Exception], words: str) -> None:
@@ -281,12 +281,12 @@ def test_data_that_are_unusable(tmp_path: Path) -> None:
         runs.train(cheap(tmp_path / "nan.nc"), tmp_path / "run")
 
 
-def test_the_dimension_of_samples_is_found_where_it_is_alone(tmp_path: Path) -> None:
-    dataset = fields().assign_coords(member=range(40))
-    dataset.to_netcdf(tmp_path / "numbered.nc", engine="h5netcdf")
+def test_a_dimension_whose_name_says_no_role_is_asked_for(tmp_path: Path) -> None:
+    fields().rename(sample="member").to_netcdf(tmp_path / "numbered.nc", engine="h5netcdf")
     config = cheap(tmp_path / "numbered.nc")
-    with pytest.raises(ShapeError, match=r"got none that is called so.*name it: sample in .data. \(--sample\)"):
+    with pytest.raises(ArgumentError, match=r"role of axis 'member' of a \(member 40, lon 16\).*\"n lon\" if it is samples"):
         open_pairs(config.data)
+    assert len(open_pairs(dataclasses.replace(config.data, axes="n lon"))) == 40
     pairs = open_pairs(dataclasses.replace(config.data, sample="member"))
     assert len(pairs) == 40
     assert pairs.outputs.labels.space == ("lon",)

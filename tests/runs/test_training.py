@@ -55,7 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @cache
 def pairs() -> pn.FieldPairs:
     dataset = fields(24)
-    return pn.FieldPairs.from_xarray(dataset["a"], dataset["u"], sample="member", periodic=True, dtype=torch.float32)
+    return pn.FieldPairs.from_xarray(dataset["a"], dataset["u"], periodic=True, dtype=torch.float32)
 
 
 def by_settings(**settings: Any) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -132,6 +133,7 @@ def describe_grid(grid: Grid) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "periodic": [axis.periodic for axis in axes],
         "endpoint": [axis.endpoint for axis in axes],
         "origin": [axis.origin + 0.0 for axis in axes],
+        **({"latitudes": [axis.latitudes for axis in axes]} if any(axis.latitudes for axis in axes) else {}),
     }, {}
 
 
@@ -145,13 +147,16 @@ def rebuild_grid(described: dict[str, Any], tensors: dict[str, Tensor]) -> Grid:
         return Grid.scattered(tensors["points"], tensors["weights"])
     if described.get("kind") != "uniform":
         raise GridError(expected="a uniform or scattered grid", got=str(described.get("kind")), remedy="upgrade the package")
-    return Grid.uniform(
+    grid = Grid.uniform(
         described["shape"],
         lengths=[float(length) for length in described["lengths"]],
         periodic=described["periodic"],
         endpoint=described["endpoint"],
         origin=[float(origin) for origin in described["origin"]],
     )
+    ends = described.get("latitudes") or [None] * grid.dimension
+    pairs = (None if pair is None else (float(pair[0]), float(pair[1])) for pair in ends)
+    return Grid.of_axes([replace(axis, latitudes=pair) for axis, pair in zip(grid.axes, pairs, strict=True)])
 
 
 def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float) -> str:

@@ -18,7 +18,7 @@ from probneural.contexts import undisturbed
 from probneural.curvature.problem import CurvatureProblem, Minibatches
 from probneural.errors import ArgumentError, TrainingError
 from probneural.heads.ensembles.deep_ensemble import check_members
-from probneural.heads.training_data import in_memory
+from probneural.heads.training_data import in_memory, recorded
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.linear_algebra.conjugate_gradients import solve_truncated
@@ -178,6 +178,7 @@ class AnchoredEnsemble:
             self.optimizer, LevenbergMarquardt, "optimizer", remedy="give a LevenbergMarquardt(...)", error=ArgumentError
         )
 
+    @recorded
     @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:

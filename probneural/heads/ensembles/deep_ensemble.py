@@ -16,7 +16,7 @@ from probneural.errors import ArgumentError
 from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, exchanged, state_of, train_members
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
 from probneural.heads.ensembles.trained_members import copied_operator, predictor_of_members
-from probneural.heads.training_data import owned, training_data
+from probneural.heads.training_data import owned, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset
@@ -119,6 +119,7 @@ class DeepEnsemble:
         for name in ("keeps_operator", "show_progress"):
             assign(self, **{name: check_flag(getattr(self, name), name)})
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Train the members.

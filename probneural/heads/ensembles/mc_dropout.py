@@ -15,7 +15,7 @@ from probneural.curvature import ParameterVector
 from probneural.heads.ensembles.masked_operator import MaskedOperator, dropout_layers, feature_shapes
 from probneural.heads.ensembles.members import state_of
 from probneural.heads.ensembles.trained_members import copied_operator, predictor_of_members
-from probneural.heads.training_data import training_data
+from probneural.heads.training_data import recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset
@@ -66,6 +66,7 @@ class MCDropout:
         """Check the settings."""
         assign(self, members=check_integer(self.members, "members", least=2, most=2**20), seed=check_seed(self.seed))
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Draw the masks, and measure the noise that the mean leaves.

@@ -13,7 +13,7 @@ from probneural.curvature import ParameterVector
 from probneural.heads.ensembles.members import TrainFunction, state_of
 from probneural.heads.ensembles.trained_members import copied_operator, predictor_of_members
 from probneural.heads.ensembles.trajectory import training_trajectory
-from probneural.heads.training_data import training_data
+from probneural.heads.training_data import recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset
@@ -82,6 +82,7 @@ class SnapshotEnsemble:
             show_progress=check_flag(self.show_progress, "show_progress"),
         )
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Run the cycles.

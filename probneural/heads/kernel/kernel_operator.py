@@ -29,7 +29,7 @@ from probneural.heads.kernel.inducing_points import InducingProcess
 from probneural.heads.kernel.principal_components import PredictedComponents, PrincipalComponents, left_out, rounding_errors
 from probneural.heads.kernel.search import Fitted, Search
 from probneural.heads.residuals import NOISE_FLOOR, check_some
-from probneural.heads.training_data import in_memory, training_data
+from probneural.heads.training_data import in_memory, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
@@ -136,6 +136,7 @@ class KernelOperator:
                 assign(self, **{name: check_integer(getattr(self, name), name)})
         assign(self, min_noise=check_real(self.min_noise, "min_noise", least=LEAST_NOISE, most=1.0))
 
+    @recorded
     @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module | None, data: Dataset) -> KernelPredictor:

@@ -24,10 +24,12 @@ from probneural.grids import Grid
 from probneural.heads.laplace.structures import STRUCTURES, Kronecker, Structure
 from probneural.heads.laplace.updates import update
 from probneural.heads.residuals import check_some
+from probneural.heads.training_data import recorded
 from probneural.heads.weight_posterior import Hyperparameters, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset
+from probneural.provenance import record_of
 from probneural.randomness import check_seed, stream
 from probneural.threads import copy_for_call
 
@@ -112,6 +114,7 @@ class Laplace:
         check_seed(self.seed)
         check_flag(self.show_progress, "show_progress")
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> LaplacePredictor:
         """Fit the posterior, a few functions at a time.
@@ -315,7 +318,7 @@ class LaplacePredictor(Predictor):
             in_channels=self.in_channels,
             variance_estimation=self.variance_estimation,
             shift=result.shift,
-        )
+        )._with_records(self.trained_on, record_of(data))
 
     @undisturbed()
     def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
@@ -342,7 +345,7 @@ class LaplacePredictor(Predictor):
             domain=self.domain,
             in_channels=self.in_channels,
             effective_observations=self.effective_observations,
-        )
+        )._with_records(self.trained_on)
 
     def _root(self, inputs: Field, query: Grid | None) -> JacobianRoot:
         return JacobianRoot(

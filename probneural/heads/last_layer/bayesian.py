@@ -25,6 +25,7 @@ from probneural.heads.last_layer.predictors import (
 )
 from probneural.heads.last_layer.target import Target
 from probneural.heads.pyro_inference import optimise, pyro_module
+from probneural.heads.training_data import recorded
 from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
@@ -205,6 +206,7 @@ class BayesianLastLayer:
             return NUTS() if self.method == "nuts" else VariationalInference(self.method)
         return self.method
 
+    @recorded
     @undisturbed()
     @torch.enable_grad()
     def fit(self, operator: nn.Module, data: Dataset) -> SampledLastLayerPredictor | VariationalLastLayerPredictor:

@@ -18,7 +18,7 @@ from probneural.heads.last_layer.heteroscedastic_predictor import Heteroscedasti
 from probneural.heads.last_layer.laplace import statistics
 from probneural.heads.last_layer.low_rank_density import log_density_per_value
 from probneural.heads.last_layer.readout import VERIFIED, Readout, find_readout
-from probneural.heads.training_data import TrainingData, training_data
+from probneural.heads.training_data import TrainingData, recorded, training_data
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
 
@@ -99,6 +99,7 @@ class HeteroscedasticGaussian:
             seed=check_seed(self.seed),
         )
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> HeteroscedasticPredictor:
         """Train the second read-out.

@@ -20,10 +20,11 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.readout import VERIFIED, Readout, deviated, draws_of_weights, find_readout
 from probneural.heads.residuals import ResidualSums, check_some, given_noise, given_per_channel, given_precision
-from probneural.heads.training_data import TrainingData, training_data
+from probneural.heads.training_data import TrainingData, recorded, training_data
 from probneural.heads.weight_posterior import weight_posterior
 from probneural.linear_algebra.conditioning import posterior_root
 from probneural.pairs import Dataset
+from probneural.provenance import record_of
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -71,6 +72,7 @@ class LastLayerLaplace:
         """Check the settings."""
         assign(self, moves_mean=check_flag(self.moves_mean, "moves_mean"))
 
+    @recorded
     @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: Dataset) -> LastLayerPredictor:
@@ -159,7 +161,6 @@ def statistics(
     They are those of all processes. Squares of residuals are in the units given.
     """
     channels, features = split.weight.shape
-    mean_weights = data.grid.mean_weights.to(data.outputs.device)
     gram = torch.zeros(features, features, dtype=torch.float64, device=data.outputs.device)
     moments = torch.zeros(channels, features, dtype=torch.float64, device=data.outputs.device)
     sums: ResidualSums | None = None
@@ -173,10 +174,12 @@ def statistics(
             )
         sums = ResidualSums(data, channels=channels, unit=unit) if sums is None else sums
         residuals = batch.outputs.values.to(torch.float64) - values.to(torch.float64)
-        sums.add(residuals)
-        flat = rows.to(torch.float64)
-        gram += ((flat * mean_weights[:, None]).flatten(0, 1)).mT @ flat.flatten(0, 1)
-        moments += torch.einsum("npf,p,ncp->cf", flat, mean_weights, residuals.flatten(2))
+        grid = batch.outputs.grid
+        sums.add(residuals, grid=grid)
+        flat, weights = rows.to(torch.float64), grid.sample_weights.to(data.outputs.device)
+        weights = weights[:, 0, :, None] if grid.is_batch else weights[:, None]
+        gram += ((flat * weights).flatten(0, 1)).mT @ flat.flatten(0, 1)
+        moments += torch.einsum("npf,ncp->cf", flat * weights, residuals.flatten(2))
     assert sums is not None  # there is at least one pair
     sums.finish()
     return data.summed(gram), data.summed(moments), sums
@@ -299,7 +302,7 @@ class LastLayerPredictor(Predictor):
             domain=self.domain,
             in_channels=self.in_channels,
             shift=moved,
-        )
+        )._with_records(self.trained_on, record_of(data))
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         return self._with_features(inputs, query)[0]

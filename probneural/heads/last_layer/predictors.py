@@ -110,7 +110,7 @@ class SampledLastLayerPredictor(Predictor):
             report=self.report,
             domain=self.domain,
             in_channels=self.in_channels,
-        )
+        )._with_records(self.trained_on)
 
     def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)

@@ -14,6 +14,7 @@ from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedErro
 from probneural.heads.chain_diagnostics import chain_report
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference
+from probneural.heads.training_data import recorded
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.heads.whole_network.chains import SGHMC, StochasticGradientMCMC
 from probneural.heads.whole_network.target import NetworkTarget
@@ -96,6 +97,7 @@ class BayesianOperator:
             show_progress=check_flag(self.show_progress, "show_progress"),
         )
 
+    @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor | LaplacePredictor:
         """Fit the posterior.

@@ -127,6 +127,12 @@ def test_grids_are_rebuilt_equal(size, length, origin, periodic, endpoint, scatt
     assert rebuild_grid(json.loads(json.dumps(described)), tensors) == grid
 
 
+def test_areas_of_the_sphere_are_rebuilt():
+    grid = Grid.latlon(torch.arange(-75.0, 90.0, 30.0), torch.arange(0.0, 360.0, 60.0))
+    described, tensors = describe_grid(grid)
+    assert rebuild_grid(json.loads(json.dumps(described)), tensors) == grid
+
+
 @given(
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=4),
     st.lists(st.floats(-1e6, 1e6, width=32), min_size=4, max_size=4),

@@ -1,0 +1,110 @@
+"""Formats that are read into memory at once: MATLAB up to version 7, PyTorch tensors, CSV."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probneural.data.readers import ArrayReader, SlicedReader
+from probneural.errors import FileError
+
+TABLE = "values"
+"""Name of all columns of a CSV file together, and of a file that holds one array."""
+
+
+def matlab_readers(path: Path) -> dict[str, ArrayReader]:
+    """The numeric arrays of a MATLAB file of version 5 to 7.
+
+    Raises:
+        FileError: If it cannot be read.
+    """
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        arrays = loadmat(path, mat_dtype=False, struct_as_record=True)
+    except (MatReadError, OSError, ValueError, TypeError, NotImplementedError, EOFError, IndexError, KeyError) as error:
+        raise FileError(
+            expected=f"a MATLAB file at {path}", got=str(error), remedy="save it again: save('file.mat', 'a', 'u', '-v7.3')"
+        ) from error
+    kinds = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.dtype.kind in "biufc"}
+    return {name: SlicedReader(array) for name, array in kinds.items()}
+
+
+def is_torch(path: Path) -> bool:
+    """Whether a zip archive is a file of `torch.save`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") or name == "data.pkl" for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
+
+
+def torch_readers(path: Path) -> dict[str, ArrayReader]:
+    """The tensors of a file of `torch.save`: a tensor, or a dictionary or sequence of them; nothing else of it is built.
+
+    Raises:
+        FileError: If it holds anything but tensors.
+    """
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise FileError(
+            expected=f"tensors alone in {path}",
+            got=str(error).partition("\n")[0],
+            remedy='save tensors: torch.save({"a": a, "u": u}, path)',
+        ) from error
+    if isinstance(content, Tensor):
+        content = {TABLE: content}
+    elif isinstance(content, list | tuple):
+        content = dict(enumerate(content))
+    tensors = {str(name): one for name, one in content.items() if isinstance(one, Tensor)} if isinstance(content, dict) else {}
+    if not tensors:
+        raise FileError(
+            expected=f"a tensor, or a dictionary or list of tensors, in {path}",
+            got=type(content).__name__,
+            remedy='save tensors: torch.save({"a": a, "u": u}, path)',
+        )
+    return {name: SlicedReader(one.detach().numpy()) for name, one in tensors.items()}
+
+
+def is_csv(path: Path) -> bool:
+    """Whether the suffix is that of a table in text; the contents cannot tell."""
+    return path.suffix.lower() in (".csv", ".tsv")
+
+
+def csv_readers(path: Path) -> dict[str, ArrayReader]:
+    """A table of numbers, one sample per row: all columns together as "values", and each by its name if there is a header.
+
+    Raises:
+        FileError: If it is no table of numbers.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            separator = next((one for one in (",", ";", "\t") if one in first), None)
+            header = next(csv.reader([first], delimiter=separator or ","), [])
+            has_header = not all(map(_is_number, header))
+        table = np.loadtxt(path, delimiter=separator, skiprows=int(has_header), ndmin=2, comments=None, encoding="utf-8-sig")
+    except (OSError, ValueError, UnicodeDecodeError, csv.Error) as error:
+        raise FileError(
+            expected=f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces",
+            got=str(error),
+            remedy="write it with numpy.savetxt(path, table, delimiter=',')",
+        ) from error
+    columns = {name.strip(): SlicedReader(table[:, number]) for number, name in enumerate(header)} if has_header else {}
+    return {TABLE: SlicedReader(table), **columns}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return not text.strip()
+    return True

@@ -1,0 +1,71 @@
+"""Contents of several files as those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from probneural.data.arranged import SingleReader, joined
+from probneural.data.contents import Contents
+from probneural.data.variables import FUNCTION, TIME, Variable
+from probneural.errors import DataError, GridError
+
+
+def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Contents:
+    """Samples of several files one after the other; or times, where files hold one series and each goes on after the last.
+
+    Args:
+        files: The files, for messages.
+        parts: What each holds.
+
+    Raises:
+        GridError: If grids differ.
+        DataError: If times of the files neither are the same nor follow each other.
+        ShapeError: If other lengths differ.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for file, part in zip(files, parts, strict=True):
+        if part.grids != first.grids:
+            raise GridError(
+                expected=f"files on the grids of {files[0]}, {first.grids}",
+                got=f"{part.grids} in {file}",
+                remedy="open files of one grid together, and pn.fit(operator, [first, second]) takes several data sets",
+            )
+    times = [None if part.times is None else np.asarray(part.times, dtype=np.float64) for part in parts]
+    column, moments = FUNCTION, first.times
+    if times[0] is not None and not all(one is not None and np.array_equal(one, times[0]) for one in times):
+        together = np.concatenate([np.atleast_1d(one) for one in times if one is not None])
+        if any(variable.count(FUNCTION) is not None for variable in first.variables.values()) or (np.diff(together) <= 0).any():
+            raise DataError(
+                expected="files at the same times, or of one series whose times follow each other",
+                got=f"times from {[float(one.min()) for one in times if one is not None]}",
+                remedy="list the files in the order of their times",
+            )
+        column, moments = TIME, together
+    names = first.names.both
+    variables = {name: _joined_variable([part.variables[name] for part in parts], column) for name in names}
+    return replace(first, variables=variables, times=moments)
+
+
+def _joined_variable(parts: Sequence[Variable], column: int) -> Variable:
+    """A variable of several files along its samples or its times."""
+    first = parts[0]
+    if column == FUNCTION and first.count(FUNCTION) is None:
+        if first.count(TIME) is None:  # the same in all files, a mask for example
+            return first
+        readers = [SingleReader(part.reader) for part in parts]
+        return replace(first, reader=joined(readers, 0, first.name), leading=(FUNCTION, *first.leading))
+    if column not in first.leading:
+        return first
+    axis = first.leading.index(column)
+    coordinates = dict(first.labels.coordinates)
+    sample = first.labels.sample
+    if column == FUNCTION and all(sample in part.labels.coordinates for part in parts):
+        coordinates[sample] = np.concatenate([part.labels.coordinates[sample] for part in parts])
+    reader = joined([part.reader for part in parts], axis, first.name)
+    return replace(first, reader=reader, labels=replace(first.labels, coordinates=coordinates))

@@ -1,0 +1,239 @@
+"""Roles of the axes of a file's variables, stated or named, and the variables, grids and times that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probneural.arrays import check_channels, grid_from_coordinates, grid_of, recorded_grid, turned_points
+from probneural.data.contents import Contents, Names, Request
+from probneural.data.sources import Source
+from probneural.data.variables import AxisLabels, Variable, variable_of
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.grids import Grid
+from probneural.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, positional_layout
+
+
+def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> Contents:
+    """The variables that are asked for, with their grids and times.
+
+    Raises:
+        DataError: If variables are not named or missing, or times are neither.
+        ArgumentError: If the role of an axis is not stated, or `periodic` is missing.
+        ShapeError: If an array does not fit.
+        GridError: If coordinates are not equispaced, or contradict `lengths`.
+    """
+    names = request.names({name: source.axes for name, source in sources.items()}, path)
+    stated = _stated_roles(sources, names, request)
+    layouts = {name: _layout(sources[name], request, stated, is_input=name in names.inputs) for name in names.both}
+    _check_one_role(layouts, sources)
+    spaces = {name: _grid(sources[name], layouts[name], request, is_input=name in names.inputs) for name in names.both}
+    grids = _with_parameter_grids(spaces, layouts, names, request)
+    variables = {name: _variable(sources[name], layouts[name], grids[name]) for name in names.both}
+    times = _times(path, sources, layouts, names, request)
+    return Contents(names=names, variables=variables, grids=grids, times=times)
+
+
+def _stated_roles(sources: Mapping[str, Source], names: Names, request: Request) -> dict[str, str]:
+    """Roles by dimension: of the names that are stated, and of the stated layouts of variables that have as many axes."""
+    roles: dict[str, str] = {}
+    for layout, side in zip(request.layouts, (names.inputs, names.outputs), strict=True):
+        for source in (sources[name] for name in side):
+            if layout is not None and len(source.dims) == len(layout.roles):
+                roles |= {dim: role for dim, role in zip(source.dims, layout.roles, strict=True) if dim}
+    dims = {dim for name in names.both for dim in sources[name].dims if dim}
+    for argument, name, role in (
+        ("channel", request.axes.channel, CHANNEL),
+        ("time", request.axes.time, TIME),
+        ("sample", request.axes.sample, SAMPLE),
+    ):
+        if isinstance(name, str) and dims and name not in dims:
+            raise ShapeError(
+                expected=f"{argument}=, a dimension of {', '.join(f'{one} {sources[one].axes}' for one in names.both)}",
+                got=repr(name),
+                remedy=f"name one of {', '.join(sorted(dims))}, or leave {argument}= out",
+            )
+        roles |= {name: role} if isinstance(name, str) else {}
+    return roles
+
+
+def _layout(source: Source, request: Request, roles: Mapping[str, str], *, is_input: bool) -> Layout:
+    """The role of each axis of a variable."""
+    stated = request.layouts[0 if is_input else 1]
+    if stated is not None and len(stated.roles) == len(source.reader.shape):
+        stated.check(source.reader.shape, source.name)
+        _check_names(stated, source)
+        return stated
+    if source.has_names:
+        return _named_layout(source, roles)
+    if stated is not None:
+        stated.check(source.reader.shape, source.name)  # which raises
+    if request.grid is None and request.periodic is None:
+        raise ArgumentError(
+            expected="grid=, or periodic= to build one",
+            got="neither",
+            remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
+        )
+    has_time = request.axes.time is not None
+    if is_input and len(source.reader.shape) == 1 and not has_time:
+        return Layout((SAMPLE,))
+    return positional_layout(
+        source.reader.shape, source.name, dimension=request.dimension(is_input=is_input), has_time=has_time
+    )
+
+
+def _named_layout(source: Source, stated: Mapping[str, str]) -> Layout:
+    """Roles by statement, names and attributes; an axis that none of them tells is asked for."""
+    roles = [stated.get(dim, source.named_role(dim)) if dim else "" for dim in source.dims]
+    for role in (SAMPLE, TIME):  # of several that could be it, the stated one is
+        if roles.count(role) > 1:
+            roles = ["" if one == role and dim not in stated else one for one, dim in zip(roles, source.dims, strict=True)]
+    unknown = [number for number, role in enumerate(roles) if not role]
+    if unknown:
+        raise _unknown_role(source, roles, unknown)
+    return Layout(tuple(roles))
+
+
+def _unknown_role(source: Source, roles: Sequence[str], unknown: Sequence[int]) -> ArgumentError:
+    """An error that asks for the role of axes, with the calls to write."""
+    first, *others = unknown
+    rest = list(roles)
+    for number in others:
+        rest[number] = CHANNEL
+    meanings = [(CHANNEL, "channels"), (source.dims[first] or f"x{first}", "an axis of space")]
+    meanings = [(SAMPLE, "samples"), *meanings] if SAMPLE not in roles else meanings
+    meanings = [(SINGLE, "nothing"), *meanings] if source.reader.shape[first] == 1 else meanings
+    choices = [f'axes="{" ".join([*rest[:first], role, *rest[first + 1 :]])}" if it is {meaning}' for role, meaning in meanings]
+    words = [repr(source.dims[number]) if source.dims[number] else f"number {number}" for number in unknown]
+    return ArgumentError(
+        expected=f"the role of axis {', '.join(words)} of {source.name} {source.axes}",
+        got="a name that does not tell it",
+        remedy=f"state it: {', '.join(choices)}",
+    )
+
+
+def _check_names(stated: Layout, source: Source) -> None:
+    """Raise an ArgumentError if a stated axis of space has the name of another dimension of the variable."""
+    for number, (role, dim) in enumerate(zip(stated.roles, source.dims, strict=False)):
+        if role in source.dims and role != dim and role in stated.space:
+            raise ArgumentError(
+                expected=f"axes= in the order of {source.name} {source.axes}",
+                got=f"{role!r} as axis {number}, which is {dim!r}",
+                remedy=f"name the roles in the file's order: {', '.join(map(repr, source.dims))}",
+            )
+
+
+def _check_one_role(layouts: Mapping[str, Layout], sources: Mapping[str, Source]) -> None:
+    """Raise an ArgumentError unless a named dimension has one role in all variables."""
+    roles: dict[str, str] = {}
+    for name, layout in layouts.items():
+        for dim, role in zip(sources[name].dims, layout.roles, strict=False):
+            kind = "space" if role in layout.space else role
+            if dim and roles.setdefault(dim, kind) != kind:
+                raise ArgumentError(
+                    expected=f"one role of dimension {dim!r}",
+                    got=f"{roles[dim]!r} and {kind!r}",
+                    remedy='state the layouts of both sides: axes="... -> ..."',
+                )
+
+
+def _grid(source: Source, layout: Layout, request: Request, *, is_input: bool) -> Grid | None:
+    """The grid of a variable; None if it has no axis of space."""
+    stated = request.grid if is_input else (request.out_grid or request.grid)
+    if not layout.space:
+        return None
+    if stated is not None:
+        return stated
+    shape = tuple(source.reader.shape[axis] for axis in layout.space_axes)
+    dims = [source.dims[axis] if source.dims else "" for axis in layout.space_axes]
+    labels = [dim or role for dim, role in zip(dims, layout.space, strict=True)]
+    recorded = recorded_grid(source.attributes, shape) if request.periodic is None and request.lengths is None else None
+    coordinates = {dim: _coordinate(source, dim) for dim in dims if dim in source.coordinates}
+    if recorded is not None or coordinates:
+        return grid_from_coordinates(
+            {label: coordinates.get(dim) for label, dim in zip(labels, dims, strict=True)},
+            shape,
+            recorded=recorded,
+            periodic=request.periodic,
+            lengths=request.lengths,
+            units=[str(source.axis_attributes.get(dim, {}).get("units", "")) for dim in dims],
+        )
+    if not source.has_names and request.layouts == (None, None):
+        check_channels(source.reader.shape, layout, source.name)
+    return grid_of(shape, source.name, names=labels, lengths=request.lengths, periodic=request.periodic, endpoint=None)
+
+
+def _coordinate(source: Source, dim: str) -> NDArray[Any]:
+    points = source.coordinates[dim]
+    return points[::-1] if source.descends(dim) else points
+
+
+def _with_parameter_grids(
+    grids: Mapping[str, Grid | None], layouts: Mapping[str, Layout], names: Names, request: Request
+) -> dict[str, Grid]:
+    """Parameters, which have no axis of space, are constant on the grid of the other inputs, or else of the outputs."""
+    stated = [grids[name] for name in names.both if grids[name] is not None]
+    where = request.grid or next(iter(stated), request.parameter_grid)
+    if where is None:
+        raise ArgumentError(
+            expected=f"an axis of space of {', '.join(names.both)}",
+            got=f"axes {', '.join(str(layouts[name]) for name in names.both)}",
+            remedy="name one in axes=, or state where samples live: grid=",
+        )
+    return {name: grid or where for name, grid in grids.items()}
+
+
+def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
+    """A variable with its labels and its unit."""
+    space = [source.dims[axis] if source.dims else "" for axis in layout.space_axes]
+    descending = [axis for axis, dim in zip(layout.space_axes, space, strict=True) if dim and source.descends(dim)]
+    samples = layout.axes(SAMPLE)
+    sample = source.dims[samples[0]] if samples and source.has_names else ""
+    labelled = [dim for dim in (sample, *space) if dim in source.coordinates]
+    points = [_coordinate(source, dim) if dim in source.coordinates else None for dim in space]
+    shifts = turned_points(grid, points) if space and len(space) == len(grid.axes) else (0,) * len(space)
+    starts = [0] * len(layout.roles)
+    for axis, shift in zip(layout.space_axes, shifts, strict=True):
+        starts[axis] = shift
+    along = {dim: np.roll(one, -shift) for dim, one, shift in zip(space, points, shifts, strict=True) if one is not None}
+    labels = AxisLabels(
+        sample=sample or ("sample" if samples else "trajectory"),
+        space=tuple(dim or role for dim, role in zip(space, layout.space, strict=True)) if source.has_names else (),
+        coordinates={dim: along[dim] if dim in along else source.coordinates[dim] for dim in labelled},
+        attributes={dim: source.axis_attributes.get(dim, {}) for dim in labelled},
+    )
+    variable = variable_of(source.reader, layout, grid, source.name, descending=descending, starts=starts)
+    return replace(variable, labels=labels, unit=str(source.attributes.get("units", "")))
+
+
+def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layout], names: Names, request: Request) -> Any:
+    """Times of the steps: stated, the array or coordinate that is named, or numbers of steps; None without an axis of time."""
+    moving = [name for name in names.both if TIME in layouts[name].roles]
+    stated = request.axes.time
+    if not moving:
+        return None
+    if stated is not None and not isinstance(stated, str):
+        return stated
+    name = moving[0]
+    axis = layouts[name].axes(TIME)[0]
+    dim = sources[name].dims[axis] if sources[name].dims else ""
+    if dim in sources[name].coordinates:
+        return sources[name].coordinates[dim]
+    if isinstance(stated, str) and stated != dim:
+        if stated not in sources or len(sources[stated].reader.shape) != 1:
+            raise DataError(
+                expected=f"the times, one axis, as {stated!r} in {path}",
+                got=f"shape {sources[stated].reader.shape}" if stated in sources else "no such array",
+                remedy="state them as numbers: time=[0.0, 0.1, ...]",
+            )
+        return sources[stated].reader.read((slice(0, sources[stated].reader.shape[0]),))
+    if dim and request.layouts == (None, None):
+        raise DataError(
+            expected=f"times as a coordinate {dim!r} in {path}", got="none", remedy="state them: time=[0.0, 0.1, ...]"
+        )
+    return np.arange(float(sources[name].reader.shape[axis]))

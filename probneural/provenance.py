@@ -1,0 +1,201 @@
+"""Provenance of fits: integer keys of rows, and the record of the pairs that trained an operator or a predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from probneural.errors import CalibrationError, DataError, DataWarning, ProbneuralError
+from probneural.fields import Field
+from probneural.fingerprints import row_fingerprints
+from probneural.notices import warn
+from probneural.pairs import Dataset, Rows, batches
+
+_VALUES_AT_ONCE = 2**17
+"""Values that are read and hashed together."""
+
+
+def no_keys() -> Int64[Tensor, " 0"]:
+    """Return the empty vector of row keys."""
+    return torch.zeros(0, dtype=torch.int64, device="cpu")
+
+
+def row_keys(data: Dataset) -> Int64[Tensor, "n k"]:
+    """Return integer keys that identify the samples of a data set, `(n, k)`, on the CPU.
+
+    A pair has one key, the sum of the hashes of input and output: equal for equal pairs, in float32 or float64. A data set
+    with an attribute `window_keys`, `(n, k)`, supplies its own keys instead, one per state of a window; two windows that share
+    a state share a key.
+
+    Args:
+        data: n pairs; rows are read a few at a time.
+
+    Examples:
+        >>> from probneural import Field, FieldPairs, Grid
+        >>> side = Field(torch.tensor([[[0.0, 1.0]], [[2.0, 1.0]]]), Grid.uniform(2))
+        >>> keys = row_keys(FieldPairs(side, side))
+        >>> bool((keys == row_keys(FieldPairs(side, side).to(torch.float64))).all()), len(keys.unique())
+        (True, 2)
+    """
+    window_keys = getattr(data, "window_keys", None)
+    if isinstance(window_keys, Tensor):
+        return window_keys.cpu()
+    row = max(1, *(side.channels * side.grid.size for side in (data.inputs, data.outputs)))
+    parts = [
+        pair_keys(part.inputs.values, part.outputs.values)[:, None] for part in batches(data, max(1, _VALUES_AT_ONCE // row))
+    ]
+    return torch.cat([no_keys()[:, None], *parts])
+
+
+def pair_keys(inputs: Tensor, outputs: Tensor) -> Int64[Tensor, " n"]:
+    """Return one key per pair of inputs `(n, ...)` and outputs `(n, ...)`, on the CPU."""
+    return row_fingerprints(inputs, name="inputs") + row_fingerprints(outputs, name="outputs")
+
+
+def shared_rows(keys: Int64[Tensor, "n k"], used: Int64[Tensor, " m"]) -> int:
+    """Count the rows of which at least one key is among the used keys.
+
+    Examples:
+        >>> shared_rows(torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([2, 3, 4]))
+        2
+    """
+    return int(torch.isin(keys, used.to(keys)).any(1).sum())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingRecord:
+    """Record of the pairs that trained an operator or a predictor.
+
+    Args:
+        row_keys: Sorted unique keys of the training pairs, `(m,)`, see [`row_keys`][probneural.provenance.row_keys].
+        history: Number of states in an input, where pairs are windows of trajectories.
+        lead: Steps from the last state of an input to the output.
+        step: Time per step, in the data's unit of time; None if the data have no times.
+        input_units: Unit of each input channel; empty if unknown.
+        output_units: Unit of each output channel; empty if unknown.
+    """
+
+    row_keys: Int64[Tensor, " m"]
+    history: int = 1
+    lead: int = 1
+    step: float | None = None
+    input_units: tuple[str, ...] = ()
+    output_units: tuple[str, ...] = ()
+
+    def shares_rows(self, keys: Int64[Tensor, "n k"]) -> bool:
+        """Return whether a row with one of these keys is in the record."""
+        return shared_rows(keys, self.row_keys) > 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Provenance:
+    """Provenance of a predicted field: what trained and calibrated the predictor, and the inputs.
+
+    Args:
+        is_calibrated: Whether a calibrator was fitted to the predictor.
+        trained_on: Record of the predictor's training pairs; None if unknown.
+        inputs: n input samples; None where the distribution is no longer over the outputs of these inputs.
+    """
+
+    is_calibrated: bool
+    trained_on: TrainingRecord | None
+    inputs: Field | None
+
+    def of_rows(self, rows: Rows) -> Provenance:
+        """Return the provenance of some of the n fields."""
+        return self if self.inputs is None else replace(self, inputs=self.inputs[rows])
+
+    def of_image(self) -> Provenance:
+        """Return the provenance of a functional's values."""
+        return replace(self, inputs=None)
+
+
+def record_of(data: Dataset, keys: Int64[Tensor, "n k"] | None = None) -> TrainingRecord:
+    """Return the record of training on a data set.
+
+    Args:
+        data: The training pairs.
+        keys: Their keys, where the caller has computed them.
+    """
+    clock = getattr(data, "clock", None)
+    times = {name: getattr(clock, name) for name in ("history", "lead", "step") if hasattr(clock, name)}
+    return TrainingRecord(
+        row_keys=(row_keys(data) if keys is None else keys).unique(),
+        input_units=tuple(getattr(data.inputs, "units", ()) or ()),
+        output_units=tuple(getattr(data.outputs, "units", ()) or ()),
+        **times,
+    )
+
+
+def joined_record(records: Iterable[TrainingRecord | None]) -> TrainingRecord | None:
+    """Return the union of records: all keys, and times and units of the first record; None if there is no record."""
+    known = [record for record in records if record is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    return replace(known[0], row_keys=torch.cat([record.row_keys.cpu() for record in known]).unique())
+
+
+def check_untrained(
+    keys: Int64[Tensor, "n k"],
+    record: TrainingRecord | None,
+    *,
+    allow_training_data: bool,
+    purpose: str,
+    error: type[ProbneuralError] = CalibrationError,
+) -> None:
+    """Raise an error if rows trained the predictor, or warn if the caller allows training data.
+
+    Args:
+        keys: Of the rows.
+        record: Of the predictor; None checks nothing.
+        allow_training_data: Whether training rows give a warning in place of the error.
+        purpose: Of the rows, for the message: "calibration", "scores".
+        error: Class of the error.
+
+    Warns:
+        DataWarning: If some rows trained the predictor and the caller allows it.
+    """
+    count = 0 if record is None else shared_rows(keys, record.row_keys)
+    if not count:
+        return
+    if not allow_training_data:
+        raise error(
+            expected=f"pairs for {purpose} that did not train the predictor",
+            got=f"{count} of {len(keys)} that trained it",
+            remedy="hold pairs out before training: held_out, train = pairs.split(count, seed=0); "
+            "or pass allow_training_data=True to insist",
+        )
+    warn(
+        f"{count} of {len(keys)} pairs for {purpose} trained the predictor: errors on them are smaller than on new pairs",
+        DataWarning,
+    )
+
+
+def check_units(record: TrainingRecord | None, side: Any, *, name: str = "input") -> None:
+    """Raise a DataError if a channel has another unit than in training.
+
+    Args:
+        record: Of the predictor.
+        side: Inputs or outputs; its `units`, if it has any, are compared. An empty unit is unknown.
+        name: "input" or "output".
+    """
+    expected: Sequence[str] = () if record is None else getattr(record, f"{name}_units")
+    units = tuple(getattr(side, "units", ()) or ())
+    for channel, (trained, unit) in enumerate(zip(expected, units, strict=False)):
+        if trained and unit and trained != unit:
+            raise DataError(
+                expected=f"{name} channel {channel} in {trained!r}, the unit of the training {name}s",
+                got=f"{unit!r}",
+                remedy="convert the values and set their unit; units are compared as text and never converted",
+            )
+
+
+def operator_record(operator: nn.Module | None) -> TrainingRecord | None:
+    """Return the record that `pn.fit` left on an operator, or None."""
+    record = getattr(operator, "trained_on", None)
+    return record if isinstance(record, TrainingRecord) else None
