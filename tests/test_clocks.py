@@ -72,7 +72,9 @@ def test_identities_of_files_follow_from_their_path(tmp_path: Path) -> None:
     keys = []
     for name in ("a.nc", "b.nc", "a.nc"):
         dataset.to_netcdf(tmp_path / name, engine="h5netcdf")
-        keys.append(pn.data.open(tmp_path / name, inputs=["u"], outputs=["u"], periodic=True).windows().window_keys)
+        keys.append(
+            pn.data.open(tmp_path / name, inputs=["u"], outputs=["u"], sample="member", periodic=True).windows().window_keys
+        )
     assert torch.equal(keys[0], keys[2])
     assert not torch.isin(keys[0], keys[1]).any()
 
@@ -155,12 +157,12 @@ def test_parts_agree_with_slow_comparison_of_intervals() -> None:
 def test_coordinates_of_a_file_keep_their_values_together(tmp_path: Path) -> None:
     values = normal(12, 8, dtype=torch.float64).numpy()
     year = np.repeat([2001, 2002, 2003], 4)
-    coordinates = {"year": ("storm", year), "x": np.arange(8.0), "height": ("x", np.arange(8.0))}
-    dataset = xarray.Dataset({"a": (("storm", "x"), values)}, coords=coordinates)
+    variables = {"a": (("year", "x"), values), "u": (("year", "x"), 2 * values)}
+    dataset = xarray.Dataset(variables, coords={"year": year, "x": np.arange(8.0)})
     dataset.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    pairs = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["a"], sample="storm", periodic=True)
-    with pytest.raises(ArgumentError, match="'random', 'time', 'blocks', 'year'; got 'height'"):
-        pairs.split(4, seed=0, by="height")
+    pairs = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["u"], sample="year", periodic=True)
+    with pytest.raises(ArgumentError, match="'random', 'time', 'blocks', 'year'; got 'x'"):
+        pairs.split(4, seed=0, by="x")
     first, second = pairs.split(4, seed=0, by="year")
     assert (len(first), len(second)) == (4, 8)
     assert len(set(year[first.inputs.places[:, 0]]) | set(year[second.inputs.places[:, 0]])) == 3

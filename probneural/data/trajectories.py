@@ -9,25 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float64, Int64
-from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays import array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
 from probneural.clocks import UNEVEN, WindowClock, even_step, identity
-from probneural.data.arranged import array_reader
+from probneural.data.arranged import arranged, array_reader
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
-from probneural.data.readers import ArrayReader, location_of
+from probneural.data.readers import location_of
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
 from probneural.fields import select_rows
-from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
 from probneural.notices import warn
 from probneural.pairs import Rows, split_rows
-from probneural.trajectories import FieldTrajectories, check_several, window_starts, window_steps
+from probneural.trajectories import FieldTrajectories, check_several, trajectory_identities, window_starts, window_steps
 
 _INTERVAL_CLASSES = 200
 """Classes per median interval that intervals of time are counted in, to find the most frequent one."""
@@ -198,8 +196,9 @@ class Trajectories:
         hashes = []
         for rows in self.rows.split(_IDENTIFIED):
             first, last = (torch.stack([rows, torch.full_like(rows, step)], dim=1).numpy() for step in (0, self.steps - 1))
-            values = [variable.read(where) for variable in variables for where in (first, last)]
-            hashes.append(row_fingerprints(*(torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values)))
+            values = [variable.read(where) for where in (first, last) for variable in variables]
+            tensors = [torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values]
+            hashes.append(trajectory_identities(*tensors))
         return torch.cat([*hashes, self.rows[:0]])
 
     def histories(self, count: int = 1) -> StoredFields:
@@ -401,34 +400,8 @@ def _turned(variable: Variable) -> Variable:
     """A variable with its axis of time in the opposite order; itself if it has none."""
     if TIME not in variable.leading:
         return variable
-    return replace(variable, reader=_TurnedReader(variable.reader, variable.leading.index(TIME)))
-
-
-@dataclass(frozen=True)
-class _TurnedReader:
-    """An array with one axis in the opposite order."""
-
-    array: ArrayReader
-    axis: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.array.dtype
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        return self.array.chunks
-
-    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        if len(box) <= self.axis:
-            return np.flip(self.array.read(box), self.axis)
-        start, stop, _ = box[self.axis].indices(self.shape[self.axis])
-        turned = slice(self.shape[self.axis] - stop, self.shape[self.axis] - start)
-        return np.flip(self.array.read((*box[: self.axis], turned, *box[self.axis + 1 :])), self.axis)
+    axes = range(len(variable.reader.shape))
+    return replace(variable, reader=arranged(variable.reader, axes, descending=(variable.leading.index(TIME),)))
 
 
 def _check_ascending(times: Float64[Tensor, "..."]) -> None:

@@ -67,7 +67,6 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
     config = dataclasses.replace(config, data=with_names(data, pairs), split=resolved_split(config.split, pairs))
     rows = split_rows(len(pairs), config, groups=pairs.groups, clock=pairs.clock)
     del notes["data.periodic"]
-    config = dataclasses.replace(config, data=with_names(data, pairs))
     choice = choose(config, pairs, train=len(rows["train"]))
     if choice is not None:
         notes["operator.name"] = f"Chosen because {choice.reason}."

@@ -114,10 +114,10 @@ def test_splits_that_do_not_fit_the_data_are_refused_with_a_remedy(tmp_path: Pat
     path = series_file(tmp_path)
     with pytest.raises(DataError, match="lower --split.embargo"):
         runs.train(settings(path, split=runs.Split(embargo=60)), tmp_path / "out", show_progress=False)
+    config = settings(path, split=runs.Split(by="random", embargo=1), sample="time")
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, outputs=("u",)))
     with pytest.raises(ArgumentError, match="--split.by time"), pytest.warns(DataWarning, match="in time"):
-        runs.train(
-            settings(path, split=runs.Split(by="random", embargo=1), sample="time"), tmp_path / "out", show_progress=False
-        )
+        runs.train(config, tmp_path / "out", show_progress=False)
 
 
 def test_the_watched_part_of_a_series_is_its_latest(tmp_path: Path) -> None:
