@@ -100,7 +100,7 @@ class Field:
                 raise DataError(
                     expected=f"fields of {first.dtype} on {first.device}",
                     got=f"{field.dtype} on {field.device}",
-                    remedy="convert them with field.to(...)",
+                    remedy=f"convert them: field.to({first.dtype}).to({str(first.device)!r})",
                 )
         return cls(torch.cat([field.values for field in fields]), first.grid)
 
