@@ -29,7 +29,7 @@ from probneural.randomness import stream
 from probneural.runs.config import NO_OPERATOR, Config, Split, with_paths
 from probneural.runs.locking import locked
 from probneural.runs.recipes import choose, resolved
-from probneural.runs.sources import axis_names, open_data, with_names
+from probneural.runs.sources import axis_names, open_data, test_rows, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
 
@@ -116,7 +116,7 @@ class RunFolder:
             read_record(path)  # which says what is wrong with it, before data are
         data = open_data(config)
         config = replace(config, data=with_names(config.data, data), split=resolved_split(config.split, data))
-        split = split_rows(len(data), config, groups=data.groups, clock=data.clock)
+        split = rows_of_parts(data, config)
         choice = choose(config, data, train=len(split["train"]))
         config = resolved(config, data, train=len(split["train"]))
         data.fingerprint  # noqa: B018 (values that cannot be used should be known before there is a folder)
@@ -204,8 +204,32 @@ def resolved_split(split: Split, data: StoredPairs) -> Split:
     return replace(split, by="time" if data.clock is not None and data.clock.is_series else "random")
 
 
+def rows_of_parts(data: StoredPairs, config: Config) -> dict[str, list[int]]:
+    """Rows of each part; the test part is the test file, if there is one, and no other part shares a state with it.
+
+    Raises:
+        ProbneuralError: As [`split_rows`][probneural.runs.folder.split_rows] does.
+    """
+    test = test_rows(config.data, data)
+    if test is None:
+        return split_rows(len(data), config, groups=data.groups, clock=data.clock)
+    is_free = torch.ones(len(data), dtype=torch.bool, device="cpu")
+    is_free[test] = False
+    if data.window_keys is not None:
+        is_free &= ~torch.isin(data.window_keys, data.window_keys[test]).any(1)
+    rest = is_free.nonzero()[:, 0]
+    others = data.subset(rest)
+    split = split_rows(len(rest), config, groups=others.groups, clock=others.clock, has_test=False)
+    return {name: rest[rows].tolist() for name, rows in split.items()} | {"test": test.tolist()}
+
+
 def split_rows(
-    count: int, config: Config, *, groups: Tensor | None = None, clock: WindowClock | None = None
+    count: int,
+    config: Config,
+    *,
+    groups: Tensor | None = None,
+    clock: WindowClock | None = None,
+    has_test: bool = True,
 ) -> dict[str, list[int]]:
     """Rows of each part, ascending, from the seed: the same for the same number of pairs.
 
@@ -215,6 +239,7 @@ def split_rows(
         groups: The trajectory of each pair, `(count,)`, which no part shares with another one. Bands need as many trajectories
             as they need pairs otherwise: where the fraction has fewer, there are no bands, and no part for them.
         clock: Times of the pairs, for a split by time or blocks, which takes no account of groups.
+        has_test: Whether one part is for tests.
 
     Raises:
         DataError: If there are too few pairs for all parts.
@@ -242,7 +267,7 @@ def split_rows(
     enough = wanted >= needed
     conformal = wanted if enough else needed if groups is None else 0
     sizes = {
-        "test": max(1, round(config.split.test * units)),
+        "test": max(1, round(config.split.test * units)) if has_test else 0,
         "conformal": conformal if config.calibration.bands else 0,
         "scaling": max(-(-2 // each), round(config.split.scaling * units)) if config.calibration.scales else 0,
     }

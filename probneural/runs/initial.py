@@ -10,7 +10,7 @@ from probneural.data import list_variables
 from probneural.data.opening import paths_of
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config, paths_in, with_paths
-from probneural.runs.folder import resolved_split, split_rows
+from probneural.runs.folder import resolved_split, rows_of_parts
 from probneural.runs.recipes import choose, resolved
 from probneural.runs.sources import open_data, with_names
 from probneural.runs.toml import write_config
@@ -65,7 +65,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
             raise
         return config, notes
     config = dataclasses.replace(config, data=with_names(data, pairs), split=resolved_split(config.split, pairs))
-    rows = split_rows(len(pairs), config, groups=pairs.groups, clock=pairs.clock)
+    rows = rows_of_parts(pairs, config)
     del notes["data.periodic"]
     choice = choose(config, pairs, train=len(rows["train"]))
     if choice is not None:

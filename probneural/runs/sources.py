@@ -20,7 +20,7 @@ from probneural.runs.config import Config, Data, paths_in
 from probneural.runs.places import add_place, place_of
 
 _NAMES = "inputs|outputs|outputs_path|axes|group|periodic|lengths|sample|time|channel|history|lead|stride"
-_ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<value>[\w(\['\"])?")
+_ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<text>\"[^\"]+\")?(?P<value>[\w(\['\"])?")
 """What messages call an argument."""
 _SETTING = re.compile(r"\b(\w+)(?: of 1)? in \[data\]")
 """What messages call a setting."""
@@ -154,5 +154,7 @@ def _settings_named(*, are_fixed: bool = False) -> Iterator[None]:
 
 def _setting(found: re.Match[str]) -> str:
     """An argument in a message as the setting of a file and of the command line."""
+    if found["text"] is not None:
+        return f"--{found[1]} {found['text']}"
     value = found["value"]
     return f"{found[1]} in [data] (--{found[1]}){'' if value is None else f' = {value}'}"

@@ -179,3 +179,23 @@ def test_pairs_in_memory_are_the_same_pairs(tmp_path: Path) -> None:
         files.open(tmp_path / "flow.nc", inputs=["h"], outputs=["h"], axes="angle t n", periodic=True).windows(),
         files.StoredPairs,
     )
+
+
+def test_a_test_file_of_its_own_is_the_test_part(tmp_path: Path) -> None:
+    """Of one series that the test file continues, no other part shares a state with it."""
+    (tmp_path / "later").mkdir()
+    config = cheap(written(tmp_path, "nc"))
+    data = dataclasses.replace(config.data, test_path=str(written(tmp_path / "later", "nc")))
+    with RunFolder.open(dataclasses.replace(config, data=data), tmp_path / "run") as run:
+        assert run.record["split"]["test"] == [*range(40, 80)]
+        others = [row for part in ("train", "scaling", "conformal") for row in run.record["split"][part]]
+        assert sorted(others) == [*range(40)]
+    states = np.random.default_rng(0).normal(size=(60, 8))
+    for name, rows in {"first": slice(0, 45), "second": slice(45, 60)}.items():
+        made = xarray.Dataset({"s": (("time", "x"), states[rows])}, coords={"time": np.arange(60)[rows], "x": np.arange(8) / 8})
+        made.to_netcdf(tmp_path / f"{name}.nc", engine="h5netcdf")
+    paths = {"path": str(tmp_path / "first.nc"), "test_path": str(tmp_path / "second.nc")}
+    series = dataclasses.replace(config, data=Data(**paths, inputs=("s",), outputs=("s",), periodic=(True,)))
+    with RunFolder.open(dataclasses.replace(series, calibration=runs.Calibration(level=0.5)), tmp_path / "series") as run:
+        assert run.record["split"]["test"] == [*range(45, 59)]
+        assert max(run.record["split"]["conformal"]) == 43  # the window from 44 to 45 ends in the test file
