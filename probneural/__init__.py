@@ -36,6 +36,7 @@ from probneural import (
     trajectories,
 )
 from probneural.clocks import WindowClock
+from probneural.extras import missing
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -93,7 +94,7 @@ def __getattr__(name: str) -> object:
         try:
             return importlib.import_module(f"probneural.{name}")
         except ModuleNotFoundError as error:
-            raise ImportError(f"pn.{name} needs {error.name}: pip install 'probneural[all]'") from error
+            raise missing(f"pn.{name}", error, "plots") from error
     raise AttributeError(f"module 'probneural' has no attribute {name!r}")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from probneural.extras import missing
+
 
 def main() -> int:
     """Run the program, or say which extra it needs."""
@@ -12,7 +14,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("probneural"):
             raise
-        sys.stderr.write(f"probneural: the program needs {error.name}: pip install 'probneural[cli]'\n")
+        sys.stderr.write(f"probneural: {missing('the program', error, 'cli')}\n")
         return 1
     return command_line.main()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from probneural.checks import described
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.extras import optional
 from probneural.grids import Axis, Grid
 from probneural.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, ambiguity_remedy, named_role, positional_layout
 
@@ -323,6 +324,7 @@ def read_xarray(
         GridError: If coordinates are missing, descending, not equispaced, or contradict the lengths or a recorded grid.
         ArgumentError: If `periodic` is missing.
     """
+    optional("xarray", "from_xarray", extra="xarray")
     import xarray
 
     labelled = [source] if isinstance(source, xarray.DataArray) else []
@@ -633,6 +635,7 @@ def to_array(values: Tensor, grid: Grid, *, sample: str, channel: str, space: Se
     Raises:
         GridError: If the grid is scattered.
     """
+    optional("xarray", "to_xarray", extra="xarray")
     import xarray
 
     if not grid.is_uniform:

@@ -100,6 +100,19 @@ class WindowClock:
         return len(self) > 0 and len(self._identities.unique()) == 1
 
     @property
+    def description(self) -> str:
+        """Times, trajectories, history and lead in words."""
+        if not len(self):
+            return "none"
+        count = len(self._identities.unique())
+        span = f"{float(self.states.min()):.6g} to {float(self.states.max()):.6g}"
+        step = "" if self.step is None else f" in steps of {self.step:.6g}"
+        if not self.lead:
+            return f"one per sample, {span}{step}"
+        series = f"{count} trajectories" if count > 1 else "one series"
+        return f"windows of {series}, {span}{step}, history {self.history}, lead {self.lead}"
+
+    @property
     def keys(self) -> Int64[Tensor, "n k"]:
         """One 64-bit key per state of each pair: equal for equal trajectories and times."""
         return _mixed(_mixed(self._identities)[:, None] ^ (self.states + 0.0).view(torch.int64))  # + 0.0: one zero, not two

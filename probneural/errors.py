@@ -50,6 +50,14 @@ class ArgumentError(ProbneuralError, ValueError):
     """An argument lies outside the values a function accepts."""
 
 
+class KeywordError(ArgumentError, TypeError):
+    """A function has no argument of this name."""
+
+
+class MissingAttributeError(ProbneuralError, AttributeError):
+    """A class has no attribute of this name; the message names the one that does what other libraries call so."""
+
+
 class ShapeError(ProbneuralError, ValueError):
     """A tensor has the wrong number or length of axes."""
 
@@ -100,6 +108,10 @@ class ConfigurationError(ProbneuralError, ValueError):
 
 class UnsupportedError(ProbneuralError, NotImplementedError):
     """The combination asked for is mathematically or technically out of reach, and the message says why."""
+
+
+class SolverError(ProbneuralError, RuntimeError):
+    """The solver of a differential equation found no step that meets its tolerances."""
 
 
 class TrainingError(ProbneuralError, RuntimeError):

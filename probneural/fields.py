@@ -22,11 +22,15 @@ from probneural.checks import (
     described,
 )
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
+from probneural.fill_values import warn_of_fill_values
 from probneural.grids import Grid, check_grid, resample
 from probneural.layouts import layouts_of
 
 if TYPE_CHECKING:
     import xarray
+
+MISSING = "drop or repair those samples; where NaN means missing, Field(values, grid.masked(values.isfinite().all(1)))"
+"""What to do about values that are NaN."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -186,7 +190,8 @@ class Field:
         where = None if grid is None else check_grid(grid)
         kind = common_dtype(values) if dtype is None else dtype
         layout = layouts_of(axes)[0]
-        return cls(*read_numpy(values, "values", layout=layout, grid=where, option="grid", dtype=kind, mask=mask, **options))
+        settings = {"option": "grid", "dtype": kind, "mask": mask, **options}
+        return _looked_at(cls(*read_numpy(values, "values", layout=layout, grid=where, **settings)))
 
     @classmethod
     def from_xarray(
@@ -225,11 +230,8 @@ class Field:
         options = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
         values, grid, labels = read_xarray(array, "values", **options)  # type: ignore[arg-type]
         kind = dtype or common_dtype(values)
-        return cls(
-            *read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=mask),
-            names=labels["names"],
-            units=labels["units"],
-        )
+        tensor, where = read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=mask)
+        return _looked_at(cls(tensor, where, names=labels["names"], units=labels["units"]))
 
     def to_xarray(self) -> xarray.DataArray:
         """Return a DataArray `(sample, channel, x0, x1, ...)` with coordinates, which `from_xarray` reads back equal.
@@ -268,6 +270,10 @@ class Field:
         """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
         return replace(self, values=resample(self.values, self.grid, grid), grid=grid)
 
+    def without_own_masks(self) -> Field:
+        """Return the field as operators see it where samples have masks of their own: on the grid without masks."""
+        return Field(self.values, self.grid.unmasked) if self.grid.is_batch else self
+
     def detached(self) -> Field:
         """Return the field without its graph, as a tensor that autograd takes."""
         values = self.values.detach()
@@ -303,6 +309,12 @@ class Field:
     def __repr__(self) -> str:
         """A short description."""
         return f"Field({len(self)} x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _looked_at(field: Field) -> Field:
+    """A field, with a warning to who has made it if it has fill values."""
+    warn_of_fill_values({"values": field.values})
+    return field
 
 
 def _filled(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c *grid"]:

@@ -19,35 +19,37 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, 
 """Types whose values name themselves."""
 
 
-def row_fingerprints(values: Tensor, *, name: str) -> Int64[Tensor, " n"]:
-    """Return a 64-bit content hash of each row `(n, ...)`, on the CPU.
+def row_fingerprints(*tensors: Tensor) -> Int64[Tensor, " n"]:
+    """Return a 64-bit content hash of each row over all tensors `(n, ...)`, on the CPU.
 
-    The shape of a row and the name count as contents, the dtype does not: rows are hashed as float32. A row in float64 that
+    Shapes of rows and the order of tensors count as contents, dtypes do not: rows are hashed as float32. A row in float64 that
     float32 cannot hold at all is hashed as float64.
-
-    Args:
-        values: n rows of real numbers.
-        name: Of the values: hashes of different names are independent, so they may be added.
 
     Examples:
         >>> values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]])
-        >>> first, second, third = row_fingerprints(values, name="inputs").tolist()
+        >>> first, second, third = row_fingerprints(values).tolist()
         >>> (first == third, first == second)
         (True, False)
-        >>> row_fingerprints(values.double(), name="inputs").tolist() == [first, second, third]
+        >>> row_fingerprints(values.double()).tolist() == [first, second, third]
         True
     """
-    rows = values.detach().flatten(1)
+    parts = [_row_hashes(tensor.detach(), number) for number, tensor in enumerate(tensors)]
+    return torch.stack(parts).sum(0).cpu()
+
+
+def _row_hashes(values: Tensor, number: int) -> Int64[Tensor, " n"]:
+    """Hashes of rows as those of the tensor of this number."""
+    rows = values.flatten(1)
     narrow = rows.to(torch.float32) + 0.0  # -0 becomes 0
     bits = narrow.view(torch.int32).to(torch.int64)
     if rows.dtype == torch.float64 and rows.shape[1]:
         wide, largest = rows + 0.0, narrow.abs().amax(1)
         is_lost = ~((largest >= torch.finfo(torch.float32).tiny) & torch.isfinite(largest)) & (wide != 0).any(1)
         bits[is_lost] = wide[is_lost].view(torch.int64)
-    kind = hashlib.blake2b(repr((name, tuple(values.shape[1:]))).encode(), digest_size=8).digest()
+    kind = hashlib.blake2b(repr((number, tuple(values.shape[1:]))).encode(), digest_size=8).digest()
     places = torch.arange(rows.shape[1], device=rows.device) + int.from_bytes(kind, "little", signed=True)
-    # key = sum_j mix(place_j) mix(bits_j) modulo 2^64
-    return _mixed(bits).mul_(_mixed(places) | 1).sum(1).cpu()
+    # hash = sum_j mix(place_j) mix(bits_j) modulo 2^64
+    return _mixed(bits).mul_(_mixed(places) | 1).sum(1)
 
 
 def _mixed(numbers: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:

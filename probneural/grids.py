@@ -422,7 +422,7 @@ class Grid:
         Raises:
             GridError: If samples have masks of their own.
         """
-        return float(self._single("volume").weights.sum())
+        return float(self._single().weights.sum())
 
     @property
     def mean_weights(self) -> Tensor:
@@ -431,7 +431,7 @@ class Grid:
         Raises:
             GridError: If samples have masks of their own: use `sample_weights`.
         """
-        weights = self._single("mean_weights").weights
+        weights = self._single().weights
         return weights / float(weights.sum())
 
     @property
@@ -455,14 +455,14 @@ class Grid:
             return (values * self.sample_weights.to(values)).sum(-1)
         return values @ self.mean_weights.to(values)
 
-    def _single(self, name: str) -> Grid:
-        """Itself, or a GridError that names what needs one grid for all samples."""
+    def _single(self) -> Grid:
+        """Itself, or a GridError: some computations need one grid for all samples."""
         if self.is_batch:
             raise GridError(
-                expected=f"one grid for all samples, for {name}",
+                expected="one grid for all samples: this computation takes no masks that differ from sample to sample",
                 got=repr(self),
-                remedy="this computation takes no masks that differ from sample to sample: mask the points that any sample "
-                "misses, grid.masked(grid.observed.all(0)), or leave those samples out",
+                remedy="use what takes them, LastLayerLaplace, DeepEnsemble and VarianceScale for example; or mask the points "
+                "that any sample misses, Field(field.values, grid.masked(grid.observed.all(0)))",
             )
         return self
 

@@ -13,12 +13,15 @@ import torch
 from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
 from probneural.checks import assign, check_finite, check_instance, check_integer, described
 from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
-from probneural.fields import Field, check_field, check_parts, select_rows
+from probneural.extras import optional
+from probneural.fields import MISSING, Field, check_field, check_parts, select_rows
+from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
@@ -371,10 +374,11 @@ class FieldPairs:
         return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at()
 
     def _looked_at(self) -> FieldPairs:
-        """Itself, if the first samples are plausible."""
+        """Itself, if the first samples are plausible, with a warning of fill values."""
+        warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
         sides = {"inputs": self.inputs, "outputs": self.outputs}
         rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
-        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows}
+        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
         check_plausible(some, summary=self.summary)
         return self
 
@@ -387,6 +391,7 @@ class FieldPairs:
         Raises:
             GridError: If a grid is scattered.
         """
+        optional("xarray", "to_xarray", extra="xarray")
         import xarray
 
         space = [f"x{number}" for number in range(len(self.inputs.grid.shape))]
@@ -459,7 +464,7 @@ class FieldPairs:
     @property
     def summary(self) -> str:
         """Samples, channels, axes of space and times, in one sentence."""
-        return summary_of(self.inputs, self.outputs)
+        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
 def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
@@ -488,8 +493,9 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
     if isinstance(checked, FieldPairs):
-        check_finite(checked.inputs.values, f"{name} inputs")
-        check_finite(checked.outputs.values, f"{name} outputs")
+        check_finite(checked.inputs.values, f"{name} inputs", remedy=MISSING)
+        check_finite(checked.outputs.values, f"{name} outputs", remedy=MISSING)
+        warn_of_fill_values({f"{name} inputs": checked.inputs.values, f"{name} outputs": checked.outputs.values})
     return checked
 
 
@@ -737,3 +743,13 @@ def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
         tensor([0, 2, 5, 7])
     """
     return slice(0, count) if count <= most else torch.arange(most, device="cpu") * count // most
+
+
+def _collated(batch: Sequence[FieldPairs], *, collate_fn_map: object = None) -> FieldPairs:
+    """Items of a batch as pairs; unlike in `FieldPairs.cat`, equal groups stay equal."""
+    groups = [part.groups for part in batch if part.groups is not None]
+    inputs, outputs = Field.cat([part.inputs for part in batch]), Field.cat([part.outputs for part in batch])
+    return FieldPairs(inputs, outputs, groups=torch.cat(groups) if groups else None)
+
+
+default_collate_fn_map[FieldPairs] = _collated  # so that torch's DataLoader takes any Dataset without a collate_fn

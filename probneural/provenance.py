@@ -28,9 +28,9 @@ def no_keys() -> Int64[Tensor, " 0"]:
 def row_keys(data: Dataset) -> Int64[Tensor, "n k"]:
     """Return integer keys that identify the samples of a data set, `(n, k)`, on the CPU.
 
-    A pair has one key, the sum of the hashes of input and output: equal for equal pairs, in float32 or float64. A data set
-    with an attribute `window_keys`, `(n, k)`, supplies its own keys instead, one per state of a window; two windows that share
-    a state share a key.
+    A pair has one key, the hash of its input and output: equal for equal pairs, in float32 or float64. A data set with an
+    attribute `window_keys`, `(n, k)`, supplies its own keys instead, one per state of a window; two windows that share a state
+    share a key.
 
     Args:
         data: n pairs; rows are read a few at a time.
@@ -46,15 +46,9 @@ def row_keys(data: Dataset) -> Int64[Tensor, "n k"]:
     if isinstance(window_keys, Tensor):
         return window_keys.cpu()
     row = max(1, *(side.channels * side.grid.size for side in (data.inputs, data.outputs)))
-    parts = [
-        pair_keys(part.inputs.values, part.outputs.values)[:, None] for part in batches(data, max(1, _VALUES_AT_ONCE // row))
-    ]
-    return torch.cat([no_keys()[:, None], *parts])
-
-
-def pair_keys(inputs: Tensor, outputs: Tensor) -> Int64[Tensor, " n"]:
-    """Return one key per pair of inputs `(n, ...)` and outputs `(n, ...)`, on the CPU."""
-    return row_fingerprints(inputs, name="inputs") + row_fingerprints(outputs, name="outputs")
+    parts = batches(data, max(1, _VALUES_AT_ONCE // row))
+    keys = [row_fingerprints(part.inputs.values, part.outputs.values)[:, None] for part in parts]
+    return torch.cat([no_keys()[:, None], *keys])
 
 
 def shared_rows(keys: Int64[Tensor, "n k"], used: Int64[Tensor, " m"]) -> int:

@@ -20,7 +20,7 @@ from probneural.checks import assign, check_instance, check_integer, check_real,
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field
-from probneural.grids import Axis, Grid, check_grid
+from probneural.grids import Axis, Grid, check_grid, check_unmasked
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 
@@ -319,6 +319,8 @@ def with_copies(pairs: FieldPairs, symmetries: Sequence[Symmetry | tuple[Symmetr
         15
     """
     check_instance(pairs, FieldPairs, "pairs", remedy="read a part of a data set into memory: pairs[:1000]")
+    for field in (pairs.inputs, pairs.outputs):
+        check_unmasked(field.grid, "symmetries")
     given = check_sequence(symmetries, "symmetries", remedy="give a list, of one if there is one")
     both = [tuple(one) if isinstance(one, tuple) else (one, one) for one in given]
     if any(len(one) != 2 for one in both):
@@ -389,7 +391,7 @@ def _uniform(grid: Grid) -> tuple[Axis, ...]:
             got=repr(grid),
             remedy="bring the functions to one with field.resample(Grid.uniform(...))",
         )
-    return grid.axes
+    return check_unmasked(grid, "symmetries").axes
 
 
 def _axes(field: Field) -> tuple[Axis, ...]:

@@ -19,6 +19,8 @@ BUILT_IN = {
     errors.FileError: OSError,
     errors.OperatorError: RuntimeError,
     errors.UnsupportedError: NotImplementedError,
+    errors.MissingAttributeError: AttributeError,
+    errors.SolverError: RuntimeError,
     errors.TrainingError: RuntimeError,
     errors.SimulationError: RuntimeError,
     errors.ForecastError: RuntimeError,

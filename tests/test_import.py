@@ -64,7 +64,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError(f"No module named {name}", name="matplotlib")
 
     monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(ImportError, match=r"pn.plots needs matplotlib: pip install 'probneural\[all\]'"):
+    with pytest.raises(ImportError, match=r"pn.plots needs matplotlib: pip install matplotlib"):
         probneural.__getattr__("plots")
 
 

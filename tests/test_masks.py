@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from probneural import functionals, metrics
-from probneural.calibration import PointwiseBand, ScaleMixture, SimultaneousBand, VarianceScale
+from probneural.calibration import Novelty, PointwiseBand, ScaleMixture, SimultaneousBand, VarianceScale
 from probneural.data import StoredPairs, from_arrays
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.distributions.base import FieldDistribution
 from probneural.errors import DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads import LastLayerLaplace
+from probneural.heads import DeepEnsemble, KernelOperator, Laplace, LastLayerLaplace
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
+from probneural.storage import load, save
 from probneural.training import losses
 from probneural.training.trainer import fit
 from tests.helpers import normal
@@ -67,8 +69,13 @@ def _poisoned(field: Field, number: float) -> Field:
     return poisoned
 
 
-def _operator() -> FNO:
-    return FNO(1, 2, modes=(2, 2), width=4, depth=2, periodic=(True, False), seed=0).double()
+def _trained(model: nn.Module, data: FieldPairs) -> nn.Module:
+    fit(model, data, epochs=1, seed=0)
+    return model
+
+
+def _operator(seed: int = 0) -> FNO:
+    return FNO(1, 2, modes=(2, 2), width=4, depth=2, periodic=(True, False), seed=seed).double()
 
 
 def _distribution(kind: str, count: int) -> FieldDistribution:
@@ -283,15 +290,24 @@ class TestScores:
     def test_each_sample_has_the_scores_of_its_points(self) -> None:
         u, truth = _distribution("gaussian", COUNT), normal(COUNT, 2, *GRID.shape, seed=9)
         together = metrics.compare(u, Field(truth, GRID.masked(GAPS)), noise=0.2)
-        for name in ("nll", "joint_nll", "crps", "chi2", "coverage", "energy_score"):
+        for name in ("nll", "joint_nll", "crps", "chi2", "coverage", "interval_width", "pit_histogram"):
             each = torch.cat(
                 [
                     getattr(metrics, name)(metrics.compare(u[row], Field(truth[row : row + 1], GRID.masked(mask)), noise=0.2))
                     for row, mask in enumerate(GAPS)
                 ]
             )
-            if name != "energy_score":
-                torch.testing.assert_close(getattr(metrics, name)(together), each, msg=name)
+            torch.testing.assert_close(getattr(metrics, name)(together), each, msg=name)
+        members = _distribution("members", COUNT)
+        together = metrics.compare(members, Field(truth, GRID.masked(GAPS)))
+        for name in ("variogram_score", "energy_score"):
+            each = torch.cat(
+                [
+                    getattr(metrics, name)(metrics.compare(members[row], Field(truth[row : row + 1], GRID.masked(mask))))
+                    for row, mask in enumerate(GAPS)
+                ]
+            )
+            torch.testing.assert_close(getattr(metrics, name)(together), each, msg=name)
 
     def test_joint_density_of_observed_values(self) -> None:
         u, truth = _distribution("gaussian", 3), normal(3, 2, *GRID.shape, seed=9)
@@ -369,6 +385,53 @@ class TestHeads:
             for key, number in numbers.items():
                 if not isinstance(number, str | dict | None):
                     torch.testing.assert_close(torch.as_tensor(number), torch.as_tensor(others[key]), msg=key)
+
+    @pytest.mark.parametrize(
+        ("head", "takes_gaps"),
+        [
+            (
+                DeepEnsemble(members=2, build=_operator, train=lambda model, data, seed: _trained(model, data)),
+                True,
+            ),
+            (LastLayerLaplace(moves_mean=True), True),
+            (Laplace(structure="diagonal"), False),
+            (Laplace(structure="low_rank"), False),
+            (KernelOperator(), False),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_other_heads(self, head: Laplace, takes_gaps: bool, tmp_path: Path) -> None:
+        """Outputs at masked points do not matter; a head that takes no masks of single samples says so."""
+        predictions = []
+        for number in (math.nan, 1.0):
+            data = _pairs(LAND, number)
+            predictor = head.fit(_operator(), data)
+            predictions.append(predictor(data.inputs))
+        first, second = predictions
+        assert first.grid == GRID.masked(LAND)
+        torch.testing.assert_close(first.mean, second.mean)
+        torch.testing.assert_close(first.variance, second.variance, rtol=1e-4, atol=1e-7)  # Krylov spaces amplify rounding
+        save(predictor, tmp_path / "predictor")
+        again = load(tmp_path / "predictor")(data.inputs)
+        assert torch.equal(again.mean, second.mean)
+        assert again.grid == second.grid
+        gaps = _pairs(GAPS, 1.0)
+        if takes_gaps:
+            assert head.fit(_operator(), gaps)(gaps.inputs).grid == GRID
+        else:
+            with pytest.raises(GridError, match="sample to sample"):
+                head.fit(_operator(), gaps)
+
+    @pytest.mark.parametrize("observed", MASKS)
+    def test_novelty_and_roll_outs_take_masks(self, observed: Tensor) -> None:
+        data = _pairs(observed, math.nan)
+        predictor = LastLayerLaplace().fit(_operator(), data)
+        assert Novelty().fit(predictor, data)(data.inputs).isfinite().all()
+        states = FieldPairs(data.inputs, Field(data.outputs.values[:, :1], data.outputs.grid))
+        operator = FNO(1, 1, modes=(2, 2), width=4, depth=1, periodic=(True, False), seed=0).double()
+        step = LastLayerLaplace().fit(operator, states)
+        forecast = step.rollout(states.inputs[:2], steps=2, members=2, seed=0)
+        assert forecast.at(2).mean.isfinite().all()
 
     def test_residuals_without_correlation_are_as_many_as_points(self) -> None:
         from probneural.heads.residuals import estimate_effective_observations

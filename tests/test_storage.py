@@ -22,7 +22,7 @@ from probneural.heads import Laplace
 from probneural.operators import FNO, Operator
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
-from probneural.training import files, fit
+from probneural.training import EarlyStopping, Optimization, files, fit
 from tests.calibration.synthetic import scaled_by
 from tests.heads import cases
 from tests.helpers import held_out
@@ -192,6 +192,43 @@ def test_state_dicts_may_hold_a_description(tmp_path: Path) -> None:
     save(module, tmp_path / "operator")
     loaded = load(tmp_path / "operator", operator=Described(3, 2))
     assert torch.equal(loaded.weight, module.weight)
+
+
+class DescribedInside(nn.Linear):
+    """Adds a description without a prefix, as models of neuraloperator do, which a wrapper does not know."""
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return super().state_dict(*args, **options) | {"_metadata": {"in_features": self.in_features}}
+
+    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
+        return super().load_state_dict({name: one for name, one in state.items() if name != "_metadata"}, strict, assign)
+
+
+class Wrapper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = DescribedInside(16, 16)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        """A description that an inner module has put into the dictionary that all share."""
+        return super().state_dict(*args, **options) | {"_metadata": {"in_features": self.inner.in_features}}
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.inner(values)
+
+
+def test_a_wrapper_around_a_module_that_describes_itself_is_saved_trained_and_resumed(tmp_path: Path) -> None:
+    module = Wrapper()
+    save(module, tmp_path / "operator")
+    loaded = load(tmp_path / "operator", operator=Wrapper())
+    assert torch.equal(loaded.inner.weight, module.inner.weight)
+    settings: dict[str, Any] = {"epochs": 2, "checkpoint": tmp_path / "checkpoint", "show_progress": False}
+    settings["optimization"] = Optimization(early_stopping=EarlyStopping(patience=5))
+    fit(module, data(), **settings)
+    again = Wrapper()
+    fit(again, data(), **settings)
+    assert torch.equal(again.inner.weight, module.inner.weight)
+    assert not torch.equal(again.inner.weight, loaded.inner.weight)
 
 
 class Packed(nn.Module):

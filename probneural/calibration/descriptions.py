@@ -96,15 +96,15 @@ class Describer:
         return Descriptions.cat(described)
 
     def _of_inputs(self, inputs: Field) -> dict[str, Tensor]:
-        values = inputs.values.to("cpu", torch.float64)
-        there = resample(values, inputs.grid, self.grid)
+        values, grid = inputs.values.to("cpu", torch.float64), inputs.grid.unmasked  # as the operator sees them
+        there = resample(values, grid, self.grid)
         flat = there.flatten(2)
         power = self._waves.powers(flat)
         pooled = torch.zeros(*power.shape[:2], self.bands, dtype=torch.float64)
         pooled = pooled.index_add(2, self._band, power)
-        if inputs.grid != self.grid and self.grid.is_uniform:
-            missed = values - resample(there, self.grid, inputs.grid)
-            beyond = inputs.grid.mean(missed.flatten(2).square())
+        if grid != self.grid and self.grid.is_uniform:
+            missed = values - resample(there, self.grid, grid)
+            beyond = grid.mean(missed.flatten(2).square())
             pooled = torch.cat([pooled[..., :-1], beyond[..., None]], -1)
         return {"values": (flat * self.grid.mean_weights.sqrt()).flatten(1), "powers": pooled}
 

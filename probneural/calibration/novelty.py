@@ -135,7 +135,8 @@ class Novelty:
         """Fit scores on checked pairs, and rank those of some of them."""
         apart, ranked = divided(self, calibration, reference=reference)
         head = uncalibrated(predictor)
-        describer = Describer(calibration.inputs.grid, calibration.outputs.grid)
+        inputs, outputs = calibration.inputs.grid.unmasked, calibration.outputs.grid.shared
+        describer = Describer(inputs, outputs)
         apart = apart.subset(evenly_spread_rows(len(apart), _MOST))
         held_out = _described(describer, head, apart)
         if reference is None:
@@ -144,9 +145,7 @@ class Novelty:
             seen = _described(describer, head, reference.subset(evenly_spread_rows(len(reference), _MOST)))
             fitted = FittedScores.fit(seen, stated=held_out)
             units = standards(fitted(held_out))
-        measure = NoveltyMeasure(
-            inputs=calibration.inputs.grid, outputs=calibration.outputs.grid, fitted=fitted, standards=units
-        )
+        measure = NoveltyMeasure(inputs=inputs, outputs=outputs, fitted=fitted, standards=units)
         scores = measure.of(_described(describer, head, ranked))
         return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores, groups=group_numbers(ranked))
 
@@ -193,7 +192,9 @@ class NoveltyMeasure:
             inputs: `(n, in_channels, *grid)`.
         """
         described = Describer(self.inputs, self.outputs)(uncalibrated(predictor), inputs)
-        if inputs.grid != self.inputs and described_on(self.inputs) == self.inputs:  # else calibration functions had such power
+        if (
+            inputs.grid.unmasked != self.inputs and described_on(self.inputs) == self.inputs
+        ):  # else calibration functions had such power
             self._warn_of_unresolved(described)
         return self.of(described)
 

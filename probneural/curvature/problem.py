@@ -125,7 +125,7 @@ class CurvatureProblem:
             )
         if self.targets is None:
             return
-        if self.targets.grid != self.where:
+        if not self.targets.grid.has_points_of(self.where):
             raise GridError(
                 expected=f"targets on {self.where!r}", got=repr(self.targets.grid), remedy="pass their grid as grid="
             )

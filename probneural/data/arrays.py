@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,4 +96,5 @@ def from_arrays(
     parts = [Part(variable=first)], [Part(variable=second)]
     pairs = stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
     masks = mask if isinstance(mask, tuple) else (mask, mask)
-    return StoredPairs(with_mask(pairs.inputs, masks[0]), with_mask(pairs.outputs, masks[1])).looked_at()
+    masked = replace(pairs, inputs=with_mask(pairs.inputs, masks[0]), outputs=with_mask(pairs.outputs, masks[1]))
+    return masked.looked_at()

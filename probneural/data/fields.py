@@ -126,11 +126,11 @@ class StoredFields:
                 values = part.read(places)
             except ProbneuralError:
                 raise
-            except (OSError, RuntimeError) as error:  # codecs raise the latter
+            except (OSError, RuntimeError, ValueError, LookupError) as error:  # codecs raise any, of files replaced while open
                 raise FileError(
                     expected=f"{part.variable.name} to be readable",
                     got=str(error),
-                    remedy="check that the file is there, whole",
+                    remedy="check that the file is there, whole, and open it again if it was replaced",
                 ) from error
             parts.append(_converted(values, part, places, self.native_dtype, takes_nan=self.grid.is_masked))
         channels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -139,6 +139,11 @@ def _source(file: NamedFile, variable: Any, labels: dict[str, str]) -> Source:
         coordinates={dim: one.to_numpy() for dim, one in coordinates.items()},
         attributes=dict(variable.attrs),
         axis_attributes={dim: dict(one.attrs) for dim, one in coordinates.items()},
+        labels={
+            str(name): (str(one.dims[0]), one.to_numpy())
+            for name, one in variable.coords.items()
+            if one.ndim == 1 and str(name) not in coordinates
+        },
     )
 
 

@@ -21,6 +21,7 @@ from probneural.data.readers import SlicedReader, location_of
 from probneural.data.variables import FUNCTION, Variable
 from probneural.errors import ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
+from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, Rows, check_clock, divided_rows, evenly_spread_rows, select_groups
@@ -122,17 +123,19 @@ class StoredPairs:
         return fingerprint_of_parts(parts)
 
     def looked_at(self, *, may_be_equal: bool = True) -> StoredPairs:
-        """Itself, if the first samples are plausible: see [`check_plausible`][probneural.periodicity.check_plausible].
+        """Itself, if the first samples are plausible, with a warning of fill values among them.
 
         Samples that cannot be read are left out: they are reported when they are read.
         """
-        values = {}
+        fields: dict[str, Field] = {}
         rows = min(rows_to_check(len(self), side.channels, side.grid) for side in (self.inputs, self.outputs))
         for name, side in (("inputs", self.inputs), ("outputs", self.outputs)):
             with contextlib.suppress(ProbneuralError):
                 if rows:
-                    values[name] = (side[:rows].values, side.grid)
-        check_plausible(values, may_be_equal=may_be_equal, summary=self.summary)
+                    fields[name] = side[:rows]
+        warn_of_fill_values({name: field.values for name, field in fields.items()})
+        samples = {name: (field.values, field.grid.unmasked) for name, field in fields.items() if not field.grid.is_masked}
+        check_plausible(samples, may_be_equal=may_be_equal, summary=self.summary)
         return self
 
     @property
@@ -174,7 +177,7 @@ class StoredPairs:
     @property
     def summary(self) -> str:
         """Samples, channels, axes of space and times, in one sentence."""
-        return summary_of(self.inputs, self.outputs)
+        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
 def _held(values: Field, side: StoredFields) -> StoredFields:

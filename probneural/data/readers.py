@@ -19,6 +19,7 @@ from torch import Tensor
 
 from probneural.checks import described
 from probneural.errors import DataError, FileError, UnsupportedError
+from probneural.extras import install_hint
 
 _LARGEST_BOX = 2**25
 """Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
@@ -227,7 +228,7 @@ def require(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            expected=f"{module}, which reads {what}", got="an environment without it", remedy="pip install 'probneural[data]'"
+            expected=f"{module}, which reads {what}", got="an environment without it", remedy=install_hint("data")
         ) from error
 
 
@@ -315,12 +316,14 @@ def reader_of(array: Any, name: str) -> ArrayReader:
 
 
 def location_of(reader: ArrayReader) -> str | None:
-    """Files and name of an array, without reading it; None for an array in memory."""
-    inner = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", [])
-    if inner:  # another order of axes, or several files
-        locations = [location_of(one) for one in inner]
-        return None if None in locations else repr(locations)
+    """File and name of an array, without reading it; None for an array in memory."""
+    views = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", ())
+    if views:
+        inside = [location_of(view) for view in views]
+        return None if None in inside else "; ".join(map(str, inside))
     source: Any = getattr(reader, "array", reader)
+    if source is not reader and isinstance(source, ArrayReader):
+        return location_of(source)
     path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
     name = getattr(source, "key", None) or getattr(source, "name", None) or getattr(source, "offset", None)
     if path is None or source is not reader:  # arrays of h5py and zarr

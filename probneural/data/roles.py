@@ -204,7 +204,8 @@ def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
     labels = AxisLabels(
         sample=sample or ("sample" if samples else "trajectory"),
         space=tuple(dim or role for dim, role in zip(space, layout.space, strict=True)) if source.has_names else (),
-        coordinates={dim: along[dim] if dim in along else source.coordinates[dim] for dim in labelled},
+        coordinates={dim: along[dim] if dim in along else source.coordinates[dim] for dim in labelled}
+        | {name: values for name, (dim, values) in source.labels.items() if dim == sample},
         attributes={dim: source.axis_attributes.get(dim, {}) for dim in labelled},
     )
     variable = variable_of(source.reader, layout, grid, source.name, descending=descending, starts=starts)

@@ -24,6 +24,7 @@ class Source:
         coordinates: Coordinates along named axes.
         attributes: Attributes of the variable.
         axis_attributes: Attributes of the coordinates.
+        labels: Further coordinates by name: the axis that each belongs to, and its values.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Source:
     coordinates: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     axis_attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    labels: Mapping[str, tuple[str, NDArray[Any]]] = field(default_factory=dict)
 
     @property
     def has_names(self) -> bool:

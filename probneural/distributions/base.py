@@ -30,6 +30,7 @@ from probneural.grids import Grid
 from probneural.pairs import Rows
 from probneural.provenance import Provenance
 from probneural.randomness import stream
+from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     import xarray
@@ -53,6 +54,9 @@ class FieldDistribution(ABC):
     grid: Grid
     labels: tuple[str, ...] | None = None
     provenance: Provenance | None = None
+
+    if not TYPE_CHECKING:
+        __getattr__ = missing_attribute
 
     @property
     @abstractmethod
@@ -143,6 +147,11 @@ class FieldDistribution(ABC):
     def marginal(self, index: int) -> FieldDistribution:
         """One function by itself: its own distribution, whose randomness need not be shared with the others."""
         return self[index]
+
+    @property
+    def is_uncalibrated(self) -> bool:
+        """Whether a predictor that nobody calibrated predicted it."""
+        return self.provenance is not None and not self.provenance.is_calibrated
 
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:

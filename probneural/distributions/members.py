@@ -15,14 +15,17 @@ from probneural.checks import check_callable, check_choice, check_finite, check_
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import ArgumentError, DataError, ForecastError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
+from probneural.notices import warn
 from probneural.randomness import check_seed, stream_seed
 
 if TYPE_CHECKING:
     from probneural.distributions.predictor import JointDraws, Predictor
 
+_LARGEST = 1e30
+"""Absolute value of a state above which a roll-out has left what any data are."""
 Forcing = Callable[[int], Field | Tensor]
 """From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
 
@@ -125,6 +128,11 @@ class Members:
         finite = torch.isfinite(states).flatten(1).all(1)
         if not bool(finite.all()):
             raise self._blow_up(torch.nonzero(~finite).flatten().tolist(), lead)
+        if (largest := float(states.abs().max())) > _LARGEST >= float(window.abs().max()):  # once, where the bound is crossed
+            warn(
+                f"states of a roll-out reach {largest:.1g} at lead {lead}: the operator is unstable over so many steps",
+                DataWarning,
+            )
         return states
 
     def _is_finite(self, inputs: Tensor, member: int, lead: int) -> bool:
@@ -215,7 +223,7 @@ def members_of(
             got=str(tuple(variance.shape)),
             remedy="noise=True takes the predictor's",
         )
-    own = start.detached().to(predictor.dtype).to(predictor.device)
+    own = start.without_own_masks().detached().to(predictor.dtype).to(predictor.device)
     return Members(
         predictor=predictor,
         start=own,
@@ -261,7 +269,7 @@ def _history(predictor: Predictor, history: int | None) -> int:
 
 def _check_alike(field: Field, start: Field, name: str, *, channels: int) -> None:
     """Raise an error unless a field has the start's grid and number of functions, and so many channels."""
-    if field.grid != start.grid:
+    if field.grid.shared != start.grid.shared:
         raise GridError(expected=f"{name} on the grid of the start, {start.grid!r}", got=repr(field.grid), remedy="resample it")
     if (len(field), field.channels) != (len(start), channels):
         raise ShapeError(

@@ -18,11 +18,13 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, check_field
+from probneural.fields import MISSING, Field, check_field
+from probneural.fill_values import warn_of_fill_values
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys
 from probneural.randomness import check_seed, stream
+from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     from probneural.distributions.conditioned import ConditionedPredictor
@@ -77,6 +79,9 @@ class Predictor(ABC):
 
     def __init__(self, traits: PredictorTraits) -> None:
         self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
+
+    if not TYPE_CHECKING:
+        __getattr__ = missing_attribute
 
     @property
     def in_channels(self) -> int:
@@ -192,9 +197,9 @@ class Predictor(ABC):
             check_grid(query, "query")
         check_units(self.trained_on, inputs)
         self._check_domain(inputs.grid)
-        check_finite(inputs.values, "inputs")
-        known = Field(inputs.values, inputs.grid.shared) if inputs.grid.is_batch else inputs
-        return known.to(self.dtype).to(self.device)
+        check_finite(inputs.values, "inputs", remedy=MISSING)
+        warn_of_fill_values({"inputs": inputs.values})
+        return inputs.without_own_masks().to(self.dtype).to(self.device)
 
     def to(self, device: torch.device | str) -> Predictor:
         """Return the same predictor on another device, with copies of all predictors inside it.

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from probneural.arrays import to_array
 from probneural.distributions.base import FieldDistribution, index_grid
+from probneural.extras import optional
 
 if TYPE_CHECKING:
     import xarray
@@ -19,6 +20,7 @@ _NAMES = ("mean", "std", "lower", "upper")
 
 def dataset(u: FieldDistribution, table: Mapping[str, NDArray[Any]], *, level: float) -> xarray.Dataset:
     """A Dataset of the arrays of `FieldDistribution.to_numpy`."""
+    optional("xarray", "to_xarray", extra="xarray")
     import xarray
 
     if u.grid.is_uniform:

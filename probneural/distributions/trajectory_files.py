@@ -17,7 +17,9 @@ from torch import Tensor
 
 from probneural.arrays import grid_attributes
 from probneural.checks import check_path, real_tensor
-from probneural.errors import ArgumentError, FileError, ForecastError, UnsupportedError
+from probneural.errors import ArgumentError, FileError, ForecastError
+from probneural.extras import optional
+from probneural.grids import check_unmasked
 
 if TYPE_CHECKING:
     from probneural.distributions.ensemble_forecast import EnsembleForecast
@@ -79,20 +81,16 @@ def _filled(
     forecast: EnsembleForecast, store: Path, times: NDArray[np.float64], attributes: Mapping[str, Any]
 ) -> ForecastError | None:
     """Fill a new store, and return the error that ended the forecast, if one did."""
-    try:
-        import zarr
-    except ImportError as error:
-        raise UnsupportedError(
-            expected="zarr, which trajectories are written with",
-            got="an environment without it",
-            remedy="pip install 'probneural[data]'",
-        ) from error
+    optional("zarr", "writing trajectories", extra="data")
+    import zarr
+
     first = forecast.at(0).samples
     members, functions, *rest = first.shape
     per_member = max(1, _CHUNK_BYTES // max(1, first[0].numel() * first.element_size()))
     space = [f"x{number}" for number in range(len(forecast.grid.shape))] if forecast.grid.is_uniform else ["point"]
     told = {**attributes, "probneural_version": version("probneural")}
     group = zarr.create_group(store=store, attributes=told, zarr_format=2)  # what xarray has read for longest
+    check_unmasked(forecast.grid, "files of forecasts")
     about_grid: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
     array = group.create_array(
         "states",

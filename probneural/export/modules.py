@@ -96,7 +96,7 @@ class Evaluation(nn.Module):
     def __init__(self, operator: nn.Module, grid: Grid, query: Grid) -> None:
         super().__init__()
         self.operator = copy.deepcopy(operator).eval().requires_grad_(False)
-        self.grid, self.query = grid, query
+        self.grid, self.query = grid.unmasked, query.unmasked
         self.takes_grid = takes_grid(operator)
 
     def forward(self, values: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c2 *query"]:

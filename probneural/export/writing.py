@@ -16,6 +16,7 @@ from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.export.programs import KEY, Program, quiet, traced
+from probneural.extras import missing
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.training import atomic
@@ -77,7 +78,7 @@ def to_onnx(
         import onnxruntime
         import onnxscript  # noqa: F401 (what torch.onnx needs, found missing before the work begins)
     except ModuleNotFoundError as error:
-        raise ImportError(f"to_onnx needs {error.name}: pip install 'probneural[onnx]'") from error
+        raise missing("to_onnx", error, "onnx") from error
     program = traced(thing, example, query, is_for_onnx=True)
     payload = _onnx_bytes(program, opset_version)
     try:

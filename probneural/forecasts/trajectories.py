@@ -159,7 +159,8 @@ def space_time(grid: Grid, leads: Sequence[int]) -> Grid:
     if grid.is_uniform and len(gaps) <= 1:
         length = float(leads[-1] - leads[0]) or 1.0
         time = Axis(len(leads), length, periodic=False, endpoint=len(leads) > 1, origin=float(leads[0]))
-        return Grid.of_axes([time, *grid.axes])
+        space = Grid.of_axes([time, *grid.axes])
+        return space.masked(grid.observed.expand(space.shape)) if grid.is_masked else space
     times = torch.tensor(leads, dtype=torch.float64, device="cpu")
     points = torch.cat([times.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(leads), 1)], dim=1)
     steps = torch.nn.functional.pad(0.5 * times.diff(), (1, 1))

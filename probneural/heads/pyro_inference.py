@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.extras import missing
+
 _WINDOW = 250
 """Steps between looks at the bound."""
 _RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
@@ -27,7 +29,7 @@ def pyro_module(head: str) -> ModuleType:
         import pyro
         import pyro.infer.autoguide
     except ModuleNotFoundError as error:
-        raise ImportError(f"{head} needs {error.name}: pip install 'probneural[pyro]'") from error
+        raise missing(head, error, "pyro") from error
     module: ModuleType = pyro
     return module
 

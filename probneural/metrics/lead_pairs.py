@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,9 +17,10 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
+from probneural.fingerprints import row_fingerprints
 from probneural.metrics.lead_alignment import aligned
-from probneural.pairs import FieldSource
-from probneural.provenance import pair_keys
+from probneural.pairs import Dataset, FieldSource
+from probneural.provenance import row_keys
 
 _BATCH_VALUES = 2**16
 """Values of a lead that are compared at once, each with all its members."""
@@ -84,31 +87,28 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
 
 
 def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
-    """Return the row keys of the steps of trajectories, as pairs of neighbouring states, `(n, steps)`, on the CPU.
-
-    They are those of windows with one state in an input. Trajectories with an attribute `window_keys` supply their own keys.
+    """Return the row keys of the steps of trajectories, those of `truth.windows()`, on the CPU.
 
     Args:
         truth: n trajectories.
-        steps: Number of steps from the start.
+        steps: Number of steps from the start, where the trajectories make no windows.
+
+    Returns:
+        `(n, k)`, the keys of a trajectory in a row; or of a window, if trajectories have different numbers of windows.
 
     Raises:
         ArgumentError: If the trajectories are shorter.
     """
-    window_keys = getattr(truth, "window_keys", None)
-    if isinstance(window_keys, Tensor):
-        return window_keys.cpu()
-    parameters = getattr(truth, "parameters", None)
-    states = truth.at(0)
-    size = max(1, _BATCH_VALUES // (states.channels * states.grid.size))
-    columns = []
-    for lead in range(1, steps + 1):
-        following = truth.at(lead)
-        parts = []
-        for start in range(0, len(truth), size):
-            rows = slice(start, min(start + size, len(truth)))
-            constant = [parameters[rows].values] if isinstance(parameters, Field) else []
-            parts.append(pair_keys(torch.cat([states[rows].values, *constant], 1), following[rows].values))
-        columns.append(torch.cat(parts))
-        states = following
+    windows: Callable[[], Dataset] | None = getattr(truth, "windows", None)
+    if windows is not None:
+        with contextlib.suppress(ArgumentError):  # uneven times make no windows
+            keys = row_keys(windows())
+            return keys if len(keys) % len(truth) else keys.reshape(len(truth), -1)
+    states = [truth.at(lead) for lead in range(steps + 1)]
+    size = max(1, _BATCH_VALUES // (states[0].channels * states[0].grid.size))
+    parts = [slice(start, min(start + size, len(truth))) for start in range(0, len(truth), size)]
+    columns = [
+        torch.cat([row_fingerprints(one[rows].values, following[rows].values) for rows in parts])
+        for one, following in itertools.pairwise(states)
+    ]
     return torch.stack(columns, 1)

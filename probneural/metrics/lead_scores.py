@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.extras import optional
+
 if TYPE_CHECKING:
     import xarray
 
@@ -111,7 +113,7 @@ class LeadScores:
         level: Nominal level of the coverages.
         functions: Number n of functions scored.
         reasons: For each score that is missing at some lead, why.
-        is_calibrated: Whether the forecast or its predictor was calibrated; None if unknown.
+        is_uncalibrated: Whether nobody calibrated the forecast or its predictor.
     """
 
     scores: Mapping[str, LeadScore]
@@ -122,7 +124,7 @@ class LeadScores:
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
-    is_calibrated: bool | None = None
+    is_uncalibrated: bool = False
 
     def __getitem__(self, name: str) -> LeadScore:
         """One score by name."""
@@ -159,7 +161,7 @@ class LeadScores:
             "level": self.level,
             "functions": self.functions,
             "reasons": dict(self.reasons),
-            "is_calibrated": self.is_calibrated,
+            "is_uncalibrated": self.is_uncalibrated,
         }
 
     def to_xarray(self) -> xarray.Dataset:
@@ -168,6 +170,7 @@ class LeadScores:
         Rank histograms have the dimension `rank`, spectral ratios `band`, whose coordinate is the lower end. What is of all
         leads together is in the attributes.
         """
+        optional("xarray", "to_xarray", extra="xarray")
         import xarray
 
         variables: dict[str, Any] = {}
@@ -210,7 +213,7 @@ class LeadScores:
         most = f"; {horizon.still_valid:.0%} to the end" if horizon.still_valid else ""
         lines.append(f"{'valid prediction time':<30}{blank}{_cell(horizon.valid_time[0]):>9}  leads{most}")
         lines.append(f"coverages at {self.level:g}; valid up to a relative L2 error of {horizon.threshold:g}")
-        if self.is_calibrated is False:
+        if self.is_uncalibrated:
             lines.append("uncalibrated: fit pn.calibration.LeadScale() to held-out trajectories")
         return "\n".join(lines)
 

@@ -93,7 +93,7 @@ def score_by_lead(
             running.close(current)
             current, lead = LeadNumbers(settings), part.lead
         current.add(part)
-        running.is_calibrated = None if part.u.provenance is None else part.u.provenance.is_calibrated
+        running.is_uncalibrated |= part.u.is_uncalibrated
     running.close(current)
     record: TrainingRecord | None = getattr(forecast, "trained_on", None)
     if record is not None:
@@ -117,7 +117,7 @@ class _Running:
         self.valid_time: Tensor | None = None
         self.edges: tuple[float, ...] = ()
         self.eps = 0.0
-        self.is_calibrated: bool | None = None
+        self.is_uncalibrated = False
 
     def close(self, current: LeadNumbers | None) -> None:
         """Take in a lead that is complete."""
@@ -180,7 +180,7 @@ class _Running:
             level=self.settings.level,
             functions=functions,
             reasons=self.reasons,
-            is_calibrated=self.is_calibrated,
+            is_uncalibrated=self.is_uncalibrated,
         )
 
     def _horizon(self) -> HorizonScores:

@@ -16,10 +16,11 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
 from probneural.errors import DataError
 from probneural.fields import Field, check_field
+from probneural.fingerprints import row_fingerprints
 from probneural.metrics.comparison import compare
 from probneural.metrics.score_sums import ScoreSums
 from probneural.pairs import Dataset, FieldSource, batches, check_dataset
-from probneural.provenance import check_units, check_untrained, pair_keys, row_keys
+from probneural.provenance import check_units, check_untrained, row_keys
 
 _BATCH_VALUES = 2**16
 """Output values that are predicted and compared at once."""
@@ -57,7 +58,7 @@ class Scores:
         level: Nominal level of the coverages, the width and the interval score.
         functions: Number n of functions scored.
         reasons: For each score that is None, why.
-        is_calibrated: Whether the predictor was calibrated; None if no predictor predicted the distribution.
+        is_uncalibrated: Whether a predictor that nobody calibrated predicted the distribution.
         level_coverages: Fraction of values inside the central intervals of the levels .05, .10, ..., .95, `(19,)`,
             dimensionless; empty for scores of earlier versions.
     """
@@ -84,7 +85,7 @@ class Scores:
     level: float
     functions: int
     reasons: Mapping[str, str] = field(default_factory=dict)
-    is_calibrated: bool | None = None
+    is_uncalibrated: bool = False
     level_coverages: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,7 +128,7 @@ class Scores:
             shown = "-" if value is None else f"{value:.4g}"
             reason = f"  ({self.reasons[name]})" if name in self.reasons else ""
             rows.append(f"{title:<34}{shown:>12}  {unit}{reason}")
-        if self.is_calibrated is False:
+        if self.is_uncalibrated:
             rows.append(UNCALIBRATED)
         return "\n".join(rows)
 
@@ -186,7 +187,7 @@ def score(
     if source is not None and source.inputs is not None and len(source.inputs) == len(truth):
         check_units(source.trained_on, truth, name="output")
         if source.trained_on is not None:
-            keys = pair_keys(source.inputs.values, truth.values)[:, None]
+            keys = row_fingerprints(source.inputs.values, truth.values)[:, None]
             check_untrained(keys, source.trained_on, allow_training_data=is_allowed, purpose="scores", error=DataError)
     size = _batch_size(truth)
     if len(truth) <= size or len(truth) != len(u.mean):
@@ -232,10 +233,9 @@ def score_pairs(
         predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(operator, train)"
     )
     is_allowed = check_flag(allow_training_data, "allow_training_data")
-    pairs = check_dataset(data, "test").detached()
-    record = predictor.trained_on
-    for name, side in {"input": pairs.inputs, "output": pairs.outputs}.items():
-        check_units(record, side, name=name)
+    pairs, record = check_dataset(data, "test").detached(), predictor.trained_on
+    check_units(record, data.inputs)
+    check_units(record, data.outputs, name="output")
     if record is not None:
         check_untrained(row_keys(data), record, allow_training_data=is_allowed, purpose="scores", error=DataError)
     query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid.shared
@@ -254,9 +254,9 @@ def _scored(
     """Score distributions beside the truth, part by part."""
     whole = None if whole is None else check_integer(whole, "whole")
     sums = ScoreSums(level=check_real(level, "level", above=0.0, below=1.0))
-    functions, source = 0, None
+    functions, is_uncalibrated = 0, False
     for u, truth in parts:
-        source = u.provenance
+        is_uncalibrated |= u.is_uncalibrated
         comparison = compare(u, truth, noise=noise)
         sums.add(comparison)
         left = len(truth) if whole is None else whole - functions
@@ -266,12 +266,6 @@ def _scored(
             sums.add_whole(compare(u[:left], truth[:left], noise=noise))
         functions += len(truth)
     numbers, reasons = sums.numbers()
-    is_calibrated = None if source is None else source.is_calibrated
-    return Scores(
-        **numbers,  # type: ignore[arg-type]
-        level=level,
-        functions=functions,
-        reasons=reasons,
-        is_calibrated=is_calibrated,
-        level_coverages=sums.level_coverages(),
-    )
+    settings: dict[str, Any] = {"level": level, "functions": functions, "reasons": reasons}
+    covered = sums.level_coverages()
+    return Scores(**numbers, **settings, is_uncalibrated=is_uncalibrated, level_coverages=covered)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.errors import GridError, ShapeError
-from probneural.grids import Grid
+from probneural.grids import Grid, check_unmasked
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.randomness import stream, stream_seed
@@ -58,6 +58,7 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
         >>> edges.tolist(), [round(number, 12) for number in power[0].tolist()]
         ([1.0, 2.0, 4.0, 8.0, 16.0], [0.0, 0.5, 0.0, 0.0])
     """
+    check_unmasked(grid, "spectra")
     if not grid.is_uniform or grid.size < 2:
         raise GridError(expected="a uniform grid of two points or more", got=repr(grid), remedy="resample to one")
     dims = tuple(range(-len(grid.axes), 0))

@@ -58,8 +58,16 @@ def variogram_score(
     """
     check_comparison(comparison)
     order, draws = check_positive(order, "order"), check_integer(draws, "draws", least=2)
-    first, second, weights = _pairs(comparison.grid, check_integer(pairs, "pairs"), seed=seed)
+    grid = comparison.grid
+    where = grid.unmasked if grid.is_batch else grid
+    first, second, weights = _pairs(where, check_integer(pairs, "pairs"), seed=seed)
     weights = weights.to(comparison.truth)
+    if grid.is_batch:  # of each sample, the pairs of which both points are observed
+        inside = grid.observed.flatten(1).to(weights.device)
+        weights = weights * (inside[:, first] & inside[:, second])
+        if not bool((weights.sum(1) > 0).all()):
+            raise GridError(expected="two or more observed points", got=repr(grid), remedy="take more pairs, or score the CRPS")
+        weights = (weights / weights.sum(1, keepdim=True))[:, None]
 
     def differences(values: Tensor) -> Tensor:
         flat = values.flatten(-len(comparison.grid.shape))
@@ -75,14 +83,15 @@ def variogram_score(
     )
     mass, is_sample = observed.weights, is_fair or not observed.are_members
     sampling = fair_factor(mass) * float(mass.square().sum()) if is_sample else 0.0
-    scores = []
+    scores, start = [], 0
     for drawn, truth in observed:
         each = differences(drawn)  # (s, b, c, pairs)
         mean = torch.tensordot(mass, each, dims=1)
         score = (differences(truth) - mean).square()
         if is_sample:
             score = score - sampling * torch.tensordot(mass, (each - mean).square(), dims=1)
-        scores.append(score @ weights)
+        scores.append((score * weights[start : start + len(truth)]).sum(-1) if grid.is_batch else score @ weights)
+        start += len(truth)
     return torch.cat(scores)
 
 

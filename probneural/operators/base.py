@@ -14,6 +14,7 @@ from probneural.grids import Grid
 from probneural.operators.layers.normalizer import ChannelNormalizer
 from probneural.pairs import Dataset
 from probneural.randomness import seeded
+from probneural.synonyms import checks_keywords
 
 
 class Operator(nn.Module, ABC):
@@ -26,6 +27,12 @@ class Operator(nn.Module, ABC):
 
     in_channels: int
     out_channels: int
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Unknown keywords of the constructor are named with those that were meant."""
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = checks_keywords(cls.__init__)  # type: ignore[method-assign]
 
     @abstractmethod
     def forward(

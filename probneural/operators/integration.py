@@ -13,7 +13,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import assign, check_choice, check_flag, check_integer, check_positive
-from probneural.errors import UnsupportedError
+from probneural.errors import SolverError, UnsupportedError
+from probneural.extras import missing
 
 Rate = Callable[[Tensor], Tensor]
 """From a state to its change per unit of time."""
@@ -83,6 +84,8 @@ class ODESolver:
             One state per time.
 
         Raises:
+            SolverError: If no step of an adaptive method meets the tolerances, as for stiff dynamics. In gradients by the
+                adjoint equation the error is torchdiffeq's own.
             UnsupportedError: If steps adapt where PyTorch transforms the function, which has no order of its own then.
             ImportError: If torchdiffeq is needed and not installed.
         """
@@ -129,10 +132,18 @@ class ODESolver:
         def slope(time: Tensor, state: Tensor) -> Tensor:
             return rate(state)
 
-        if self.adjoint:
-            path = odeint_adjoint(slope, start, moments, adjoint_params=parameters, **given)
-        else:
-            path = odeint(slope, start, moments, **given)
+        try:
+            if self.adjoint:
+                path = odeint_adjoint(slope, start, moments, adjoint_params=parameters, **given)
+            else:
+                path = odeint(slope, start, moments, **given)
+        except AssertionError as error:  # torchdiffeq's, of steps that vanish and states that overflow
+            raise SolverError(
+                expected=f"latent dynamics that {self.method} integrates with rtol={self.rtol:g} and atol={self.atol:g}",
+                got=f"{str(error).splitlines()[0] if str(error) else 'a step of size zero':.200}",
+                remedy='raise rtol, take ODESolver(method="rk4", steps=...), or train with Optimization(weight_decay=...), '
+                "since the dynamics are stiff",
+            ) from error
         first = 0 if turns[0] == 0.0 else 1
         return list(path[first : first + len(turns)])
 
@@ -161,5 +172,5 @@ def _torchdiffeq() -> tuple[Any, Any]:
     try:
         from torchdiffeq import odeint, odeint_adjoint
     except ModuleNotFoundError as error:
-        raise ImportError(f"NeuralODEOperator needs {error.name}: pip install 'probneural[ode]'") from error
+        raise missing("NeuralODEOperator", error, "ode") from error
     return odeint, odeint_adjoint

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probneural.checks import cast, check_integer, check_scale
 from probneural.fields import power_of_two
-from probneural.grids import Grid, check_grid, resample
+from probneural.grids import Grid, check_grid, check_unmasked, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_input, check_where
 from probneural.operators.layers import PointwiseLinear
@@ -79,12 +79,15 @@ class LinearRegression(Operator):
         check_dataset(train, least=2)
         numbers = max(side.channels * side.grid.size for side in (train.inputs, train.outputs))
         train = train[evenly_spread_rows(len(train), max(2, _MOST_NUMBERS // numbers))]
-        count = min(check_integer(components, "components"), len(train), train.outputs.grid.size)
+        out_grid = train.outputs.grid
+        if out_grid.is_batch:
+            check_unmasked(out_grid, "regression of each value")
+        count = min(check_integer(components, "components"), len(train), out_grid.size)
         model = cls(
             train.inputs.channels,
             train.outputs.channels,
-            in_grid=train.inputs.grid,
-            out_grid=train.outputs.grid,
+            in_grid=train.inputs.grid.unmasked,
+            out_grid=out_grid.unmasked,
             components=count,
         ).to(train.inputs.device, train.inputs.dtype)
         inputs = train.inputs.values.to(torch.float64).flatten(1)

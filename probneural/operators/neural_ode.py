@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from probneural.checks import check_finite, check_flag, check_instance, check_integer, real_tensor
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field
-from probneural.grids import Grid, check_grid, per_axis, resample
+from probneural.grids import Grid, check_grid, check_unmasked, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_carries, check_input, check_modes, check_where
 from probneural.operators.integration import ODESolver
@@ -260,7 +260,7 @@ def space_time(values: Float[Tensor, "n t c *grid"], *, times: Float[Tensor, " t
         [moments.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(moments), 1)],
         dim=1,
     )
-    there = Grid.scattered(points, (weights[:, None] * grid.weights).flatten())
+    there = Grid.scattered(points, (weights[:, None] * check_unmasked(grid, "several times").weights).flatten())
     return Field(values.flatten(3).movedim(1, 2).flatten(2), there)
 
 

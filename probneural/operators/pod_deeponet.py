@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probneural.checks import check_finite, check_integer
 from probneural.errors import ArgumentError, DataError
-from probneural.grids import Grid, check_grid, resample
+from probneural.grids import Grid, check_grid, check_unmasked, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
@@ -145,6 +145,8 @@ class PODDeepONet(Operator):
         most = max(4 * self.basis, _MOST_NUMBERS // (self.out_channels * max(source.grid.size, self.out_grid.size)))
         chosen = source[evenly_spread_rows(len(source), max(1, most * len(source) // of))]
         check_finite(chosen.values, "training outputs")
+        if chosen.grid != self.out_grid:  # a mask that all samples have is one of the modes' grid, too
+            check_unmasked(chosen.grid, "modes of a grid without that mask")
         return resample(chosen.values.to(torch.float64), chosen.grid, self.out_grid).flatten(2)
 
     def fit_normalizers(self, *train: Dataset) -> None:

@@ -116,7 +116,7 @@ def fan(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.ticklabel_format(axis="y", scilimits=(-3, 4))
     legend_above(figure, axes)
-    return noted(figure, u)
+    return noted(figure, u.is_uncalibrated)
 
 
 def space_time(
@@ -197,7 +197,7 @@ def space_time(
         label=label,
         axes=(axes[0], time_name(times)),
     )
-    return noted(figure, u)
+    return noted(figure, u.is_uncalibrated)
 
 
 def snapshots(
@@ -261,7 +261,7 @@ def snapshots(
     _draw_snapshots(figure, panels, grid, maps, label=label, axes=axes)
     for panel, lead in zip(panels[0], chosen, strict=True):
         panel.set_title(f"lead {lead}" if times is None else f"time {float(when[lead - 1]):g}", fontsize=10)
-    return noted(figure, one)
+    return noted(figure, one.is_uncalibrated)
 
 
 def _draw_snapshots(

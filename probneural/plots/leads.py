@@ -81,7 +81,7 @@ def lead_scores(
         _name_abscissa(panel, next(iter(named.values())))
     if len(named) > 1:
         legend_above(figure, panels[0, 0])
-    return noted(figure, any(found.is_calibrated is False for found in named.values()))
+    return noted(figure, any(found.is_uncalibrated for found in named.values()))
 
 
 def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: str = "") -> Figure:
@@ -110,7 +110,7 @@ def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: st
         panel.set_ylim(bottom=0.0)
     panels[0].set_ylabel(f"value ({unit})" if unit else "value")
     legend_above(figure, panels[0])
-    return noted(figure, any(found.is_calibrated is False for found in named.values()))
+    return noted(figure, any(found.is_uncalibrated for found in named.values()))
 
 
 def rank_histograms(scores: LeadScores, *, leads: Sequence[int] | None = None) -> Figure:
@@ -152,7 +152,7 @@ def rank_histograms(scores: LeadScores, *, leads: Sequence[int] | None = None) -
         panel.set_xlabel("rank of the truth")
     for panel in panels[:, 0]:
         panel.set_ylabel("frequency")
-    return noted(figure, scores.is_calibrated is False)
+    return noted(figure, scores.is_uncalibrated)
 
 
 def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence[float] | Tensor | None = None) -> Figure:

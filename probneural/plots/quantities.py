@@ -101,8 +101,8 @@ def quantity(
     )
     value = f"value ({unit})" if unit else "value"
     if count == 1:
-        return noted(_one_function(series.row(0, slice(None)), names, value=value), u)
-    return noted(_many_functions(series, names, is_sorted=order == "value", value=value), u)
+        return noted(_one_function(series.row(0, slice(None)), names, value=value), u.is_uncalibrated)
+    return noted(_many_functions(series, names, is_sorted=order == "value", value=value), u.is_uncalibrated)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,6 @@ from probneural.plots.single import (
     draw_map,
     draw_transform,
     ink,
-    is_uncalibrated,
     limits,
     new_figure,
 )
@@ -280,7 +279,7 @@ def _compared(predictions: Mapping[str, FieldDistribution], truth: Field, noise:
     for name, u in predictions.items():
         check_instance(u, FieldDistribution, repr(name), remedy="plot what predictors return")
     return {
-        f"{name} (uncalibrated)" if is_uncalibrated(u) else name: compare(u, truth, noise=noise)
+        f"{name} (uncalibrated)" if u.is_uncalibrated else name: compare(u, truth, noise=noise)
         for name, u in predictions.items()
     }
 

@@ -98,11 +98,11 @@ def field(
         figure = draw_planes(
             u.grid, true, mean=mean, sd=sd, draws=drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes
         )
-        return noted(figure, u)
+        return noted(figure, u.is_uncalibrated)
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
     edges = (mean - half, mean + half)
-    return noted(_curves(u.grid, true, mean, edges, drawn, name=name, label=label, axis=axes[0]), u)
+    return noted(_curves(u.grid, true, mean, edges, drawn, name=name, label=label, axis=axes[0]), u.is_uncalibrated)
 
 
 def band(
@@ -190,7 +190,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
     left, right = figure.subplots(1, 2)
     _reliability(left, comparison)
     draw_transform(right, pit_histogram(comparison, bins=BINS))
-    return noted(figure, u)
+    return noted(figure, u.is_uncalibrated)
 
 
 def training(history: History) -> Figure:
@@ -265,7 +265,7 @@ def checked_position(number: int, count: int, *, name: str) -> int:
 
 
 def _checked_truth(truth: Field, grid: Grid, shape: tuple[int, ...]) -> Tensor:
-    if check_field(truth, "truth").grid != grid:
+    if not check_field(truth, "truth").grid.has_points_of(grid):
         raise GridError(
             expected=f"the truth on the prediction's grid {grid!r}", got=repr(truth.grid), remedy="use query=truth.grid"
         )
@@ -286,14 +286,9 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def is_uncalibrated(u: FieldDistribution) -> bool:
-    """Whether a predictor that nobody calibrated predicted this distribution."""
-    return u.provenance is not None and not u.provenance.is_calibrated
-
-
-def noted(figure: Figure, u: FieldDistribution | bool) -> Figure:
-    """The figure, with the word "uncalibrated" in its lower right corner if the distribution is so."""
-    if u if isinstance(u, bool) else is_uncalibrated(u):
+def noted(figure: Figure, is_uncalibrated: bool) -> Figure:
+    """The figure, with the word "uncalibrated" in its lower right corner if that is so."""
+    if is_uncalibrated:
         figure.supxlabel("uncalibrated", x=0.99, ha="right", fontsize=9)
     return figure
 

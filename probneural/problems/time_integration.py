@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.errors import UnsupportedError
+from probneural.extras import missing
 
 _MOST_GROWTH = 300.0
 """Largest exponent of an integrating factor; e^709 would overflow."""
@@ -241,5 +242,5 @@ def _torchdiffeq() -> Any:
     try:
         from torchdiffeq import odeint
     except ModuleNotFoundError as error:
-        raise ImportError(f"MethodOfLines needs {error.name}: pip install 'probneural[ode]'") from error
+        raise missing("MethodOfLines", error, "ode") from error
     return odeint

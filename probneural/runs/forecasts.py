@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.distributions.trajectory import Forecast, Trajectory
+from probneural.extras import missing
 from probneural.functionals import Functional, integral, sensors
 from probneural.grids import Grid
 from probneural.metrics.lead_pairs import TrueTrajectories
@@ -77,7 +78,7 @@ def report_forecast(
     try:
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is scored)
     except ModuleNotFoundError as error:
-        raise ImportError(f"a report needs {error.name}: pip install 'probneural[plots]'") from error
+        raise missing("a report", error, "plots") from error
     scores = score_by_lead(forecast, truth, noise=noise, level=level, times=times)
     sentences = forecast_verdict(scores)
     figures = (*_score_figures(scores), *_state_figures(forecast, truth, noise=noise, times=times))

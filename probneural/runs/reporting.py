@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import Predictor
+from probneural.extras import missing
 from probneural.metrics import Scores
 from probneural.metrics.reliability import LEVELS
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
@@ -65,7 +66,7 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
     try:
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is trained)
     except ModuleNotFoundError as error:
-        raise ImportError(f"a report needs {error.name}: pip install 'probneural[cli]'") from error
+        raise missing("a report", error, "plots") from error
     progress = Progress(show_progress)
     with RunFolder.open(config, folder) as run:
         scores = score_in(run, progress)
@@ -210,7 +211,8 @@ def _mean_squares(predictor: Predictor, data: Dataset) -> Tensor:
     errors = []
     for part in batches(data, batch_size(data.outputs)):
         mean = predicted(predictor, part).mean
-        errors.append((mean - part.outputs.values.to(mean)).flatten(1).square().mean(1).cpu())
+        error = part.outputs.grid.fill(mean - part.outputs.values.to(mean))
+        errors.append(error.flatten(1).square().mean(1).cpu())
     return torch.cat(errors)
 
 

@@ -119,8 +119,12 @@ def _coverage(predictor: Predictor, data: Dataset, level: float) -> float:
 
 def _baseline(train: Dataset, data: Dataset) -> float | None:
     """The error of one function for all inputs: the mean training output."""
-    sums = (part.outputs.values.double().sum(0) for part in batches(train, batch_size(train.outputs)))
-    mean = sum(sums, torch.zeros(()).double()) / len(train)
+    mean, counts = torch.zeros(()).double(), torch.zeros(()).double()
+    for part in batches(train, batch_size(train.outputs)):
+        grid = part.outputs.grid
+        mean = mean + grid.fill(part.outputs.values.double()).sum(0)
+        counts = counts + grid.observed.double().expand(len(part), *grid.shape).sum(0)
+    mean = mean / counts.clamp_min(1.0)
     return _relative_error(data, lambda part: mean.expand(part.outputs.values.shape))
 
 
@@ -132,12 +136,13 @@ def _persistence(data: Dataset) -> float | None:
 
 
 def _relative_error(data: Dataset, predict: Callable[[FieldPairs], Tensor]) -> float | None:
-    """Relative L2 error of a baseline, averaged over channels and functions; None if a true function is zero everywhere."""
-    total, grid = 0.0, data.outputs.grid
+    """Relative L2 error of a baseline, averaged over channels and samples; None if a true sample is zero everywhere."""
+    total = 0.0
     try:
         for part in batches(data, batch_size(data.outputs)):
-            truth = Field(part.outputs.values.double(), grid)
-            total += float(relative_l2(Field(predict(part), grid), truth).mean(1).sum())
+            truth = part.outputs.to(torch.float64)
+            guess = Field(predict(part), truth.grid.unmasked)
+            total += float(relative_l2(guess, truth).mean(1).sum())
     except DataError:
         return None
     return total / len(data)

@@ -111,7 +111,8 @@ class SavedModule:
         copied = copy.deepcopy(given)
         for name, tensor in _tensors(copied).items():
             tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied
-        copied.load_state_dict({**copied.state_dict(), **state})  # for modules with a say of their own
+        # For modules with a say of their own; not strict, since entries that are no tensors may be known to inner modules only.
+        copied.load_state_dict({**copied.state_dict(), **state}, strict=False)
         self._set_trained(copied)
         return copied
 

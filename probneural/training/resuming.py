@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ class Keeper:
             random |= {f"{number}.{kind}": one for number, one in enumerate(gathered(state))}
         moments, skeleton = optimizers.packed(run.optimizer.state_dict()["state"])
         tensors = checkpoints.Tensors(
-            model=dict(run.operator.state_dict()),
+            model=weights.state_of(run.operator),
             optimizer=moments,
             average={} if run.average is None else run.average.values,
             best=run.best,
@@ -103,10 +105,10 @@ class Keeper:
         """Take over the state in the file, if all of it belongs to this run; otherwise change nothing."""
         run, options = self.run, self.run.plan.optimization
         tensors, metadata = files.read(self.path)
-        self._check_identity(metadata)
+        extends = self._check_identity(metadata)
         found = checkpoints.sorted_tensors(tensors)
         is_builtin = options.optimizer in WITH_DECAY and (options.schedule is None or isinstance(options.schedule, str))
-        checkpoints.check_weights(found.model, run.operator.state_dict())
+        checkpoints.check_weights(found.model, weights.state_of(run.operator))
         groups, schedule = checkpoints.check_progress(
             metadata,
             _optimization(run),
@@ -115,6 +117,8 @@ class Keeper:
             has_validation=bool(run.validation_order.lengths),
             is_builtin=is_builtin,
         )
+        if extends:
+            groups, schedule = self._moved_on(len(metadata["losses"]) * run.steps)
         if is_builtin:
             checkpoints.check_moments(found.optimizer, [one for group in run.optimizer.param_groups for one in group["params"]])
             if metadata["state"]:
@@ -124,7 +128,7 @@ class Keeper:
             checkpoints.check_weights(found.average, run.average.trained)
         stop = options.early_stopping
         if stop is not None and stop.restore_best and metadata["watched"]:
-            checkpoints.check_weights(found.best, run.operator.state_dict())
+            checkpoints.check_weights(found.best, weights.state_of(run.operator))
         try:
             state = optimizers.unpacked(found.optimizer, metadata["state"])
             run.optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -137,7 +141,7 @@ class Keeper:
 
     def _take_over(self, found: checkpoints.Tensors, metadata: dict[str, Any]) -> None:
         run = self.run
-        run.operator.load_state_dict(found.model)
+        weights.put_back(run.operator, found.model)
         if run.average is not None:
             run.average.load(found.average)
         run.best = {name: value.to(run.device) for name, value in found.best.items()}
@@ -152,11 +156,27 @@ class Keeper:
         mine = f"{rank()}."
         run.restored_random = {name.removeprefix(mine): state for name, state in found.random.items() if name.startswith(mine)}
 
-    def _check_identity(self, metadata: dict[str, Any]) -> None:
-        """Raise a FileError unless the file was written by a run of the same data, settings and weights' shapes."""
-        if metadata.get("kind") != "checkpoint" or metadata.get("fingerprint") != self.fingerprint:
+    def _moved_on(self, steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Settings of optimiser and schedule after so many steps of this run, whose schedule goes over its own epochs."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            for _ in range(steps):
+                self.run.schedule.step()
+        return self.run.optimizer.state_dict()["param_groups"], {}
+
+    def _check_identity(self, metadata: dict[str, Any]) -> bool:
+        """Whether the file is the end of a run of fewer epochs, which this one extends.
+
+        Raises:
+            FileError: If it was written by a run of other data, settings or weights' shapes.
+        """
+        losses = metadata.get("losses")
+        done = len(losses) if isinstance(losses, list) and metadata.get("step") == 0 else 0
+        extends = 0 < done < self.run.plan.epochs and metadata.get("fingerprint") == _fingerprint(self.run, epochs=done)
+        if metadata.get("kind") != "checkpoint" or not (extends or metadata.get("fingerprint") == self.fingerprint):
             raise FileError(
-                expected="a checkpoint of this run: same data, loss, epochs, batch size, seed, rates and options",
+                expected="a checkpoint of this run: same data, loss, epochs (or fewer, all done), batch size, seed, rates and "
+                "options",
                 got=f"another one in {self.path}",
                 remedy="remove the file to start anew, or name another",
             )
@@ -166,19 +186,21 @@ class Keeper:
                 got=f"one with other weights in {self.path}",
                 remedy="build the operator with the same arguments and freeze the same parameters, or name another file",
             )
+        return extends
 
 
-def _fingerprint(run: Run) -> str:
-    """What must agree for a checkpoint to be resumed: data, settings and the loss."""
+def _fingerprint(run: Run, *, epochs: int | None = None) -> str:
+    """What must agree for a checkpoint to be resumed: data, settings and the loss; with another number of epochs if given."""
     loss = [] if run.plan.loss is None else [identity_of(run.plan.loss)]
-    settings = json.dumps([run.data_fingerprint, run.plan.settings(), *loss], sort_keys=True)
+    plan = run.plan if epochs is None else replace(run.plan, epochs=epochs)
+    settings = json.dumps([run.data_fingerprint, plan.settings(), *loss], sort_keys=True)
     return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def _structure(run: Run) -> list[list[Any]]:
     """Names, shapes and dtypes of the weights, and which of them are trained, in types that JSON knows."""
     trained = {name for name, parameter in run.operator.named_parameters() if parameter.requires_grad}
-    state = run.operator.state_dict()
+    state = weights.state_of(run.operator)
     return [[name, list(value.shape), str(value.dtype), name in trained] for name, value in state.items()]
 
 

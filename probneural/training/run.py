@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 import time
@@ -124,7 +123,7 @@ class Run:
         self.started = time.perf_counter() - self.elapsed
         number, seed = len(self.losses), self.plan.seed
         self._judge.set_precision(self.plan.optimization.precision_in(number, self.plan.epochs))
-        before = copy.deepcopy(self.operator.state_dict())
+        before = weights.copied(self.operator)
         process = (rank(),) if rank() else ()
         with seeded(seed, "training", number, *process, devices=[self.device]) as given_back:
             weights.set_random_states(self.restored_random, self.device)
@@ -216,7 +215,7 @@ class Run:
         # The loss of the last step is from before its update, so the weights are looked at too.
         finite = weights.are_finite(dict(self.operator.named_parameters()))
         if not (finite and math.isfinite(mean)):
-            self.operator.load_state_dict(before)
+            weights.put_back(self.operator, before)
             after = "finite" if finite else "not finite"
             raise TrainingError(
                 expected="a finite loss and finite weights",
@@ -272,7 +271,7 @@ class Run:
         if self.average is not None:
             self.average.put_in_place()
         if self.best:
-            self.operator.load_state_dict(self.best)
+            weights.put_back(self.operator, self.best)
         return self.history()
 
     def history(self) -> History:

@@ -30,6 +30,7 @@ from probneural.pairs import Dataset, check_dataset
 from probneural.processes import rank, together
 from probneural.provenance import joined_record, operator_record, record_of
 from probneural.randomness import check_seed, stream_seed
+from probneural.synonyms import checks_keywords
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback
 from probneural.training.devices import resolve_device
@@ -44,6 +45,7 @@ from probneural.training.unrolling import FirstStep, Unroll
 Option = TypeVar("Option")
 
 
+@checks_keywords
 @undisturbed(keeps_autocast=True)
 @torch.enable_grad()
 def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default that works)
@@ -98,7 +100,9 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
             at a time.
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
-            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. It knows the run by its data
+            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. With more epochs than those of a finished
+            training it goes on for the further ones, at the rates that a schedule over all epochs has there, so the rate of
+            a cosine rises again. It knows the run by its data
             (of stored ones, by 64 pairs), its settings, its loss and the shapes of the weights. It knows functions by their
             names, so that those of one name do the same is the caller's to see to.
         callbacks: What is told of the run: loggers, for example.
@@ -108,6 +112,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         The losses by epoch.
 
     Raises:
+        KeywordError: If there is no such setting.
         ArgumentError: If a setting is out of range, the operator is no module, the loss takes other arguments or gives no
             number, or there are too few trajectories to watch whole ones.
         DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they lack

@@ -16,9 +16,22 @@ def are_finite(tensors: Mapping[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in tensors.values())
 
 
+def state_of(operator: nn.Module) -> dict[str, Tensor]:
+    """All weights and buffers; entries of the state dict that are no tensors, as some libraries add them, are left out."""
+    return {name: value for name, value in operator.state_dict().items() if isinstance(value, Tensor)}
+
+
 def copied(operator: nn.Module) -> dict[str, Tensor]:
     """A copy of all weights and buffers."""
-    return {name: value.detach().clone() for name, value in operator.state_dict().items()}
+    return {name: value.detach().clone() for name, value in state_of(operator).items()}
+
+
+def put_back(operator: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Overwrite all weights and buffers.
+
+    Not strict: a wrapper does not know the entries that are no tensors, which inner modules add.
+    """
+    operator.load_state_dict({**operator.state_dict(), **state}, strict=False)
 
 
 class Average:

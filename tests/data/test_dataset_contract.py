@@ -283,3 +283,14 @@ def test_values_are_checked_where_they_are_read(case: Case, tmp_path: Path) -> N
 def test_units_have_the_bits_of_those_in_memory(data: Dataset, reference: FieldPairs) -> None:
     for side, expected in ((data.inputs, reference.inputs), (data.outputs, reference.outputs)):
         assert all(torch.equal(one, other) for one, other in zip(units(side), units(expected), strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_default_data_loader_makes_batches_of_pairs(workers: int, tmp_path: Path) -> None:
+    data = memory_maps(tmp_path, A[:10], U[:10])
+    batches_read = list(torch.utils.data.DataLoader(data, batch_size=4, num_workers=workers))  # type: ignore[arg-type]
+    assert [len(batch) for batch in batches_read] == [4, 4, 2]
+    assert torch.equal(FieldPairs.cat(batches_read).outputs.values, data[:].outputs.values)
+    windows = FieldPairs(data[:].inputs, data[:].outputs, groups=torch.arange(10) // 3)
+    loaded = list(torch.utils.data.DataLoader(windows, batch_size=5))  # type: ignore[arg-type]
+    assert [batch.groups.tolist() for batch in loaded] == [[0, 0, 0, 1, 1], [1, 2, 2, 2, 3]]

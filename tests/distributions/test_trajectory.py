@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from probneural.distributions import (
     Trajectory,
 )
 from probneural.distributions.predictor import JointDraws, drawn_latent
-from probneural.errors import ArgumentError, DataError, ForecastError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.functionals import integral, maximum, sensors
 from probneural.grids import Grid
@@ -332,6 +333,20 @@ class TestFunctionals:
         assert torch.equal(u.samples, expected)
 
 
+@pytest.mark.parametrize("draws", ["trajectory", "step"])
+def test_states_of_1e30_give_one_warning_that_names_the_lead(draws: str) -> None:
+    forecast = Multiplier(mean=1e8, std=0.0).rollout(constant(), steps=12, members=2, draws=draws, seed=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sizes = [float(u.samples.abs().max()) for _, u in forecast.leads()]
+    first = next(lead for lead, size in enumerate(sizes, start=1) if size > 1e30)
+    assert [str(one.message).partition(":")[0] for one in caught] == [
+        f"states of a roll-out reach {sizes[first - 1]:.1g} at lead {first}"
+    ]
+    assert caught[0].category is DataWarning
+
+
+@pytest.mark.filterwarnings("ignore:states of a roll-out reach")
 class TestBlowUp:
     @pytest.mark.parametrize("make", [Multiplier, Plain])
     def test_names_lead_and_members_and_keeps_earlier_leads(self, make: type[Multiplier]) -> None:

@@ -61,6 +61,7 @@ def test_scattered_points(tmp_path: Path) -> None:
     assert dataset.weight.values.tolist() == [0.5] * 6
 
 
+@pytest.mark.filterwarnings("ignore:states of a roll-out reach")
 def test_a_blow_up_leaves_the_leads_before_it(tmp_path: Path) -> None:
     forecast = Multiplier(mean=0.0, std=1e60).rollout(constant(), steps=20, members=3, seed=0)
     with pytest.raises(ForecastError, match="finite states") as caught:

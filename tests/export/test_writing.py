@@ -148,7 +148,7 @@ def _full(*_: object) -> None:
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"to_onnx needs onnxscript: pip install 'probneural\[onnx\]'"):
+    with pytest.raises(ImportError, match=r"to_onnx needs onnxscript: pip install onnx onnxruntime onnxscript"):
         pn.export.to_onnx(nn.Conv1d(1, 1, 1), tmp_path / "operator.onnx", example=Field(normal(2, 1, 8).float(), LINE))
 
 

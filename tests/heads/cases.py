@@ -49,7 +49,7 @@ from probneural.operators import (
 )
 from probneural.pairs import FieldPairs
 from probneural.training import CRPS
-from tests.helpers import generator
+from tests.helpers import generator, held_out
 
 
 def fields(grid: Grid, count: int, channels: int, *, seed: int, waves: int = 3) -> Field:
@@ -285,14 +285,15 @@ def briefly_by_score(operator: nn.Module, data: FieldPairs, *, seed: int) -> Non
 
 @dataclass(frozen=True)
 class Combined:
-    """Two posteriors of one operator, brought to one by what is called with them and the data."""
+    """Two posteriors of one operator, brought to one by what is called with them and held-out data."""
 
     combine: Callable[[list[Predictor], FieldPairs], Predictor]
 
     def fit(self, operator: nn.Module, data: FieldPairs) -> Predictor:
         """As heads do."""
         settings = {"noise": 0.01, "prior_precision": 2.0, "effective_observations": 5.0}
-        return self.combine([head.fit(operator, data) for head in (LastLayerLaplace(), LastLayerLaplace(**settings))], data)
+        heads = (LastLayerLaplace(), LastLayerLaplace(**settings))
+        return self.combine([head.fit(operator, data) for head in heads], held_out(data))
 
 
 _SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 import probneural as pn
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError, SolverError, UnsupportedError
 from probneural.grids import Grid
 from probneural.operators import NeuralODEOperator, ODESolver, space_time
 from probneural.operators.integration import Rate
@@ -172,6 +172,23 @@ def test_last_layer_over_space_and_time(tmp_path: Any) -> None:
     assert torch.equal(again.variance, predictor(data.inputs, outputs.grid).variance)
 
 
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_stiff_dynamics_are_a_typed_error_whose_remedies_work(adjoint: bool) -> None:
+    solver = ODESolver(method="dopri5", adjoint=adjoint)
+    start, times = torch.tensor([1.0, 0.0]).double()[None, :, None], torch.tensor([1.0]).double()
+
+    def rate(state: Tensor) -> Tensor:  # the second channel is the time, from .5 on the first one needs tiny steps
+        return torch.stack([1e15 * torch.cos(1e3 * state[:, 0]) * (state[:, 1] > 0.5), torch.ones_like(state[:, 1])], dim=1)
+
+    with pytest.raises(
+        SolverError, match=r'underflow in dt.*raise rtol, take ODESolver\(method="rk4", steps=\.\.\.\)'
+    ) as caught:
+        solver.states(rate, start, times=times, parameters=())
+    assert "Optimization(weight_decay=...)" in str(caught.value)
+    for other in (ODESolver(method="rk4", steps=8), ODESolver(method="dopri5", rtol=1e15)):
+        assert torch.isfinite(other.states(rate, start, times=times, parameters=())[0]).all()
+
+
 def test_without_torchdiffeq(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal steps need none; others name what is missing."""
     importing = builtins.__import__
@@ -183,7 +200,7 @@ def test_without_torchdiffeq(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", absent)
     assert small()(normal(1, 1, 8)).shape == (1, 2, 8)
-    with pytest.raises(ImportError, match=r"NeuralODEOperator needs torchdiffeq: pip install 'probneural\[ode\]'"):
+    with pytest.raises(ImportError, match=r"NeuralODEOperator needs torchdiffeq: pip install torchdiffeq"):
         small(method="dopri5")(normal(1, 1, 8))
 
 

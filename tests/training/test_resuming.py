@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from probneural.errors import FileError
-from probneural.training import Callback, Checkpoint, EarlyStopping, History, Optimization, Progress, files, fit
+from probneural.training import Callback, Checkpoint, EachEpoch, EarlyStopping, History, Optimization, Progress, files, fit
 from tests.training.cases import built, data, same
 
 OPTIONS = {
@@ -126,6 +126,47 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
         if name != "default":
             with pytest.raises(FileError, match="rates and options"):
                 fit(built("FNO"), data(23), **settings(name, path))
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_a_finished_training_goes_on_for_further_epochs(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    first = fit(built("FNO"), data(23), **settings(name, path))
+    extended = built("FNO", seed=1)
+    second = fit(extended, data(23), **settings(name, path, epochs=6))
+    assert second.train[: first.epochs] == first.train
+    assert second.epochs > first.epochs or "stopped" in name
+    again = built("FNO")
+    assert outcome(fit(again, data(23), **settings(name, path, epochs=6))) == outcome(second)
+    assert same(again.state_dict(), extended.state_dict())
+
+
+def test_at_a_constant_rate_training_on_is_one_long_training(tmp_path: Path) -> None:
+    straight, parts = built("FNO"), built("FNO")
+    whole = fit(straight, data(23), **settings("constant rate", None, epochs=6))
+    fit(parts, data(23), **settings("constant rate", tmp_path / "run", epochs=2))
+    history = fit(parts, data(23), **settings("constant rate", tmp_path / "run", epochs=6))
+    assert outcome(history) == outcome(whole)
+    assert same(parts.state_dict(), straight.state_dict())
+
+
+def test_further_epochs_have_the_rates_of_the_longer_training(tmp_path: Path) -> None:
+    def rates(path: Path | None, epochs: int) -> list[float]:
+        noted: list[float] = []
+        note = EachEpoch(lambda progress: noted.append(progress.learning_rate))
+        fit(built("FNO"), data(23), **settings("default", path, epochs=epochs), callbacks=[note])
+        return noted
+
+    assert rates(tmp_path / "run", 2)[-1] < 0.003
+    assert rates(tmp_path / "run", 6) == pytest.approx(rates(None, 6)[2:])
+
+
+def test_a_training_that_was_stopped_within_is_not_a_finished_one(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(Killed):
+        fit(built("FNO"), data(23), **settings("default", path), callbacks=[KillAt(6)])
+    with pytest.raises(FileError, match="or fewer, all done"):
+        fit(built("FNO"), data(23), **settings("default", path, epochs=6))
 
 
 def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ class FieldIntegratedVariance(FieldAcquisition):
                 channels = self._mean_squares(targets, weighting / weighting.sum()).reciprocal()
             else:
                 channels = _checked(channel_weights, model.predictor.out_channels, "channel")
-            field_weights = channels[:, None] * self.grid.weights / self.grid.weights.sum()
+            field_weights = channels[:, None] * self.grid.mean_weights
             self._targets = self._target(targets, weighting / weighting.sum(), field_weights)
         self._shared_latent = self._latent
         self.set_X_pending(X_pending)
@@ -348,7 +348,7 @@ class FieldIntegratedVariance(FieldAcquisition):
 
     def _mean_squares(self, targets: Field, weighting: Tensor) -> Float64[Tensor, " c"]:
         """Mean square of each channel's values at the targets about its average, as predicted: spread and variance."""
-        step, average = self._at_once(targets, 1), self.grid.weights / self.grid.weights.sum()
+        step, average = self._at_once(targets, 1), self.grid.mean_weights
         means, variances = [], []
         for start in range(0, len(targets), step):
             field = self._field(targets[start : start + step], pins=True)

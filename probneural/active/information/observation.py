@@ -56,7 +56,7 @@ def observation_weights(
     effective = predictor.effective_observations
     points = float(grid.size)
     counts = torch.full((channels,), points) if effective is None else effective.detach().cpu().clamp_max(points)
-    mean_weights = grid.weights / grid.weights.sum()
+    mean_weights = grid.mean_weights
     return (counts.to(torch.float64) / variance)[:, None] * mean_weights
 
 

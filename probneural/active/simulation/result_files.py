@@ -26,7 +26,7 @@ from probneural.active.simulation.store_files import (
 from probneural.checks import check_finite
 from probneural.errors import DataError, GridError, ProbneuralError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_unmasked
 from probneural.training import files, schema
 
 _LATEST = 253402300800.0
@@ -123,6 +123,7 @@ def function_key(inputs: Field) -> str:
 
 def describe_grid(grid: Grid) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Split a grid into what JSON can hold and tensors; `rebuild_grid` undoes it."""
+    check_unmasked(grid, "results of simulations")
     if not grid.is_uniform:
         return {"kind": "scattered"}, {"points": grid.points, "weights": grid.weights}
     axes = grid.axes

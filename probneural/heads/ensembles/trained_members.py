@@ -79,5 +79,5 @@ def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData)
     total = torch.zeros(predictor.out_channels, dtype=torch.float64, device=predictor.device)
     for batch in data.batches(step):
         mean = predictor(batch.inputs, data.query).mean.to(torch.float64)
-        total += Field(batch.outputs.values.to(torch.float64) - mean, data.grid).mean_square().sum(0)
+        total += Field(batch.outputs.values.to(torch.float64) - mean, batch.outputs.grid).mean_square().sum(0)
     return data.summed(total) / data.functions

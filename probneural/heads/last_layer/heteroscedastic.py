@@ -13,7 +13,7 @@ from probneural.checks import assign, check_flag, check_integer, check_module, c
 from probneural.contexts import undisturbed
 from probneural.errors import ReadoutError, TrainingError
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_unmasked
 from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor, diagonal, with_constant
 from probneural.heads.last_layer.laplace import statistics
 from probneural.heads.last_layer.low_rank_density import log_density_per_value
@@ -117,9 +117,11 @@ class HeteroscedasticGaussian:
             ReadoutError: If the last layer is not pointwise and affine.
             TrainingError: If the density becomes NaN or infinite.
             DataError: If the data are not finite pairs.
+            GridError: If the outputs have a mask.
             ShapeError: If the operator's outputs do not fit the data's.
         """
         pairs = training_data(data, check_module(operator, "operator"), is_shared=False)
+        check_unmasked(pairs.grid, "densities of whole functions")
         readout = find_readout(operator, pairs.evenly_spread(VERIFIED).inputs, self.readout, query=pairs.query)
         if readout.response is not None:
             raise ReadoutError(

@@ -604,7 +604,7 @@ def test_fitting_without_gradients(mode: Any) -> None:
 def test_pyro_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyro", None)
     case = trained()
-    with pytest.raises(ImportError, match=r"BayesianLastLayer needs pyro: pip install 'probneural\[pyro\]'"):
+    with pytest.raises(ImportError, match=r"BayesianLastLayer needs pyro: pip install pyro-ppl"):
         BayesianLastLayer().fit(case.operator, case.data)
 
 

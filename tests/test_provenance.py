@@ -1,0 +1,125 @@
+"""Keys of rows, records of training, and the units that they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import probneural as pn
+from probneural.errors import DataError
+from probneural.pairs import FieldPairs
+from probneural.provenance import TrainingRecord, joined_record, record_of, row_keys, shared_rows
+from tests.calibration.synthetic import GRID, Synthetic, pairs
+from tests.helpers import normal
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Windows(FieldPairs):
+    """Pairs that supply their own keys."""
+
+    window_keys: torch.Tensor | None = None
+    clock: object = None
+
+
+def test_pairs_have_the_same_keys_in_any_precision_and_from_any_source() -> None:
+    data = pairs(50)
+    keys = row_keys(data)
+    assert keys.shape == (50, 1)
+    assert len(keys.unique()) == 50
+    assert torch.equal(row_keys(data.to(torch.float32)), keys)
+    assert torch.equal(row_keys(data[[7, 3]]), keys[[7, 3]])
+    stored = pn.data.from_arrays(data.inputs.values.numpy(), data.outputs.values.numpy(), grid=GRID)
+    assert torch.equal(row_keys(stored), keys)
+
+
+def test_keys_see_inputs_and_outputs_and_which_is_which() -> None:
+    data = pairs(20)
+    same = [FieldPairs(data.inputs, data.outputs.resample(GRID)), data[:]]
+    other = [FieldPairs(data.inputs, pn.Field(data.outputs.values.roll(1, 2), GRID)), FieldPairs(data.outputs, data.inputs)]
+    assert [shared_rows(row_keys(one), row_keys(data).flatten()) for one in (*same, *other)] == [20, 20, 0, 0]
+
+
+def test_many_rows_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pairs(50)
+    keys = row_keys(data)
+    monkeypatch.setattr("probneural.provenance._VALUES_AT_ONCE", 3 * GRID.size)
+    assert torch.equal(row_keys(data), keys)
+    assert row_keys(data[:0]).shape == (0, 1)
+
+
+def test_windows_that_share_a_state_share_a_key() -> None:
+    data = pairs(4)
+    windows = Windows(data.inputs, data.outputs, window_keys=torch.tensor([[10, 11], [11, 12], [12, 13], [20, 21]]))
+    assert torch.equal(row_keys(windows), windows.window_keys)
+    assert shared_rows(row_keys(windows), torch.tensor([11, 21])) == 3
+
+
+def test_a_record_holds_times_and_units_of_the_data() -> None:
+    data = pairs(4)
+    assert record_of(data).step is None
+    clock = SimpleNamespace(history=2, lead=3, step=0.5)
+    timed = Windows(data.inputs, data.outputs, clock=clock)
+    record = record_of(timed)
+    assert (record.history, record.lead, record.step) == (2, 3, 0.5)
+    joined = joined_record([None, record, record_of(pairs(3, seed=9))])
+    assert joined is not None
+    assert (joined.lead, len(joined.row_keys)) == (3, 7)
+    assert joined_record([None]) is None
+
+
+def in_units(field: pn.Field, *units: str) -> Any:
+    """A field whose channels have units."""
+    copied = field[:]
+    object.__setattr__(copied, "units", units)
+    return copied
+
+
+def test_inputs_in_other_units_than_in_training_are_refused() -> None:
+    data = pairs(12, channels=2)
+    trained = FieldPairs(in_units(data.inputs, "K", "m/s"), in_units(data.outputs, "K", ""))
+    record = record_of(trained)
+    assert (record.input_units, record.output_units) == (("K", "m/s"), ("K", ""))
+    predictor = Synthetic(channels=2)._with_records(dataclasses.replace(record, row_keys=record.row_keys[:0]))
+    for accepted in (data.inputs, trained.inputs, in_units(data.inputs, "", "m/s"), in_units(data.inputs, "K", "")):
+        predictor(accepted)
+    with pytest.raises(DataError, match="input channel 0 in 'K', the unit of the training inputs; got 'degC'"):
+        predictor(in_units(data.inputs, "degC", "m/s"))
+    celsius = FieldPairs(data.inputs, in_units(data.outputs, "degC", ""))
+    for refused in (
+        lambda: pn.calibration.VarianceScale().fit(predictor, celsius),
+        lambda: pn.metrics.score_pairs(predictor, celsius),
+        lambda: pn.metrics.score(predictor(data.inputs), celsius.outputs),
+    ):
+        with pytest.raises(DataError, match="output channel 0 in 'K', the unit of the training outputs; got 'degC'"):
+            refused()
+
+
+def test_mixtures_know_the_pairs_of_all_members() -> None:
+    first, second = pairs(5), pairs(6, seed=7)
+    members = [Synthetic()._with_records(record_of(data)) for data in (first, second)]
+    mixture = pn.distributions.MixturePredictor([*members, Synthetic()])
+    assert mixture.trained_on is not None
+    assert torch.equal(mixture.trained_on.row_keys, torch.cat([row_keys(first), row_keys(second)]).flatten().unique())
+    assert pn.distributions.MixturePredictor([Synthetic()]).trained_on is None
+
+
+def test_fields_hold_the_provenance_of_their_predictor() -> None:
+    record = TrainingRecord(row_keys=torch.tensor([3]))
+    u = Synthetic()._with_records(record)(pairs(4).inputs)
+    probe = pn.functionals.integral(GRID)
+    moved = u.constrain(probe, probe(u.mean))
+    conditioned = u.condition(probe, probe(u.mean), noise=1.0)
+    for field in (u, u[1:], u.marginal(2), u.apply(probe), moved, conditioned, u.under(conditioned.latent)):
+        assert field.provenance is not None
+        assert field.provenance.trained_on is record
+        assert field.is_uncalibrated
+    assert u[[2, 0]].provenance is not None
+    assert torch.equal(u[[2, 0]].provenance.inputs.values, pairs(4).inputs.values[[2, 0]])  # type: ignore[union-attr]
+    assert u.apply(probe).provenance.inputs is None  # type: ignore[union-attr]
+    own = pn.distributions.EmpiricalField(normal(3, 2, 1, 16), grid=GRID)
+    assert own.provenance is None
+    assert not own.is_uncalibrated
