@@ -33,8 +33,8 @@ def row_fingerprints(*tensors: Tensor) -> Int64[Tensor, " n"]:
         >>> row_fingerprints(values.double()).tolist() == [first, second, third]
         True
     """
-    parts = [_row_hashes(tensor.detach(), number) for number, tensor in enumerate(tensors)]
-    return torch.stack(parts).sum(0).cpu()
+    parts = [_row_hashes(tensor.detach(), number).cpu() for number, tensor in enumerate(tensors)]  # devices may differ
+    return torch.stack(parts).sum(0)
 
 
 def _row_hashes(values: Tensor, number: int) -> Int64[Tensor, " n"]:

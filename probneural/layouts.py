@@ -19,7 +19,7 @@ _ROLES = {
 }
 """Names of dimensions that say a role."""
 _SPACE = re.compile(
-    r"n?[xyz]|(output_)?[xyz](\d+|[cnefuv]|_\w+)|(n|r|grid_)?(lats?|lons?|latitudes?|longitudes?)"
+    r"n?[xyz]|(output_)?[xyz](\d|[cnefuv]|_\w+)|(n|r|grid_)?(lats?|lons?|latitudes?|longitudes?)"
     r"|[xyz][-_]?coord(inate)?s?|west_east|south_north|easting|northing"
 )
 _SPACE_STANDARD_NAMES = frozenset(

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
+from probneural.contexts import undisturbed
 from probneural.errors import CalibrationError, DataError, DataWarning, ProbneuralError
 from probneural.fields import Field
 from probneural.fingerprints import row_fingerprints
@@ -25,6 +26,7 @@ def no_keys() -> Int64[Tensor, " 0"]:
     return torch.zeros(0, dtype=torch.int64, device="cpu")
 
 
+@undisturbed()
 def row_keys(data: Dataset) -> Int64[Tensor, "n k"]:
     """Return integer keys that identify the samples of a data set, `(n, k)`, on the CPU.
 
@@ -109,17 +111,13 @@ class Provenance:
         return replace(self, inputs=None)
 
 
-def record_of(data: Dataset, keys: Int64[Tensor, "n k"] | None = None) -> TrainingRecord:
-    """Return the record of training on a data set.
-
-    Args:
-        data: The training pairs.
-        keys: Their keys, where the caller has computed them.
-    """
+@undisturbed()
+def record_of(data: Dataset) -> TrainingRecord:
+    """Return the record of training on the pairs of a data set."""
     clock = getattr(data, "clock", None)
     times = {name: getattr(clock, name) for name in ("history", "lead", "step") if hasattr(clock, name)}
     return TrainingRecord(
-        row_keys=(row_keys(data) if keys is None else keys).unique(),
+        row_keys=row_keys(data).unique(),
         input_units=tuple(getattr(data.inputs, "units", ()) or ()),
         output_units=tuple(getattr(data.outputs, "units", ()) or ()),
         **times,

@@ -56,5 +56,6 @@ def summary_of(inputs: Side, outputs: Side, *, time: str = "none") -> str:
 def _channels(side: Side) -> str:
     count = f"{side.channels} channel{'s' * (side.channels != 1)}"
     units = side.units or ("",) * len(side.names)
-    words = [f"{name} in {unit}" if unit else name for name, unit in zip(side.names, units, strict=True)]
+    labels = dict.fromkeys(zip(side.names, units, strict=True))
+    words = [f"{name} in {unit}" if unit else name for name, unit in labels]
     return f"{count} ({', '.join(words)})" if any(words) else count

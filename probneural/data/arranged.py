@@ -179,7 +179,7 @@ class JoinedReader:
         firsts = [0, *ends[:-1]]
         pieces = [
             gather(part, rows[start:stop, None] - first)
-            for part, first, start, stop in zip(self.parts, firsts, starts, starts[1:], strict=True)
+            for part, first, start, stop in zip(self.parts, firsts, starts[:-1], starts[1:], strict=True)
             if start < stop
         ]
         return np.concatenate(pieces)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from probneural.data.hdf5 import has_named_axes
+from probneural.data.hdf5 import is_netcdf
 from probneural.data.in_memory import is_csv, is_torch
 from probneural.data.pdebench import is_pdebench
 from probneural.data.readers import npz_layouts, require
@@ -102,7 +102,7 @@ def _format_of_hdf5(path: Path) -> Format:
             return Format.THE_WELL
         if is_pdebench(file):
             return Format.PDEBENCH
-        return Format.NETCDF4 if has_named_axes(file) else Format.HDF5
+        return Format.NETCDF4 if is_netcdf(file) else Format.HDF5
 
 
 def _format_of_folder(path: Path) -> Format:

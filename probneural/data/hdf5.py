@@ -9,9 +9,12 @@ import numpy as np
 
 from probneural.data.arranged import arranged
 from probneural.data.readers import ArrayReader, HDF5Reader
+from probneural.data.sources import Source
 
 _DECODED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 """Attributes by which stored numbers differ from values."""
+_AXIS = ("units", "axis", "standard_name")
+"""Attributes of a scale that say the role of its axis."""
 
 
 def array_of(file: Any, key: str) -> HDF5Reader:
@@ -49,17 +52,54 @@ def arrays_of(file: Any) -> dict[str, ArrayReader]:
     return arrays
 
 
-def has_named_axes(file: Any) -> bool:
-    """Whether an array of an open file has names of axes, as dimension scales or labels, or numbers that are to be decoded."""
+def is_netcdf(file: Any) -> bool:
+    """Whether an open file without the marks of NetCDF-4 is laid out like it: with dimension scales, or numbers to be decoded.
+
+    An array that has scales on some of its axes only is none that readers of NetCDF take.
+    """
     import h5py
 
-    def names(_: str, thing: Any) -> bool | None:
-        if not isinstance(thing, h5py.Dataset) or thing.shape is None:
-            return None
-        is_named = any(name in thing.attrs for name in ("DIMENSION_LIST", *_DECODED)) or any(dim.label for dim in thing.dims)
-        return True if is_named else None
+    arrays: list[tuple[list[bool], bool]] = []
 
-    return bool(file.visititems(names))
+    def visit(_: str, thing: Any) -> None:
+        if isinstance(thing, h5py.Dataset) and thing.shape and not thing.is_scale:
+            arrays.append(([len(dim) > 0 for dim in thing.dims], any(name in thing.attrs for name in _DECODED)))
+
+    file.visititems(visit)
+    is_mixed = any(any(scales) and not all(scales) for scales, _ in arrays)
+    return not is_mixed and any(is_decoded or all(scales) for scales, is_decoded in arrays)
+
+
+def hdf5_sources(file: Any) -> dict[str, Source]:
+    """All arrays of an open file by their full names, with the labels and scales of their axes; scales are left out."""
+    sources = {}
+    for name, reader in arrays_of(file).items():
+        array = file[name]
+        if array.is_scale:
+            continue
+        scales = [dim[0] if len(dim) else None for dim in array.dims]
+        labels = [texts(dim.label)[0] for dim in array.dims]
+        dims = [
+            label or ("" if scale is None else scale.name.rpartition("/")[2])
+            for label, scale in zip(labels, scales, strict=True)
+        ]
+        dims = dims[::-1] if "MATLAB_class" in array.attrs else dims
+        pairs = [(dim, scale) for dim, scale in zip(dims, scales, strict=True) if dim and scale is not None]
+        sources[name] = Source(
+            name=name,
+            reader=reader,
+            dims=tuple(dims) if any(dims) else (),
+            coordinates={dim: scale[...] for dim, scale in pairs if scale.ndim == 1 and scale.dtype.kind in "iuf"},
+            attributes={key: _plain(value) for key, value in array.attrs.items() if key == "units"},
+            axis_attributes={
+                dim: {key: _plain(one) for key, one in scale.attrs.items() if key in _AXIS} for dim, scale in pairs
+            },
+        )
+    return sources
+
+
+def _plain(value: Any) -> str:
+    return texts(value)[0] if np.size(value) else ""
 
 
 def texts(value: Any) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.data.hdf5 import texts
 from probneural.data.readers import require
 from probneural.data.sources import Source
 from probneural.errors import DataError, FileError
@@ -97,8 +96,7 @@ def named_sources(path: Path, engine: str, group: str | None = None) -> dict[str
     """
     file = NamedFile(path, engine, group)
     with open_xarray(path, engine, group) as opened:
-        labels = _labels(path, group, opened) if engine == "h5netcdf" else {}
-        sources = {str(name): _source(file, variable, labels.get(str(name), {})) for name, variable in opened.data_vars.items()}
+        sources = {str(name): _source(file, variable) for name, variable in opened.data_vars.items()}
     if not sources:
         inner = groups_of(path, engine)
         raise DataError(
@@ -119,9 +117,9 @@ def groups_of(path: Path, engine: str) -> list[str]:
     return [name.strip("/") for name in opened.groups if name != "/"]
 
 
-def _source(file: NamedFile, variable: Any, labels: dict[str, str]) -> Source:
+def _source(file: NamedFile, variable: Any) -> Source:
     stored = tuple(str(dim) for dim in variable.dims)
-    dims = tuple(labels.get(dim, "" if dim.startswith(_PHONY) else dim) for dim in stored)
+    dims = tuple("" if dim.startswith(_PHONY) else dim for dim in stored)
     chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
     reader = XarrayReader(
         file=file,
@@ -145,17 +143,3 @@ def _source(file: NamedFile, variable: Any, labels: dict[str, str]) -> Source:
             if one.ndim == 1 and str(name) not in coordinates
         },
     )
-
-
-def _labels(path: Path, group: str | None, opened: Any) -> dict[str, dict[str, str]]:
-    """Labels of HDF5 dimensions that have no scale: the label by xarray's name for the axis, by variable."""
-    nameless = [str(name) for name, one in opened.data_vars.items() if any(str(dim).startswith(_PHONY) for dim in one.dims)]
-    if not nameless:
-        return {}
-    labels: dict[str, dict[str, str]] = {}
-    with require("h5py", "HDF5 files").File(path, "r") as file:
-        for name in nameless:
-            array = (file[group] if group else file)[name]
-            pairs = zip(opened[name].dims, array.dims, strict=True)
-            labels[name] = {str(dim): texts(one.label)[0] for dim, one in pairs if one.label and str(dim).startswith(_PHONY)}
-    return labels

@@ -16,7 +16,7 @@ from probneural.data.arranged import arranged
 from probneural.data.contents import AxisNames, Contents, Request
 from probneural.data.fields import StoredFields
 from probneural.data.formats import Format, format_of, open_hdf5, zarr_arrays
-from probneural.data.hdf5 import arrays_of
+from probneural.data.hdf5 import hdf5_sources
 from probneural.data.in_memory import TABLE, csv_readers, matlab_readers, torch_readers
 from probneural.data.joining import joined_contents
 from probneural.data.masking import with_mask
@@ -280,9 +280,14 @@ def sources_of(path: Path, kind: Format, group: str | None = None) -> Mapping[st
     """The variables of a file by name."""
     if kind.has_names:
         return named_sources(path, kind.value, group)
+    if kind in (Format.HDF5, Format.PDEBENCH):
+        with open_hdf5(path) as file:
+            sources = hdf5_sources(file)
+    else:
+        sources = {name: Source(name=name, reader=reader) for name, reader in _arrays(path, kind).items()}
     prefix = "" if group is None else f"{group.strip('/')}/"
-    arrays = {name: reader for name, reader in _arrays(path, kind).items() if name.startswith(prefix)}
-    return {name.removeprefix(prefix): Source(name=name.removeprefix(prefix), reader=one) for name, one in arrays.items()}
+    inside = {name.removeprefix(prefix): source for name, source in sources.items() if name.startswith(prefix)}
+    return {name: replace(source, name=name) for name, source in inside.items()}
 
 
 def _arrays(path: Path, kind: Format) -> Mapping[str, ArrayReader]:
@@ -295,10 +300,7 @@ def _arrays(path: Path, kind: Format) -> Mapping[str, ArrayReader]:
         return {name: _straight(*layout) for name, layout in npz_layouts(path).items()}
     if kind is Format.NPY_FOLDER:
         return {file.stem: _straight(*npy_layout(file)) for file in sorted(path.glob("*.npy"))}
-    if kind is Format.ZARR:
-        return {name: SlicedReader(array) for name, array in zarr_arrays(path).items()}
-    with open_hdf5(path) as file:
-        return arrays_of(file)
+    return {name: SlicedReader(array) for name, array in zarr_arrays(path).items()}
 
 
 def _straight(reader: ArrayReader, is_reversed: bool) -> ArrayReader:

@@ -189,8 +189,13 @@ class HDF5Reader:
     _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Read a box."""
-        return np.asarray(self._array()[box])
+        """Read a box; NaN for the fill value of floating point numbers."""
+        array = self._array()
+        values = np.asarray(array[box])
+        fills = [array.attrs[name] for name in ("_FillValue", "missing_value") if name in array.attrs]
+        if fills and values.dtype.kind == "f":
+            values = np.where(np.isin(values, np.concatenate([np.atleast_1d(fill) for fill in fills])), np.nan, values)
+        return values
 
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():

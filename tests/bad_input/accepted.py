@@ -36,6 +36,7 @@ from tests.bad_input.world import (
     trained,
     truth,
 )
+from tests.helpers import held_out
 
 NUMBERS = [[[0.1, 0.2]]] * 3
 
@@ -145,7 +146,7 @@ IN_CONTEXTS = [
 
 def scaled(data: FieldPairs) -> Tensor:
     """Scales of a calibrated predictor."""
-    calibrated = pn.calibration.VarianceScale().fit(build_predictor(), data)
+    calibrated = pn.calibration.VarianceScale().fit(build_predictor(), held_out(data))
     assert isinstance(calibrated, pn.calibration.ScaledPredictor)
     return calibrated.scale
 

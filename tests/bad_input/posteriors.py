@@ -359,7 +359,7 @@ CALIBRATION = [
     *refused("floor", lambda v: pn.calibration.SimultaneousBand(floor=v), (-0.1, 1.1, NAN, "0", None), ArgumentError, "floor"),
     Case(
         "too few fields",
-        lambda: pn.calibration.SimultaneousBand(0.99).fit(build_predictor(), pairs()),
+        lambda: pn.calibration.SimultaneousBand(0.99).fit(build_predictor(), pairs(seed=3)),
         CalibrationError,
         "99 calibration",
     ),

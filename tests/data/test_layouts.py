@@ -1,0 +1,316 @@
+"""Files of all formats open with the layout that they or the user state."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import xarray
+from scipy.io import savemat
+
+from probneural import data as files
+from probneural.data import StoredPairs, Trajectories
+from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError
+from tests.data.files import numbers, write_hdf5, write_zarr
+
+A, U = numbers(7, 6, 5, 2, seed="a"), numbers(7, 6, 5, seed="u", dtype="f8")
+AXES = "n x y c -> n x y"
+INPUTS = A.transpose(0, 3, 1, 2)
+
+
+def npz_in_fortran_order(folder: Path) -> Path:
+    np.savez(folder / "f.npz", a=np.asfortranarray(A), u=np.asfortranarray(U))
+    return folder / "f.npz"
+
+
+def npy_in_fortran_order(folder: Path) -> Path:
+    for name, array in {"a": A, "u": U}.items():
+        np.save(folder / f"{name}.npy", np.asfortranarray(array))
+    return folder
+
+
+def matlab(folder: Path) -> Path:
+    savemat(folder / "f.mat", {"a": A, "u": U})
+    return folder / "f.mat"
+
+
+def matlab_73(folder: Path) -> Path:
+    """HDF5 behind 512 bytes, the axes in reverse."""
+    with h5py.File(folder / "f.mat", "w", userblock_size=512) as file:
+        for name, array in {"a": A, "u": U}.items():
+            file[name] = array.T
+            file[name].attrs["MATLAB_class"] = np.bytes_("double")
+    with (folder / "f.mat").open("r+b") as stream:
+        stream.write(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM")
+    return folder / "f.mat"
+
+
+def tensors(folder: Path) -> Path:
+    torch.save({"a": torch.from_numpy(A), "u": torch.from_numpy(U), "note": "text"}, folder / "f.pt")
+    return folder / "f.pt"
+
+
+FORMATS: list[Callable[[Path], Path]] = [
+    npz_in_fortran_order,
+    npy_in_fortran_order,
+    matlab,
+    matlab_73,
+    tensors,
+    lambda folder: write_hdf5(folder / "f.h5", a=A, u=U),
+    lambda folder: write_zarr(folder / "f.zarr", 2, a=A, u=U),
+]
+
+
+@pytest.mark.parametrize("write", FORMATS)
+def test_channels_last_in_each_format(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Also in other processes, and in any order of rows."""
+    data = files.open(write(tmp_path), inputs=["a"], outputs=["u"], axes=AXES, periodic=True)
+    data = pickle.loads(pickle.dumps(data))  # noqa: S301
+    assert np.array_equal(data[[4, 0, 6]].inputs.values.numpy(), INPUTS[[4, 0, 6]])
+    assert np.array_equal(data[2:5].outputs.values[:, 0], U[2:5])
+    assert data.summary == "7 samples; 2 channels (a) to 1 channel (u); x 6 x y 5 over 1 x 1, periodic; time: none"
+
+
+@pytest.mark.parametrize("axes", ["n t x", "t n x", "x t n"])
+def test_trajectories_in_any_order_and_one_series(axes: str, tmp_path: Path) -> None:
+    states = numbers(4, 5, 8)
+    order = [["n", "t", "x"].index(role) for role in axes.split()]
+    path = write_hdf5(tmp_path / "f.h5", s=states.transpose(order), when=np.arange(5.0))
+    data = files.open(path, inputs=["s"], outputs=["s"], axes=axes, time="when", periodic=True)
+    assert isinstance(data, Trajectories)
+    assert np.array_equal(data.at(3)[[2, 0]].values[:, 0], states[[2, 0], 3])
+    path = write_hdf5(tmp_path / "g.h5", s=states[0])
+    series = files.open(path, inputs=["s"], outputs=["s"], axes="t x", periodic=True)
+    assert (len(series), series.times.tolist()) == (1, [0.0, 1.0, 2.0, 3.0, 4.0])
+
+
+def named(**dims: int) -> xarray.Dataset:
+    """Variables a and u of some dimensions with coordinates."""
+    arrays = {name: (tuple(dims), numbers(*dims.values(), seed=name)) for name in "au"}
+    return xarray.Dataset(arrays, coords={dim: np.arange(size) * 1.5 for dim, size in dims.items()})
+
+
+@pytest.mark.parametrize("dim", ["member", "realization", "number", "level", "viscosity", "single"])
+def test_a_dimension_without_a_role_is_asked_for(dim: str, tmp_path: Path) -> None:
+    """Each call that the message names works."""
+    made = named(**({"time": 4} | {dim: 1 if dim == "single" else 3} | {"lon": 8}))
+    made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+    options: dict[str, Any] = {"inputs": ["u"], "outputs": ["u"], "periodic": False}
+    with pytest.raises(ArgumentError, match=f"role of axis '{dim}' of u") as caught:
+        files.open(tmp_path / "f.nc", **options)
+    expected = {"t n lon": (3, 1, (8,)), "t c lon": (1, 3, (8,)), f"t {dim} lon": (1, 1, (3, 8))}
+    if dim == "single":
+        expected = {"t n lon": (1, 1, (8,)), "t c lon": (1, 1, (8,)), "t - lon": (1, 1, (8,))}
+    for axes, (count, channels, shape) in expected.items():
+        assert f'axes="{axes}"' in caught.value.remedy
+        data = files.open(tmp_path / "f.nc", axes=axes, **options)
+        assert (len(data), data.channels, data.grid.shape) == (count, channels, shape)
+    if dim != "single":
+        assert len(files.open(tmp_path / "f.nc", sample=dim, **options)) == 3
+
+
+def test_statements_that_contradict_the_names_are_refused(tmp_path: Path) -> None:
+    named(sample=3, lat=6, lon=8).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+    options: dict[str, Any] = {"inputs": ["a"], "outputs": ["u"], "periodic": False}
+    with pytest.raises(ArgumentError, match="'lon' as axis 1, which is 'lat'"):
+        files.open(tmp_path / "f.nc", axes="n lon lat", **options)
+    with pytest.raises(ShapeError, match="got 'run'; name one of lat, lon, sample"):
+        files.open(tmp_path / "f.nc", sample="run", **options)
+
+
+def test_labels_and_scales_of_plain_hdf5_are_names(tmp_path: Path) -> None:
+    points = np.linspace(0.0, 2.0, 8, endpoint=False)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["x"] = points
+        file["x"].make_scale("x")
+        for name, array in {"a": U[:, 0], "u": 2 * U[:, 0]}.items():
+            file[name] = np.tile(array, 2)[:, :8].T
+            file[name].attrs["units"] = "m"
+            file[name].dims[0].attach_scale(file["x"])
+            file[name].dims[1].label = "sample"
+    data = files.open(tmp_path / "f.h5", inputs=["a"], outputs=["u"], periodic=True)
+    assert (len(data), data.inputs.grid.lengths, data.inputs.units) == (7, (2.0,), ("m",))
+    assert np.array_equal(data[3].inputs.values[0, 0], np.tile(U[:, 0], 2)[3, :8])
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_fill_values_of_netcdf_4_with_and_without_its_marks(strips: bool, tmp_path: Path) -> None:
+    made = named(sample=4, x=8)
+    made["a"][1, 2] = np.nan
+    encoding = {name: {"_FillValue": -999.0} for name in "au"}
+    made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf", encoding=encoding)
+    if strips:
+        with h5py.File(tmp_path / "f.nc", "a") as file:
+            del file.attrs["_NCProperties"]
+    data = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=True)
+    assert data.inputs.grid.lengths == (12.0,)
+    with pytest.raises(DataError, match="NaN or infinite in function 1; .*mask=True"):
+        data[:]
+    masked = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=True, mask=True)[:].inputs
+    assert not bool(masked.grid.observed[1, 2])
+    assert int(masked.grid.observed.sum()) == 31
+
+
+def test_land_is_one_mask(tmp_path: Path) -> None:
+    made = named(sample=4, x=8)
+    for name in "au":
+        made[name][:, 3] = np.nan
+    made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+    pairs = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=True, mask="land")
+    assert pairs.inputs.grid == pairs[2:].outputs.grid
+    assert pairs.inputs.grid.weights.tolist() == [1.5, 1.5, 1.5, 0.0, 1.5, 1.5, 1.5, 1.5]
+    assert "12% masked" in pairs.summary
+    with pytest.raises(ArgumentError, match='write mask="land"'):
+        files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=True, mask="sea")
+
+
+def test_groups(tmp_path: Path) -> None:
+    made = named(sample=4, x=8)
+    made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf", group="train")
+    made.to_zarr(tmp_path / "f.zarr", group="train", consolidated=False)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        for name in "au":
+            file[f"train/{name}"] = made[name].to_numpy()
+    for name in ("f.nc", "f.zarr", "f.h5"):
+        assert "train/a" in [variable.name for variable in files.list_variables(tmp_path / name)]
+        first = files.open(tmp_path / name, inputs=["train/a"], outputs=["train/u"], periodic=True)
+        second = files.open(tmp_path / name, inputs=["a"], outputs=["u"], group="train", periodic=True)
+        assert np.array_equal(first[2].inputs.values[0, 0], made["a"][2])
+        assert torch.equal(first[:].outputs.values, second[:].outputs.values)
+    with pytest.raises(DataError, match='its groups are train; name the group: group="train"'):
+        files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=True)
+
+
+class TestSeveralFiles:
+    @pytest.mark.parametrize("how", ["list", "pattern"])
+    def test_samples_follow_each_other(self, how: str, tmp_path: Path) -> None:
+        for number in range(3):
+            np.savez(tmp_path / f"part{number}.npz", a=A[2 * number : 2 * number + 2], u=U[2 * number : 2 * number + 2])
+        where = sorted(tmp_path.glob("*.npz")) if how == "list" else str(tmp_path / "part*.npz")
+        data = files.open(where, inputs=["a"], outputs=["u"], axes=AXES, periodic=True)
+        assert len(data) == 6
+        for rows in ([5, 0, 3, 3], slice(1, 4), [4]):
+            assert np.array_equal(data[rows].inputs.values.numpy(), INPUTS[:6][rows])
+
+    def test_series_that_continue_are_one_and_others_are_several(self, tmp_path: Path) -> None:
+        states = numbers(12, 8)
+        for number in range(3):
+            part = xarray.Dataset(
+                {"s": (("time", "x"), states[4 * number : 4 * number + 4])},
+                coords={"x": np.arange(8) / 8, "time": np.arange(4)},
+            )
+            part.to_netcdf(tmp_path / f"run{number}.nc", engine="h5netcdf")
+            part.assign_coords(time=np.arange(4) + 4 * number).to_netcdf(tmp_path / f"year{number}.nc", engine="h5netcdf")
+        options: dict[str, Any] = {"inputs": ["s"], "outputs": ["s"], "periodic": True}
+        runs, years = (files.open(str(tmp_path / f"{name}*.nc"), **options) for name in ("run", "year"))
+        assert (len(runs), runs.steps, len(years), years.steps) == (3, 4, 1, 12)
+        assert np.array_equal(runs.at(1)[[2, 0]].values[:, 0], states[[9, 1]])
+        assert np.array_equal(years.windows()[3].outputs.values[0, 0], states[4])
+        with pytest.raises(DataError, match="list the files in the order of their times"):
+            files.open([tmp_path / "year1.nc", tmp_path / "year0.nc"], **options)
+
+    def test_files_that_do_not_fit(self, tmp_path: Path) -> None:
+        named(sample=4, x=8).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+        named(sample=4, x=9).to_netcdf(tmp_path / "b.nc", engine="h5netcdf")
+        with pytest.raises(GridError, match="files on the grids of"):
+            files.open(str(tmp_path / "*.nc"), inputs=["a"], outputs=["u"], periodic=False)
+        with pytest.raises(FileError, match="check the pattern"):
+            files.open(str(tmp_path / "*.h5"), inputs=["a"], outputs=["u"])
+
+    def test_outputs_in_a_file_of_their_own(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "a.npy", A)
+        np.save(tmp_path / "u.npy", U)
+        data = files.open(tmp_path / "a.npy", outputs_path=tmp_path / "u.npy", axes=AXES, periodic=True)
+        assert np.array_equal(data[:].inputs.values, INPUTS)
+        assert np.array_equal(data[:].outputs.values[:, 0], U)
+
+
+class TestParameters:
+    """Numbers without an axis of space, constant on the grid of the outputs."""
+
+    def test_one_number_per_sample(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "f.npz", q=A[:, 0, 0, 0], u=U)
+        data = files.open(tmp_path / "f.npz", inputs=["q"], outputs=["u"], periodic=(True, True))
+        assert data[3].inputs.values.unique().tolist() == [float(A[3, 0, 0, 0])]
+
+    @pytest.mark.parametrize("header", ["", "height,width"])
+    def test_a_table_of_text(self, header: str, tmp_path: Path) -> None:
+        np.savetxt(tmp_path / "q.csv", A[:, 0, 0], delimiter=",", header=header, comments="")
+        np.save(tmp_path / "u.npy", U)
+        data = files.open(tmp_path / "q.csv", outputs_path=tmp_path / "u.npy", axes="n c -> n x y", periodic=True)
+        assert data.inputs.channels == 2
+        assert torch.allclose(data[:].inputs.values[:, :, 2, 3], torch.from_numpy(A[:, 0, 0]).double())
+        if header:
+            one = files.open(
+                tmp_path / "q.csv", inputs=["width"], outputs_path=tmp_path / "u.npy", axes="n -> n x y", periodic=True
+            )
+            assert torch.allclose(one[:].inputs.values[:, 0, 0, 0], torch.from_numpy(A[:, 0, 0, 1]).double())
+
+    def test_text_that_is_no_table(self, tmp_path: Path) -> None:
+        (tmp_path / "q.csv").write_text("1,2\n3\n")
+        with pytest.raises(FileError, match="a table of numbers"):
+            files.open(tmp_path / "q.csv", axes="n x", periodic=True)
+
+
+def test_a_merged_pdebench_file_opens_as_its_message_says(tmp_path: Path) -> None:
+    states = numbers(1, 5, 6, 8)
+    path = write_hdf5(tmp_path / "f.h5", tensor=states)
+    with h5py.File(path, "a") as file:
+        file["x-coordinate"], file["t-coordinate"] = (np.arange(8) + 0.5) / 8, 0.1 * np.arange(7)
+    with pytest.raises(DataError, match='axes="- n t x"'):
+        files.open(path, periodic=True)
+    data = files.open(path, axes="- n t x", periodic=True)
+    assert (len(data), data.steps) == (5, 6)
+    assert np.array_equal(data.at(2)[:].values[:, 0], states[0, :, 2])
+
+
+def test_objects_are_never_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "f.npz", a=np.array([{}], dtype=object))
+    torch.save({"a": torch.nn.Linear(2, 2)}, tmp_path / "f.pt")
+    for name in ("f.npz", "f.pt"):
+        with pytest.raises(FileError):
+            files.open(tmp_path / name, inputs=["a"], outputs=["a"], periodic=True)
+
+
+class TestEarth:
+    """Latitudes and longitudes in degrees."""
+
+    def open(self, folder: Path, longitudes: np.ndarray, values: np.ndarray, **options: Any) -> StoredPairs:
+        latitudes = np.linspace(90.0, -90.0, values.shape[1])
+        dims = ("sample", "lat", "lon")
+        made = xarray.Dataset({"a": (dims, values), "u": (dims, 2 * values)}, coords={"lat": latitudes, "lon": longitudes})
+        made.to_netcdf(folder / "f.nc", engine="h5netcdf")
+        return files.open(folder / "f.nc", inputs=["a"], outputs=["u"], **({"periodic": (False, True)} | options))
+
+    def test_weights_are_areas(self, tmp_path: Path) -> None:
+        grid = self.open(tmp_path, np.arange(12) * 30.0, numbers(3, 37, 12)).inputs.grid
+        distance = grid.points[:, 0].abs()
+        caps = 0.5 * ((distance > 60.0).double() + (distance >= 60.0).double())  # half of the cells that 60 degrees cut
+        assert float(grid.mean(caps)) == pytest.approx(1.0 - np.sin(np.pi / 3), abs=0.001)  # a flat mean has .32
+        assert grid.volume == pytest.approx(129_600 / np.pi)
+
+    def test_two_conventions_of_longitude_are_one_domain(self, tmp_path: Path) -> None:
+        values = numbers(3, 7, 12)
+        first = self.open(tmp_path, np.arange(12) * 30.0, values)[:]
+        turned = self.open(tmp_path, np.arange(12) * 30.0 - 180.0, np.roll(values, 6, axis=2))
+        assert turned.inputs.grid == first.inputs.grid
+        assert torch.equal(turned[:].outputs.values, first.outputs.values)
+        assert turned.inputs.labels.coordinates["lon"].tolist() == [*range(0, 180, 30), *range(-180, 0, 30)]
+
+    def test_a_repeated_longitude_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(GridError, match=r"drop the last point: array.isel\(lon=slice\(0, -1\)\)"):
+            self.open(tmp_path, np.arange(13) * 30.0, numbers(3, 7, 13))
+
+    def test_rounded_coordinates_are_equispaced(self, tmp_path: Path) -> None:
+        """Unless their error exceeds that of rounding."""
+        longitudes = np.round(np.arange(27) * 40 / 3, 2)
+        assert self.open(tmp_path, longitudes, numbers(3, 7, 27)).inputs.grid.lengths == (180.0, 360.0)
+        longitudes[5] += 0.05
+        with pytest.raises(GridError, match="equispaced"):
+            self.open(tmp_path, longitudes, numbers(3, 7, 27))
