@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -46,6 +47,19 @@ _INTERRUPTED = 130
 """What shells expect after Ctrl-C."""
 _WRONG_USAGE = 2
 """What the parser exits with."""
+_SECTIONS = {
+    "batch_size": "training",
+    "device": "training",
+    "epochs": "training",
+    "learning_rate": "training",
+    "level": "calibration",
+    "validation": "training",
+}
+"""Sections of settings that messages of the library name as arguments."""
+_ARGUMENT = re.compile(rf"(?<![-.\w])(?:({'|'.join(_SECTIONS)})=|(batch_size|learning_rate)\b)")
+"""Arguments in remedies, with the options that they are on the command line."""
+_CALL = re.compile(r"\b[a-z_]+(\.\w+)+\(")
+"""Calls in remedies, which the command line has no words for."""
 _OPTIONS = """
 
 Args:
@@ -130,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ProbneuralError, ImportError) as error:
         if is_debug:
             traceback.print_exc()
-        sys.stderr.write(f"probneural: {error}\n")
+        sys.stderr.write(f"probneural: {_told(error)}\n")
         return 1
     except KeyboardInterrupt:
         if is_debug:
@@ -138,6 +152,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("probneural: stopped; repeat the command to go on\n")
         return _INTERRUPTED
     return 0
+
+
+def _told(error: Exception) -> str:
+    """The message of an error, whose remedy names options of the command line in place of arguments."""
+    if not isinstance(error, ProbneuralError):
+        return str(error)
+    remedy = _ARGUMENT.sub(_option, error.remedy)
+    if _CALL.search(remedy):
+        remedy = f"in a Python program, {remedy}"
+    return f"expected {error.expected}; got {error.got}; {remedy}"
+
+
+def _option(found: re.Match[str]) -> str:
+    name = found[1] or found[2]
+    return f"--{_SECTIONS[name]}.{name}{' ' if found[1] else ''}"
 
 
 def _parsed(words: list[str], base: Config) -> Call:

@@ -133,7 +133,7 @@ class Field:
                 raise DataError(
                     expected=f"fields of {first.dtype} on {first.device}",
                     got=f"{field.dtype} on {field.device}",
-                    remedy="convert them with field.to(...)",
+                    remedy=f"convert them: field.to({first.dtype}).to({str(first.device)!r})",
                 )
         grid = first.grid
         if grid.is_batch or any(field.grid != grid for field in fields):  # masks differ

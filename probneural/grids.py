@@ -628,7 +628,11 @@ def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]
     """
     entries = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,) * count
     if len(entries) != count:
-        raise ArgumentError(expected=f"one entry of {name} per axis ({count})", got=repr(value), remedy="give one per axis")
+        raise ArgumentError(
+            expected=f"one entry of {name} per axis ({count})",
+            got=repr(value),
+            remedy=f"give {count}, e.g. {name}={(entries or (value,))[:1] * count!r}",
+        )
     return tuple(check(entry, name) for entry in entries)
 
 
@@ -640,7 +644,11 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     """
     checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:
-        raise GridError(expected=f"a uniform grid as {name}", got=repr(grid), remedy="regrid the data first")
+        raise GridError(
+            expected=f"a uniform grid as {name}",
+            got=repr(grid),
+            remedy="interpolate values to one first, as scipy.interpolate.griddata does",
+        )
     return checked
 
 

@@ -352,7 +352,7 @@ class FieldPairs:
                 raise DataError(
                     expected="a Dataset with variables 'inputs' and 'outputs', or two arguments",
                     got=f"{type(inputs).__name__} with {sorted(names)}",
-                    remedy="pass dataset['a'], dataset['u']",
+                    remedy="name the variables: pn.FieldPairs.from_xarray(dataset['a'], dataset['u'], periodic=...)",
                 )
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
@@ -660,7 +660,7 @@ def select_groups(groups: Int64[Tensor, " n"] | None, index: Rows) -> Int64[Tens
 
 def _check_groups(groups: object, count: int) -> None:
     """Raise unless groups are integers on the CPU, one per pair."""
-    remedy = "give a tensor of int64 on the CPU, the number of the trajectory of each pair"
+    remedy = "give the number of each pair's trajectory: torch.as_tensor(numbers, dtype=torch.int64), on the CPU"
     given = check_instance(groups, Tensor, "groups", remedy=remedy)
     if given.dtype != torch.int64 or given.device.type != "cpu":
         raise DataError(expected="groups of int64 on the CPU", got=f"{given.dtype} on {given.device}", remedy=remedy)
@@ -710,7 +710,7 @@ def _read_groups(inputs: xarray.DataArray | xarray.Dataset) -> Int64[Tensor, " n
         raise DataError(
             expected="whole numbers in the coordinate 'groups'",
             got=f"{values.dtype} such as {values.flat[0] if values.size else 'nothing'}",
-            remedy="number them: numpy.unique(groups, return_inverse=True)[1]",
+            remedy="number them: dataset.assign_coords(groups=('sample', numpy.unique(groups, return_inverse=True)[1]))",
         )
     return torch.as_tensor(numbers)
 

@@ -149,7 +149,7 @@ class FieldTrajectories:
         """Times of all states of each trajectory, and its identity."""
         if self.clock is not None:
             return self.clock
-        return WindowClock(self.lead_times.expand(len(self), -1), row_fingerprints(self.start.values, self.values[:, -1]))
+        return WindowClock(self.lead_times.expand(len(self), -1), trajectory_identities(self.start.values, self.values[:, -1]))
 
     def at(self, lead: int) -> Field:
         """States at one lead, `(n, c, *grid)`, without parameters; lead 0 is the start, lead 1 the first of the times.
@@ -329,6 +329,11 @@ def window_starts(times: int, *, history: int, lead: int, stride: int, steps: in
             remedy="take shorter windows",
         )
     return torch.arange(0, last + 1, stride, device="cpu")
+
+
+def trajectory_identities(*states: Tensor) -> Int64[Tensor, " n"]:
+    """A 64-bit content hash of each trajectory from its first and last states, each `(n, ...)`."""
+    return row_fingerprints(*states)
 
 
 def window_steps(

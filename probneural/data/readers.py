@@ -321,14 +321,12 @@ def reader_of(array: Any, name: str) -> ArrayReader:
 
 
 def location_of(reader: ArrayReader) -> str | None:
-    """File and name of an array, without reading it; None for an array in memory."""
-    views = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", ())
-    if views:
-        inside = [location_of(view) for view in views]
-        return None if None in inside else "; ".join(map(str, inside))
+    """Files and name of an array, without reading it; None for an array in memory."""
+    inner = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", [])
+    if inner:  # another order of axes, or several files
+        locations = [location_of(one) for one in inner]
+        return None if None in locations else repr(locations)
     source: Any = getattr(reader, "array", reader)
-    if source is not reader and isinstance(source, ArrayReader):
-        return location_of(source)
     path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
     name = getattr(source, "key", None) or getattr(source, "name", None) or getattr(source, "offset", None)
     if path is None or source is not reader:  # arrays of h5py and zarr

@@ -21,12 +21,11 @@ from probneural.data.readers import location_of
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
 from probneural.fields import select_rows
-from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
 from probneural.notices import warn
 from probneural.pairs import Rows, split_rows
-from probneural.trajectories import FieldTrajectories, check_several, window_starts, window_steps
+from probneural.trajectories import FieldTrajectories, check_several, trajectory_identities, window_starts, window_steps
 
 _INTERVAL_CLASSES = 200
 """Classes per median interval that intervals of time are counted in, to find the most frequent one."""
@@ -197,8 +196,9 @@ class Trajectories:
         hashes = []
         for rows in self.rows.split(_IDENTIFIED):
             first, last = (torch.stack([rows, torch.full_like(rows, step)], dim=1).numpy() for step in (0, self.steps - 1))
-            values = [variable.read(where) for variable in variables for where in (first, last)]
-            hashes.append(row_fingerprints(*(torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values)))
+            values = [variable.read(where) for where in (first, last) for variable in variables]
+            tensors = [torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values]
+            hashes.append(trajectory_identities(*tensors))
         return torch.cat([*hashes, self.rows[:0]])
 
     def histories(self, count: int = 1) -> StoredFields:

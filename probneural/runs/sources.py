@@ -90,7 +90,7 @@ def open_inputs(path: str | os.PathLike[str], data: Data) -> StoredFields:
     Raises:
         ProbneuralError: As [`open_pairs`][probneural.runs.sources.open_pairs] does.
     """
-    with _settings_named():
+    with _settings_named(are_fixed=True):
         return files.open_inputs(os.fspath(path), inputs=data.inputs, history=data.history, **_options(data))
 
 
@@ -136,11 +136,18 @@ def _concerned(error: ProbneuralError, data: Data) -> str | None:
 
 
 @contextmanager
-def _settings_named() -> Iterator[None]:
-    """Messages name settings in place of arguments: `periodic in [data] (--periodic)` for `periodic=`."""
+def _settings_named(*, are_fixed: bool = False) -> Iterator[None]:
+    """Messages name settings in place of arguments: `periodic in [data] (--periodic)` for `periodic=`.
+
+    Args:
+        are_fixed: Whether the settings are those of a finished run, so that the file has to follow them.
+    """
     try:
         yield
     except ProbneuralError as error:
+        if are_fixed and _ARGUMENT.search(error.remedy):
+            remedy = "write it as the training data are: variables, dimensions and coordinates of the same names"
+            raise type(error)(expected=error.expected, got=error.got, remedy=remedy) from error
         expected, got, remedy = (_ARGUMENT.sub(_setting, text) for text in (error.expected, error.got, error.remedy))
         raise type(error)(expected=expected, got=got, remedy=remedy) from error
 
