@@ -157,12 +157,13 @@ def test_parts_agree_with_slow_comparison_of_intervals() -> None:
 def test_coordinates_of_a_file_keep_their_values_together(tmp_path: Path) -> None:
     values = normal(12, 8, dtype=torch.float64).numpy()
     year = np.repeat([2001, 2002, 2003], 4)
-    variables = {"a": (("year", "x"), values), "u": (("year", "x"), 2 * values)}
-    dataset = xarray.Dataset(variables, coords={"year": year, "x": np.arange(8.0)})
+    coordinates = {"year": ("storm", year), "x": np.arange(8.0), "height": ("x", np.arange(8.0))}
+    variables = {"a": (("storm", "x"), values), "u": (("storm", "x"), 2 * values)}
+    dataset = xarray.Dataset(variables, coords=coordinates)
     dataset.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    pairs = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["u"], sample="year", periodic=True)
-    with pytest.raises(ArgumentError, match="'random', 'time', 'blocks', 'year'; got 'x'"):
-        pairs.split(4, seed=0, by="x")
+    pairs = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["u"], sample="storm", periodic=True)
+    with pytest.raises(ArgumentError, match="'random', 'time', 'blocks', 'year'; got 'height'"):
+        pairs.split(4, seed=0, by="height")
     first, second = pairs.split(4, seed=0, by="year")
     assert (len(first), len(second)) == (4, 8)
     assert len(set(year[first.inputs.places[:, 0]]) | set(year[second.inputs.places[:, 0]])) == 3
