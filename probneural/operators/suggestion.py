@@ -176,7 +176,7 @@ def _neural(data: Dataset, inputs: Tensor, outputs: Tensor) -> tuple[str, str, d
         said = "at one point" if grid.size == 1 else "constant in space"
         reason = (
             f"the inputs are {said}, so they are parameters ({data.inputs.channels} per sample): an FNO maps constants to "
-            "constants, while a PODDeepONet learns the coefficients of the outputs' principal components"
+            "constants unless it sees positions, while a PODDeepONet learns coefficients of the outputs' principal components"
         )
         return "PODDeepONet", reason, {}
     if out_grid.size == 1:
