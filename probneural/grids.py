@@ -180,7 +180,7 @@ class Grid:
         for axis, latitudes in zip(grid.axes, ends, strict=True):
             _check_latitudes(axis, latitudes)
         known = (replace(axis, latitudes=latitudes) for axis, latitudes in zip(grid.axes, ends, strict=True))
-        return cls(shape=grid.shape, axes=tuple(known)) if any(ends) else grid
+        return cls(shape=grid.shape, axes=tuple(known)) if any(end is not None for end in ends) else grid
 
     @classmethod
     def latlon(
@@ -562,6 +562,8 @@ def _check_latitudes(axis: Axis, latitudes: tuple[float, float] | None) -> None:
     """Raise a GridError unless the ends of latitude cells enclose the points of their axis, on the sphere."""
     if latitudes is None:
         return
+    if len(latitudes) != 2:
+        raise GridError(expected="two ends of latitudes", got=repr(latitudes), remedy="give south and north, in degrees")
     points = axis.coordinates
     slack = 1e-9 * axis.length
     south, north = latitudes
