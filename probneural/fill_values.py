@@ -31,7 +31,7 @@ def fill_values(values: Float[Tensor, "..."]) -> dict[float, int]:
         >>> fill_values(torch.tensor([0.3, -9999.0, 0.7, -9999.0])), fill_values(torch.tensor([-99.9, 80.0]))
         ({-9999.0: 2}, {})
     """
-    if not values.numel():
+    if not values.numel() or not values.is_floating_point():
         return {}
     low, high = (float(end) for end in values.detach().aminmax())
     counts = {}

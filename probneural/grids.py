@@ -608,6 +608,8 @@ def _check_latitudes(axis: Axis, latitudes: tuple[float, float] | None) -> None:
     """Raise a GridError unless the ends of latitude cells enclose the points of their axis, on the sphere."""
     if latitudes is None:
         return
+    if len(latitudes) != 2:
+        raise GridError(expected="two ends of latitudes", got=repr(latitudes), remedy="give south and north, in degrees")
     points = axis.coordinates
     slack = 1e-9 * axis.length
     south, north = latitudes
