@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from probneural.pairs import FieldPairs
 from probneural.provenance import TrainingRecord, joined_record, record_of, row_keys, shared_rows
 from tests.calibration.synthetic import GRID, Synthetic, pairs
 from tests.helpers import normal
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Windows(FieldPairs):
-    """Pairs that supply their own keys."""
-
-    window_keys: torch.Tensor | None = None
-    clock: object = None
 
 
 def test_pairs_have_the_same_keys_in_any_precision_and_from_any_source() -> None:
@@ -53,21 +44,22 @@ def test_many_rows_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_windows_that_share_a_state_share_a_key() -> None:
     data = pairs(4)
-    windows = Windows(data.inputs, data.outputs, window_keys=torch.tensor([[10, 11], [11, 12], [12, 13], [20, 21]]))
-    assert torch.equal(row_keys(windows), windows.window_keys)
-    assert shared_rows(row_keys(windows), torch.tensor([11, 21])) == 3
+    states = torch.tensor([[10.0, 11.0], [11.0, 12.0], [12.0, 13.0], [20.0, 21.0]])
+    keys = row_keys(FieldPairs(data.inputs, data.outputs, clock=pn.WindowClock(states, lead=1)))
+    assert keys.shape == (4, 2)
+    assert torch.equal(keys[1:3, 0], keys[:2, 1])
+    assert shared_rows(keys, keys[[0, 3], 1]) == 3
 
 
 def test_a_record_holds_times_and_units_of_the_data() -> None:
     data = pairs(4)
     assert record_of(data).step is None
-    clock = SimpleNamespace(history=2, lead=3, step=0.5)
-    timed = Windows(data.inputs, data.outputs, clock=clock)
-    record = record_of(timed)
+    states = torch.arange(4.0)[:, None] + torch.tensor([0.0, 0.5, 2.0])
+    record = record_of(FieldPairs(data.inputs, data.outputs, clock=pn.WindowClock(states, history=2, lead=3, step=0.5)))
     assert (record.history, record.lead, record.step) == (2, 3, 0.5)
     joined = joined_record([None, record, record_of(pairs(3, seed=9))])
     assert joined is not None
-    assert (joined.lead, len(joined.row_keys)) == (3, 7)
+    assert (joined.lead, len(joined.row_keys)) == (3, len(states.unique()) + 3)
     assert joined_record([None]) is None
 
 

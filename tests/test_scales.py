@@ -21,7 +21,7 @@ from probneural.errors import ConvergenceWarning, ProbneuralError
 from probneural.fields import Field, power_of_two
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from tests.helpers import normal
+from tests.helpers import held_out, normal
 
 GRID = Grid.uniform((16,))
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
@@ -80,14 +80,14 @@ def headed(make: Callable[..., Any], data: FieldPairs, dtype: torch.dtype, **set
 
 def calibrated(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tuple[Tensor, int]]:
     predictor = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
-    scaled = pn.calibration.VarianceScale().fit(predictor, data)
+    scaled = pn.calibration.VarianceScale().fit(predictor, held_out(data))
     assert isinstance(scaled, pn.calibration.ScaledPredictor)
     return {"scale": (scaled.scale, 0), "noise": (scaled.noise, 2)}
 
 
 def scored(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tuple[Tensor, int]]:
     predictor = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
-    scores = pn.metrics.score(predictor(data.inputs), data.outputs, noise=predictor.noise)
+    scores = pn.metrics.score(predictor(data.inputs), held_out(data).outputs, noise=predictor.noise)
     powers = {"relative_l2": 0, "rmse": 1, "crps": 1, "coverage": 0, "chi2": 0, "interval_width": 1, "sharpness": 1}
     return {name: (torch.tensor(getattr(scores, name), dtype=torch.float64), power) for name, power in powers.items()}
 
