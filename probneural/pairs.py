@@ -26,7 +26,7 @@ from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
 from probneural.notices import warn
-from probneural.periodicity import check_plausible, rows_to_check
+from probneural.plausibility import check_plausible, rows_to_check
 from probneural.randomness import stream
 from probneural.summaries import summary_of
 

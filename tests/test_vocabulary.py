@@ -59,7 +59,6 @@ WORDS = {
     "learnt": "learned",
     "readings": "observations",
     "shrink": "transform, or a low-rank update",
-    "walls": "boundaries",
 }
 """Words of docstrings, comments and messages of the package."""
 

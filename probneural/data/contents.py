@@ -29,11 +29,13 @@ class AxisNames:
         sample: Name of the dimension of samples; None if it is not stated.
         time: Name of the dimension of time, or the times; None if they are not stated.
         channel: Name of the dimension of channels; None if it is not stated.
+        layouts: Roles of the axes of inputs and of outputs, if stated.
     """
 
     sample: str | None
     time: Any
     channel: str | None
+    layouts: tuple[Layout | None, Layout | None] = (None, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +49,8 @@ class Request:
         out_grid: Where the outputs live, if stated.
         periodic: Whether axes of space are periodic, if stated.
         lengths: Extent of axes of space, if stated.
-        axes: Names of dimensions, if stated.
-        layouts: Roles of the axes of inputs and of outputs, if stated.
+        axes: Names and roles of axes, if stated.
         group: Group of the file that holds the variables, if stated.
-        parameter_grid: Grid of the outputs, on which inputs without an axis of space are constant, if it is known.
     """
 
     inputs: tuple[str, ...] | None
@@ -60,9 +60,18 @@ class Request:
     periodic: bool | Sequence[bool] | None
     lengths: float | Sequence[float] | None
     axes: AxisNames
-    layouts: tuple[Layout | None, Layout | None] = (None, None)
     group: str | None = None
-    parameter_grid: Grid | None = None
+
+    @property
+    def layouts(self) -> tuple[Layout | None, Layout | None]:
+        """Roles of the axes of inputs and of outputs, if stated."""
+        return self.axes.layouts
+
+    def for_side(self, side: int, *, grid: Grid | None, out_grid: Grid | None = None) -> Request:
+        """The request for a file of the inputs (0) or the outputs (1) alone."""
+        names = (self.inputs, self.outputs)[side]
+        axes = replace(self.axes, layouts=(self.layouts[side],) * 2)
+        return replace(self, inputs=names, outputs=names, axes=axes, grid=grid, out_grid=out_grid)
 
     def dimension(self, *, is_input: bool) -> int | None:
         """Number of axes of space of a side, as far as the grid or a sequence among the options states it."""

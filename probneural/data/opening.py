@@ -189,8 +189,7 @@ def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: 
             check_grid(options[name], name)
     for side in ("inputs", "outputs"):
         options[side] = _names(options[side], side)
-    names = AxisNames(sample=sample, time=time, channel=channel)
-    request = Request(**options, axes=names, layouts=layouts_of(axes))
+    request = Request(**options, axes=AxisNames(sample=sample, time=time, channel=channel, layouts=layouts_of(axes)))
     if request.grid is not None:
         _refuse(request, "grid=", "periodic", "lengths")
     return request
@@ -214,11 +213,9 @@ def _contents(path: Paths, request: Request, outputs_path: Paths | None = None) 
     """The variables of files."""
     if outputs_path is None:
         return _joined(path, request)
-    grid = request.out_grid or request.grid
-    second = _joined(outputs_path, replace(request, inputs=request.outputs, layouts=(request.layouts[1],) * 2, grid=grid))
+    second = _joined(outputs_path, request.for_side(1, grid=request.out_grid or request.grid))
     where = next(iter(second.grids.values()))
-    alone = replace(request, outputs=request.inputs, layouts=(request.layouts[0],) * 2, out_grid=None, parameter_grid=where)
-    return _joined(path, alone).paired_with(second)
+    return _joined(path, request.for_side(0, grid=request.grid, out_grid=where)).paired_with(second)
 
 
 def _joined(path: Paths, request: Request) -> Contents:

@@ -25,7 +25,7 @@ from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, Rows, check_clock, divided_rows, evenly_spread_rows, select_groups
-from probneural.periodicity import check_plausible, rows_to_check
+from probneural.plausibility import check_plausible, rows_to_check
 from probneural.summaries import summary_of
 
 _SAMPLE = 64

@@ -178,7 +178,7 @@ def _with_parameter_grids(
 ) -> dict[str, Grid]:
     """Parameters, which have no axis of space, are constant on the grid of the other inputs, or else of the outputs."""
     stated = [grids[name] for name in names.both if grids[name] is not None]
-    where = request.grid or next(iter(stated), request.parameter_grid)
+    where = request.grid or next(iter(stated), request.out_grid)
     if where is None:
         raise ArgumentError(
             expected=f"an axis of space of {', '.join(names.both)}",

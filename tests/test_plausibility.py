@@ -14,7 +14,7 @@ from probneural import data as files
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.periodicity import jumping_axes, repeating_axes, rows_to_check
+from probneural.plausibility import jumping_axes, repeating_axes, rows_to_check
 from probneural.problems import Advection, Burgers, InviscidBurgers, Problem, ShallowWater, Wave
 from tests.data.files import write_hdf5
 from tests.helpers import normal
