@@ -130,6 +130,7 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
     inputs: Sequence[str] | None = None,
     axes: str | None = None,
     grid: Grid | None = None,
+    parameter_grid: Grid | None = None,
     periodic: bool | Sequence[bool] | None = None,
     lengths: float | Sequence[float] | None = None,
     sample: str | None = None,
@@ -147,6 +148,7 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
         inputs: Names of the variables, side by side as channels.
         axes: Roles of their axes, in the file's order.
         grid: Where they live.
+        parameter_grid: Where inputs without an axis of space are constant.
         periodic: Whether each axis of space is periodic, where the file does not say so.
         lengths: Extent of each axis of space.
         sample: Name of the dimension of samples or trajectories.
@@ -168,7 +170,7 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
         outputs=inputs,
         axes=axes,
         grid=grid,
-        out_grid=None,
+        out_grid=parameter_grid,
         periodic=periodic,
         lengths=lengths,
         sample=sample,

@@ -78,7 +78,7 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
         figures: In the order of the page.
     """
     data = run.config.data
-    files = ", ".join(Path(path).name for path in paths_in(data.path))
+    files = ", ".join(Path(path).name for path in (*paths_in(data.path), *paths_in(data.outputs_path)))
     title = f"{', '.join(data.inputs)} → {', '.join(data.outputs)} of {files}"
     split = run.record["split"]
     counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])

@@ -17,6 +17,7 @@ from probneural.data import StoredFields
 from probneural.data.named import open_xarray
 from probneural.data.variables import FUNCTION, TIME
 from probneural.data.writing import write_netcdf, write_zarr
+from probneural.distributions import Predictor
 from probneural.errors import DataError, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -77,8 +78,8 @@ def predict(
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
     _check_target(target, source)
     progress = Progress(show_progress)
-    given = open_inputs(source, run.config.data)
     found = calibrated_in(run)
+    given = open_inputs(source, run.config.data, domain=found.predictor.domain)
     if given.channels != found.predictor.in_channels:
         raise DataError(
             expected=f"inputs of {found.predictor.in_channels} channels",
@@ -165,8 +166,9 @@ def _dataset(run: RunFolder, found: Calibrated, given: StoredFields, layout: _La
     level = run.config.calibration.level
     dims = [name for name in (layout.sample, layout.channel, *layout.space) if name]
     variables = {}
+    units = _units(found.predictor)
     for name, values in _predicted(found, given[rows], run.output_grid, level):
-        attributes = {"long_name": _MEANINGS[name]} | ({} if name in ("mean", "std") else {"level": level})
+        attributes = {"long_name": _MEANINGS[name], **units} | ({} if name in ("mean", "std") else {"level": level})
         array = values.detach().cpu().numpy()
         variables[name] = (dims, array if layout.channel else array[:, 0], attributes)
     coordinates: dict[str, Any] = {**layout.fixed}
@@ -177,6 +179,12 @@ def _dataset(run: RunFolder, found: Calibrated, given: StoredFields, layout: _La
         "probneural_version": versions()["probneural"],
     }
     return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+
+
+def _units(predictor: Predictor) -> dict[str, str]:
+    """The attribute of the unit of the training outputs, or the units of their channels, if they are known."""
+    units = () if predictor.trained_on is None else predictor.trained_on.output_units
+    return {"units": ", ".join(dict.fromkeys(units))} if any(units) else {}
 
 
 @torch.no_grad()

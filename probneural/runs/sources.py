@@ -16,6 +16,7 @@ from probneural import data as files
 from probneural.data import StoredFields, StoredPairs, Trajectories
 from probneural.data.variables import FUNCTION, TIME
 from probneural.errors import ArgumentError, FileError, ProbneuralError
+from probneural.grids import Grid
 from probneural.runs.config import Config, Data, paths_in
 from probneural.runs.places import add_place, place_of
 
@@ -84,14 +85,20 @@ def test_rows(data: Data, pairs: StoredPairs) -> Tensor | None:
     return is_later.nonzero()[:, 0]
 
 
-def open_inputs(path: str | os.PathLike[str], data: Data) -> StoredFields:
-    """Open input functions alone, named as in the data that a run has learned from; of trajectories, all windows.
+def open_inputs(path: str | os.PathLike[str], data: Data, *, domain: Grid | None = None) -> StoredFields:
+    """Open inputs alone, named as in the data that a run has learned from; of trajectories, all windows.
+
+    Args:
+        path: The file.
+        data: The run's settings.
+        domain: The grid of the training inputs, on which parameters are constant.
 
     Raises:
         ProbneuralError: As [`open_pairs`][probneural.runs.sources.open_pairs] does.
     """
     with _settings_named(are_fixed=True):
-        return files.open_inputs(os.fspath(path), inputs=data.inputs, history=data.history, **_options(data))
+        options = {"history": data.history, "parameter_grid": domain, **_options(data)}
+        return files.open_inputs(os.fspath(path), inputs=data.inputs, **options)
 
 
 def with_names(data: Data, pairs: StoredPairs) -> Data:
@@ -106,7 +113,7 @@ def is_window(side: StoredFields) -> bool:
 
 def axis_names(side: StoredFields) -> tuple[str, ...]:
     """What a file calls the axes of space; x0, x1, ... where they have no names."""
-    return side.labels.space or tuple(f"x{number}" for number in range(side.grid.dimension))
+    return side.labels.space or tuple(axis.name or f"x{number}" for number, axis in enumerate(side.grid.axes))
 
 
 def _names(side: StoredFields) -> tuple[str, ...]:

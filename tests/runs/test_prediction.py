@@ -103,3 +103,39 @@ def test_no_functions_are_no_inputs(run: Path, tmp_path: Path) -> None:
     given.to_netcdf(tmp_path / "none.nc", engine="h5netcdf")
     with pytest.raises(DataError, match="one function or more"):
         runs.predict(run, tmp_path / "none.nc", output=tmp_path / "out.nc", show_progress=False)
+
+
+def test_units_are_compared_and_written(tmp_path: Path) -> None:
+    """A file in other units is refused by both names; one that says none is taken as it is."""
+    made = fields(40)
+    for name, unit in {"a": "K", "u": "m s-1"}.items():
+        made[name].attrs["units"] = unit
+    made.to_netcdf(tmp_path / "train.nc", engine="h5netcdf")
+    runs.calibrate(cheap(tmp_path / "train.nc"), tmp_path / "run", show_progress=False)
+    for unit in ("K", ""):
+        made["a"].attrs["units"] = unit
+        made.to_netcdf(tmp_path / "new.nc", engine="h5netcdf")
+        out = runs.predict(tmp_path / "run", tmp_path / "new.nc", output=tmp_path / "out.nc", show_progress=False)
+        assert {out[name].attrs["units"] for name in ("mean", "std", "lower", "upper")} == {"m s-1"}
+        out.close()
+    made["a"].attrs["units"] = "degC"
+    made.to_netcdf(tmp_path / "new.nc", engine="h5netcdf")
+    with pytest.raises(DataError, match="'K', the unit of the training inputs; got 'degC'"):
+        runs.predict(tmp_path / "run", tmp_path / "new.nc", output=tmp_path / "out.nc", show_progress=False)
+
+
+def test_arrays_without_names_from_report_to_prediction(tmp_path: Path) -> None:
+    """Parameters in a table of text, and channels last; the axes that are stated once hold for new inputs."""
+    table = np.random.default_rng(0).uniform(1.0, 3.0, size=(60, 2))
+    x = np.arange(16) / 16
+    waves = table[:, :1] * np.sin(2 * np.pi * x) + table[:, 1:]
+    np.savetxt(tmp_path / "q.csv", table, delimiter=",")
+    np.save(tmp_path / "u.npy", waves[..., None])
+    paths = {"path": str(tmp_path / "q.csv"), "outputs_path": str(tmp_path / "u.npy")}
+    data = runs.Data(**paths, axes="n c -> n x c", periodic=(True,))
+    config = runs.Config(data=data, training=runs.Training(epochs=1), scores=runs.Scores(whole=4))
+    report = runs.report(config, tmp_path / "run", show_progress=False)
+    assert "60 samples; 2 channels (values) to 1 channel (values); x 16 over 1, periodic" in report.path.read_text()
+    out = runs.predict(tmp_path / "run", tmp_path / "q.csv", output=tmp_path / "out.nc", show_progress=False)
+    assert dict(out.sizes) == {"sample": 60, "x": 16}
+    assert runs.read_config(tmp_path / "run" / "config.toml").operator.name == "PODDeepONet"
