@@ -35,7 +35,8 @@ def _hdf5(chunk: int | None) -> Make:
 
         with h5py.File(path, "w") as file:
             options: dict[str, Any] = {} if chunk is None else {"chunks": (chunk, *values.shape[1:]), "compression": "lzf"}
-            file.create_dataset("u", data=values, **options)
+            for name, factor in (("a", 1.0), ("u", 2.0)):
+                file.create_dataset(name, data=factor * values, **options)
         return _opened(path)
 
     return make
@@ -45,10 +46,10 @@ def _zarr(chunk: int) -> Make:
     def make(path: Path, values: np.ndarray) -> Dataset:
         import zarr
 
-        stored = zarr.open_group(path, mode="w").create_array(
-            "u", shape=values.shape, dtype=values.dtype, chunks=(chunk, *values.shape[1:])
-        )
-        stored[...] = values
+        group = zarr.open_group(path, mode="w")
+        for name, factor in (("a", 1.0), ("u", 2.0)):
+            stored = group.create_array(name, shape=values.shape, dtype=values.dtype, chunks=(chunk, *values.shape[1:]))
+            stored[...] = factor * values
         return _opened(path)
 
     return make
@@ -56,12 +57,13 @@ def _zarr(chunk: int) -> Make:
 
 def _netcdf(path: Path, values: np.ndarray) -> Dataset:
     field = pn.Field(torch.from_numpy(values), pn.Grid.uniform(values.shape[2:]))
-    field.to_xarray().rename("u").to_netcdf(path, engine="h5netcdf")
+    array = field.to_xarray()
+    array.to_dataset(name="a").assign(u=2.0 * array).to_netcdf(path, engine="h5netcdf")
     return _opened(path)
 
 
 def _opened(path: Path) -> Dataset:
-    return pn.data.open(path, inputs=["u"], outputs=["u"], periodic=True)
+    return pn.data.open(path, inputs=["a"], outputs=["u"], periodic=(True, True))
 
 
 STORES: dict[str, Make] = {

@@ -135,7 +135,7 @@ def gathered(values: Tensor) -> list[Tensor]:
 
 
 def sum_over_processes(local: Float64[Tensor, "*shape"], *, group: ProcessGroup | None = None) -> Float64[Tensor, "*shape"]:
-    """Add up the processes' tensors, in place, in float64: the result has the same bits on each.
+    """Add up the processes' tensors, in place, in float64 or int64: the result has the same bits on each.
 
     Each makes this call, with a tensor of the same shape. Nothing is differentiated through it.
 

@@ -27,7 +27,7 @@ def no_keys() -> Int64[Tensor, " 0"]:
 
 
 @undisturbed()
-def row_keys(data: Dataset) -> Int64[Tensor, "n k"]:
+def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
     """Return integer keys that identify the samples of a data set, `(n, k)`, on the CPU.
 
     A pair has one key, the hash of its input and output: equal for equal pairs, in float32 or float64. A data set with an
@@ -36,6 +36,7 @@ def row_keys(data: Dataset) -> Int64[Tensor, "n k"]:
 
     Args:
         data: n pairs; rows are read a few at a time.
+        most: Maximum number of rows that are read at once; by default as many as fit into some MiB.
 
     Examples:
         >>> from probneural import Field, FieldPairs, Grid
@@ -48,7 +49,7 @@ def row_keys(data: Dataset) -> Int64[Tensor, "n k"]:
     if isinstance(window_keys, Tensor):
         return window_keys.cpu()
     row = max(1, *(side.channels * side.grid.size for side in (data.inputs, data.outputs)))
-    parts = batches(data, max(1, _VALUES_AT_ONCE // row))
+    parts = batches(data, max(1, _VALUES_AT_ONCE // row) if most is None else most)
     keys = [row_fingerprints(part.inputs.values, part.outputs.values)[:, None] for part in parts]
     return torch.cat([no_keys()[:, None], *keys])
 
@@ -74,6 +75,7 @@ class TrainingRecord:
         step: Time per step, in the data's unit of time; None if the data have no times.
         input_units: Unit of each input channel; empty if unknown.
         output_units: Unit of each output channel; empty if unknown.
+        shape: Points per axis of the outputs' grid: keys of the same samples on other grids differ; empty if unknown.
     """
 
     row_keys: Int64[Tensor, " m"]
@@ -82,6 +84,7 @@ class TrainingRecord:
     step: float | None = None
     input_units: tuple[str, ...] = ()
     output_units: tuple[str, ...] = ()
+    shape: tuple[int, ...] = ()
 
     def shares_rows(self, keys: Int64[Tensor, "n k"]) -> bool:
         """Return whether a row with one of these keys is in the record."""
@@ -112,14 +115,15 @@ class Provenance:
 
 
 @undisturbed()
-def record_of(data: Dataset) -> TrainingRecord:
-    """Return the record of training on the pairs of a data set."""
+def record_of(data: Dataset, *, keys: Int64[Tensor, "n k"] | None = None) -> TrainingRecord:
+    """Return the record of training on the pairs of a data set, whose row keys are computed unless they are given."""
     clock = getattr(data, "clock", None)
     times = {name: getattr(clock, name) for name in ("history", "lead", "step") if hasattr(clock, name)}
     return TrainingRecord(
-        row_keys=row_keys(data).unique(),
+        row_keys=(row_keys(data) if keys is None else keys).unique(),
         input_units=tuple(getattr(data.inputs, "units", ()) or ()),
         output_units=tuple(getattr(data.outputs, "units", ()) or ()),
+        shape=tuple(data.outputs.grid.shape),
         **times,
     )
 

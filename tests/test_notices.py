@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 import probneural as pn
-from tests.helpers import normal
 
 PAIRS = pn.problems.Heat(dimension=1).sample(60, resolution=32, seed=0)
 
@@ -30,12 +28,7 @@ def far_away() -> None:
     pn.fit(operator, PAIRS[:20], epochs=2, batch_size=20, learning_rate=1e4, seed=0)
 
 
-def no_period() -> None:
-    ramps = (torch.linspace(0.0, 1.0, 32).double() + 0.01 * normal(20, 32, seed=0)).numpy()
-    pn.FieldPairs.from_numpy(ramps, ramps, periodic=True)
-
-
-@pytest.mark.parametrize("call", [too_much_noise, far_away, no_period])
+@pytest.mark.parametrize("call", [too_much_noise, far_away])
 def test_a_warning_names_the_callers_line(call: Callable[[], None]) -> None:
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")

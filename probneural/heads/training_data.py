@@ -226,14 +226,14 @@ def recorded(fit: FitMethod) -> FitMethod:
 
 
 def _warn_of_training(operator: object, old: TrainingRecord | None, new: TrainingRecord) -> None:
-    """Warn if an operator was never trained, or if its record shares no row with the head's data."""
+    """Warn if an operator was never trained, or if its record, of the same grid, shares no row with the head's data."""
     if old is None and getattr(operator, "has_units", None) is False:
         warn(
             "the operator was never trained: its normalisers have their initial values; train it first: "
             "pn.fit(operator, train)",
             DataWarning,
         )
-    elif old is not None and not old.shares_rows(new.row_keys[:, None]):
+    elif old is not None and old.shape == new.shape and not old.shares_rows(new.row_keys[:, None]):
         warn(
             f"the operator was trained on other pairs than the {len(new.row_keys)} that the head is fitted on; give the head "
             "the training pairs",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -27,8 +28,8 @@ from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError
 from probneural.operators import Operator
 from probneural.pairs import Dataset, check_dataset
-from probneural.processes import rank, together
-from probneural.provenance import joined_record, operator_record, record_of
+from probneural.processes import own_rows, rank, sum_over_processes, together, world_size
+from probneural.provenance import joined_record, operator_record, record_of, row_keys
 from probneural.randomness import check_seed, stream_seed
 from probneural.synonyms import checks_keywords
 from probneural.training import parallel, weights
@@ -176,19 +177,30 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     if rank() == 0:
         run.warn_if_worse()
     history = run.finish()
-    _record(operator, [*first, *(second if options.early_stopping is not None else [])], unroll=plan.unroll)
+    _record(operator, [*first, *(second if options.early_stopping is not None else [])], plan)
     return history
 
 
-def _record(operator: nn.Module, sets: Sequence[Dataset], *, unroll: Unroll | None) -> None:
+def _record(operator: nn.Module, sets: Sequence[Dataset], plan: Plan) -> None:
     """Add the pairs that trained an operator to the record of its training, `operator.trained_on`.
 
     Pairs of the validation split count where early stopping chose the epoch by them. Of windows of several steps,
     the first step counts.
     """
-    steps = 1 if unroll is None else unroll.steps
-    records = [record_of(data if steps == 1 else FirstStep(data, steps)) for data in sets]
+    steps = 1 if plan.unroll is None else plan.unroll.steps
+    seen = [data if steps == 1 else FirstStep(data, steps) for data in sets]
+    records = [record_of(data, keys=_shared_keys(data, plan.batch_size)) for data in seen]
     operator.trained_on = joined_record([operator_record(operator), *records])  # type: ignore[assignment]
+
+
+def _shared_keys(data: Dataset, most: int) -> Int64[Tensor, "n k"]:
+    """Row keys of a data set, of which each process reads its part."""
+    if world_size() == 1 or getattr(data, "window_keys", None) is not None:
+        return row_keys(data, most=most)
+    rows = own_rows(len(data))
+    keys = torch.zeros(len(data), 1, dtype=torch.int64)
+    keys[rows.start : rows.stop] = row_keys(data.subset(slice(rows.start, rows.stop)), most=most)
+    return sum_over_processes(keys)
 
 
 def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, show_progress: bool) -> None:

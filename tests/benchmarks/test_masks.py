@@ -71,6 +71,7 @@ def test_scores_of_the_exact_posterior_and_the_floors() -> None:
     assert masked_sensors.scores((mean, torch.zeros_like(covariance)), exact)["regret"] is None
 
 
+@pytest.mark.filterwarnings("ignore:the operator was trained on other pairs")  # its read-out is fitted to pairs of its own
 def test_units_are_kept_and_shown(tmp_path: Path) -> None:
     unit = Unit(SIZES["small"], 0, COMMIT)
     first = kept_units.spread([unit], tmp_path, workers=1)

@@ -18,4 +18,4 @@ def test_it_runs_and_all_stores_hold_the_same(tmp_path: Path) -> None:
     values = torch.randn(40, 1, 4, 4).numpy()
     (tmp_path / "stores").mkdir()
     for number, make in enumerate(reading.STORES.values()):
-        assert torch.equal(make(tmp_path / "stores" / str(number), values)[:].outputs.values, torch.from_numpy(values))
+        assert torch.equal(make(tmp_path / "stores" / str(number), values)[:].inputs.values, torch.from_numpy(values))

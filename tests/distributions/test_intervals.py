@@ -141,7 +141,8 @@ class TestManyMembers:
         u = skewed()
         mixed = u.quantile(0.9, noise=torch.tensor([0.0, 0.5]))
         assert torch.equal(mixed[:, 0], u.quantile(0.9)[:, 0])
-        assert torch.equal(mixed[:, 1], u.quantile(0.9, noise=0.5)[:, 1])
+        expected = u.quantile(0.9, noise=0.5)[:, 1]
+        torch.testing.assert_close(mixed[:, 1], expected, rtol=1e-14, atol=1e-14)  # sums round by their place
 
     def test_pieces_of_members_add_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = skewed().quantile(self.Q, noise=0.3)

@@ -258,6 +258,7 @@ class TestMemory:
         assert some._kept.bytes <= (leads + 2 * history) * size
         assert whole._kept.bytes == (23 + history) * size
 
+    @pytest.mark.filterwarnings("ignore:states of a roll-out reach")
     def test_a_thousand_steps_in_constant_memory(self) -> None:
         forecast = Trajectory(rolled(steps=1000, members=32).ensemble, steps=1000, budget=20 * 32 * 4 * 8)
         largest = 0

@@ -46,7 +46,8 @@ def test_training_never_asks_for_more_than_a_batch() -> None:
     operator = built("Convolutional")
     pairs = lazy(data(33), most=6)
     fit(operator, pairs, **SETTINGS)  # type: ignore[arg-type]
-    assert Counter(pairs.read) == dict.fromkeys(range(33), 3)
+    # Three epochs, and the training part once more for the record of what it was.
+    assert sorted(Counter(pairs.read).values()) == [3] * 3 + [4] * 30
 
 
 class Shapes(nn.Module):
@@ -67,8 +68,8 @@ def test_batches_of_several_resolutions_are_mixed() -> None:
     coarse, fine = lazy(data(13)), lazy(data(9, size=24))
     operator = Shapes()
     history = fit(operator, [coarse, fine], epochs=2, batch_size=3, validation=0.25, show_progress=False)
-    assert Counter(coarse.read) == dict.fromkeys(range(13), 2)
-    assert Counter(fine.read) == dict.fromkeys(range(9), 2)
+    assert sorted(Counter(coarse.read).values()) == [2] * 3 + [3] * 10
+    assert sorted(Counter(fine.read).values()) == [2] * 2 + [3] * 7
     assert len(history.validation) == 2
     for epoch in (operator.seen[:7], operator.seen[7:]):
         assert Counter(epoch) == {(16, 3): 3, (16, 1): 1, (24, 3): 2, (24, 1): 1}

@@ -63,9 +63,9 @@ def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) 
             assert float((found[key] - value).abs().max()) <= (0.0 if "normalizer" in key else tolerance), key
         torch.testing.assert_close(facts(tmp_path / "many", rank)["losses"], whole["losses"], rtol=tolerance, atol=0.0)
         assert facts(tmp_path / "many", rank)["told"] == (rank == 0)
-    # Every pair is read once an epoch, by one process.
+    # Every pair is read once an epoch, by one process, and those of the training part once more for the record.
     counts = sum((Counter(facts(tmp_path / "many", rank)["read"]) for rank in range(processes)), Counter())
-    assert counts == Counter(dict.fromkeys(range(26), SETTINGS["epochs"]))
+    assert sorted(counts.values()) == [SETTINGS["epochs"]] * 3 + [SETTINGS["epochs"] + 1] * 23
     # For the units, sides are read apart from pairs: each function of the training part once, by one process.
     for side in ("inputs", "outputs"):
         parts = [facts(tmp_path / "many", rank)["read for units"][side] for rank in range(processes)]
