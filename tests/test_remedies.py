@@ -25,7 +25,6 @@ POINTS = pn.Grid.scattered([[0.1], [0.5], [0.8]], [0.3, 0.3, 0.4])
 VALUES = torch.randn(6, 1, 8, generator=torch.Generator().manual_seed(0))
 FIELD, WIDE = pn.Field(VALUES, GRID), pn.Field(VALUES.expand(6, 2, 8), GRID)
 PAIRS = pn.FieldPairs(FIELD, FIELD)
-STEPS = np.random.default_rng(0).normal(size=(4, 5, 1, 8)).astype("float32")
 
 
 def dataset(**coordinates: Any) -> xarray.Dataset:
@@ -33,12 +32,11 @@ def dataset(**coordinates: Any) -> xarray.Dataset:
     return xarray.Dataset({"a": array, "u": array}, coords={"x": np.arange(8) / 8} | coordinates)
 
 
-def trajectories(times: list[float]) -> pn.data.Trajectories:
-    return pn.data.Trajectories.from_array(STEPS, times=times, periodic=True)
-
-
 NAMED = dataset(groups=("sample", [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]))
-UNEVEN = [0.0, 1.0, 2.0, 4.0, 5.0]
+A = np.random.default_rng(1).normal(size=(6, 8))
+LAST = np.random.default_rng(2).normal(size=(4, 6, 5, 2))
+WAVES = np.sin(2 * np.pi * (np.arange(8) / 8 + np.arange(6)[:, None] / 5))
+CLOSED = np.concatenate([WAVES, WAVES[:, :1]], axis=1)
 TABLE: dict[str, tuple[Callable[[], Any], type[ProbneuralError], str, Callable[[], Any]]] = {
     "a tensor as a field": (
         lambda: pn.FieldPairs(VALUES, VALUES),
@@ -141,17 +139,23 @@ TABLE: dict[str, tuple[Callable[[], Any], type[ProbneuralError], str, Callable[[
         "source.resized(shape)",
         lambda: FIELD.resample(FIELD.grid.resized(16)),
     ),
-    "uneven times": (
-        lambda: trajectories(UNEVEN).windows(),
-        ArgumentError,
-        "pn.data.StoredPairs(data.at(0), data.at(1))",
-        lambda: len(pn.data.StoredPairs(trajectories(UNEVEN).at(0), trajectories(UNEVEN).at(1))),
+    "channels last": (
+        lambda: pn.FieldPairs.from_numpy(LAST, LAST, periodic=(True, True)),
+        ShapeError,
+        'axes="n x y c" for channels last',
+        lambda: pn.FieldPairs.from_numpy(LAST, LAST, axes="n x y c", periodic=(True, True)),
     ),
-    "descending times": (
-        lambda: trajectories(UNEVEN[::-1]),
+    "a repeated end point": (
+        lambda: pn.FieldPairs.from_numpy(CLOSED, CLOSED, periodic=True),
         DataError,
-        "sort them",
-        lambda: trajectories(sorted(UNEVEN)),
+        "values[..., :-1]",
+        lambda: pn.FieldPairs.from_numpy(CLOSED[..., :-1], CLOSED[..., :-1], periodic=True),
+    ),
+    "masked values": (
+        lambda: pn.Field.from_numpy(np.ma.masked_greater(A, 1.0), periodic=True),
+        DataError,
+        "pass mask=True",
+        lambda: pn.Field.from_numpy(np.ma.masked_greater(A, 1.0), periodic=True, mask=True),
     ),
 }
 
@@ -212,7 +216,7 @@ def test_inputs_to_predict_for_are_named_as_in_training(
 ) -> None:
     """The program `predict` has no options of data, since the run has them."""
     runs.calibrate(cheap(written(tmp_path)), tmp_path / "run", show_progress=False)
-    fields().assign_coords(member=range(40)).to_netcdf(tmp_path / "numbered.nc", engine="h5netcdf")
+    fields().rename(sample="member").to_netcdf(tmp_path / "numbered.nc", engine="h5netcdf")
     words = ["probneural", "predict", str(tmp_path / "run"), str(tmp_path / "numbered.nc"), str(tmp_path / "out.nc")]
     monkeypatch.setattr(sys, "argv", words)
     assert main() == 1

@@ -60,7 +60,7 @@ def from_arrays(
 
     Examples:
         >>> import numpy as np
-        >>> data = from_arrays(np.zeros((10, 1, 8)), np.zeros((10, 2, 8)), periodic=True)
+        >>> data = from_arrays(np.zeros((10, 1, 8)), np.zeros((10, 2, 8)), axes="n c x", periodic=True)
         >>> len(data), data.outputs.channels, data[2:4].outputs.values.shape
         (10, 2, torch.Size([2, 2, 8]))
     """

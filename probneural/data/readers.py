@@ -99,7 +99,9 @@ def _unmasked(values: Any) -> NDArray[Any]:
         DataError: If one is masked: below its mask is a number that means nothing.
     """
     if np.ma.isMaskedArray(values) and bool(np.ma.getmaskarray(values).any()):
-        raise DataError(expected="values without a mask", got="a masked array", remedy="fill or drop those functions")
+        raise DataError(
+            expected="values without a mask", got="a masked array", remedy="pass values.filled(numpy.nan) with mask=True"
+        )
     return np.asarray(values)
 
 
