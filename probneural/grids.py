@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,88 +12,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
 from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
 from probneural.contexts import outside_of_export, outside_of_transforms, remembered, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.interpolation import polynomial_matrix, trigonometric_matrix
 
 _CHUNK_ELEMENTS = 2**24
 """Largest interpolation matrix built at once (128 MiB in float64)."""
-_CIRCLE, _POLE = 360.0, 90.0
-"""Degrees of longitude around the sphere, and of latitude from the equator to a pole."""
-_SPACING_TOLERANCE = 1e-4
-"""Largest deviation of a coordinate in degrees from equal spacing, as a fraction of the spacing."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One equispaced axis of a grid.
-
-    Args:
-        size: Number of points.
-        length: Extent of the domain along this axis, in the user's units.
-        periodic: Whether the right end is the left end; then the right end point is excluded.
-        endpoint: Whether the right end point is a grid point.
-        origin: Coordinate of the left end.
-        name: Name of the axis, for descriptions; two axes that differ in it alone are equal.
-        unit: Unit of the coordinates, likewise.
-        latitudes: South and north ends of the cells of a latitude axis in degrees, whose weights are areas of the sphere; None
-            on any other axis.
-    """
-
-    size: int
-    length: float
-    periodic: bool
-    endpoint: bool
-    origin: float = 0.0
-    name: str = field(default="", compare=False)
-    unit: str = field(default="", compare=False)
-    latitudes: tuple[float, float] | None = None
-
-    @property
-    def coordinates(self) -> Tensor:
-        """Coordinates of the points, `(size,)`, float64."""
-        intervals = max(self.size - 1, 1) if self.endpoint else self.size
-        return self.origin + torch.arange(self.size, dtype=torch.float64, device="cpu") * self.length / intervals
-
-    @property
-    def weights(self) -> Tensor:
-        """Quadrature weights, `(size,)`, float64, summing to the length.
-
-        Uniform on a periodic axis (spectrally accurate there), trapezoidal between end points; without the right end
-        point, the last cell extrapolates linearly. The two last are exact for linear functions. On a latitude axis, cells end
-        half way between points, and weigh sin(north) - sin(south), in degrees: the sum is 360 / pi from pole to pole.
-        """
-        if self.latitudes is not None:
-            # (180 / pi) (sin b - sin a) for the cell from a to b.
-            between = 0.5 * (self.coordinates[1:] + self.coordinates[:-1])
-            south, north = (torch.tensor([end], dtype=torch.float64, device="cpu") for end in self.latitudes)
-            return torch.rad2deg(torch.deg2rad(torch.cat([south, between, north])).sin().diff())
-        if self.size == 1:
-            return torch.tensor([self.length], dtype=torch.float64, device="cpu")
-        intervals = self.size - 1 if self.endpoint else self.size
-        weights = torch.full((self.size,), self.length / intervals, dtype=torch.float64, device="cpu")
-        if self.periodic:
-            return weights
-        step = self.length / intervals
-        weights[0] -= 0.5 * step
-        if self.endpoint:
-            weights[-1] -= 0.5 * step
-        else:
-            weights[-2] -= 0.5 * step
-            weights[-1] += step
-        return weights
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Ends of the domain: those of the cells on a latitude axis, of the length on others."""
-        return (self.origin, self.origin + self.length) if self.latitudes is None else self.latitudes
-
-    def matrix(self, points: Tensor, *, order: int = 0) -> Tensor:
-        """Weights of the nodal values in the interpolant, or its derivative of some order, at `points`: `(m, size)`."""
-        if self.periodic:
-            return trigonometric_matrix(self.size, points, length=self.length, origin=self.origin, order=order)
-        return polynomial_matrix(self.coordinates, points, order=order)
 
 
 @remembered(128)
@@ -181,7 +106,7 @@ class Grid:
         columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
         grid = cls.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
         for checked, axis in zip(grid.axes, axes, strict=True):
-            _check_latitudes(checked, axis.latitudes)
+            check_latitudes(checked, axis.latitudes)
         labels = ({name: getattr(axis, name) for name in ("latitudes", "name", "unit")} for axis in axes)
         labelled = (replace(checked, **one) for checked, one in zip(grid.axes, labels, strict=True))
         return cls(shape=grid.shape, axes=tuple(labelled))
@@ -216,11 +141,11 @@ class Grid:
             >>> grid.periodic, round(grid.volume, 6) == round(129_600 / math.pi, 6)
             ((False, True), True)
         """
-        along, around = _axis_in_degrees(latitudes, "latitudes"), _axis_in_degrees(longitudes, "longitudes")
+        along, around = axis_in_degrees(latitudes, "latitudes"), axis_in_degrees(longitudes, "longitudes")
         step = around.length / (around.size - 1)
-        if abs(around.length + step - _CIRCLE) <= _SPACING_TOLERANCE * step:
-            around = Axis(around.size, _CIRCLE, periodic=True, endpoint=False, origin=around.origin)
-        if around.length > _CIRCLE - _SPACING_TOLERANCE * step and not around.periodic:
+        if abs(around.length + step - CIRCLE) <= SPACING_TOLERANCE * step:
+            around = Axis(around.size, CIRCLE, periodic=True, endpoint=False, origin=around.origin)
+        if around.length > CIRCLE - SPACING_TOLERANCE * step and not around.periodic:
             raise GridError(
                 expected="longitudes that go around once at most, their first one not repeated",
                 got=f"{around.origin:g} to {around.origin + around.length:g}",
@@ -242,9 +167,9 @@ class Grid:
         number = check_integer(latitude, "latitude", least=0, most=self.dimension - 1)
         axis = check_grid(self, uniform=True).axes[number]
         points = axis.coordinates
-        step = float(points[1] - points[0]) * (1.0 + _SPACING_TOLERANCE) if axis.size > 1 else 0.0
-        south = -_POLE if points[0] + _POLE <= step else axis.origin
-        north = _POLE if _POLE - points[-1] <= step else axis.origin + axis.length
+        step = float(points[1] - points[0]) * (1.0 + SPACING_TOLERANCE) if axis.size > 1 else 0.0
+        south = -POLE if points[0] + POLE <= step else axis.origin
+        north = POLE if POLE - points[-1] <= step else axis.origin + axis.length
         axes = [replace(one, latitudes=(south, north) if index == number else None) for index, one in enumerate(self.axes)]
         return Grid.of_axes(axes)
 
@@ -585,41 +510,6 @@ def _same_mask(first: Tensor | None, second: Tensor | None) -> bool:
         return first is second
     with outside_of_export():
         return torch.equal(first, second)
-
-
-def _axis_in_degrees(coordinates: Tensor | Sequence[float], name: str) -> Axis:
-    """The axis from the first to the last of some coordinates, or a GridError unless they ascend in equal steps."""
-    points = real_tensor(coordinates, name, dtype=torch.float64, device=torch.device("cpu")).detach()
-    remedy = "give ascending, equispaced degrees: latitudes from south to north, with the values in that order"
-    if points.ndim != 1 or len(points) < 2 or not bool(torch.isfinite(points).all()):
-        raise GridError(expected=f"two or more finite {name}", got=f"shape {tuple(points.shape)}", remedy=remedy)
-    axis = Axis(len(points), float(points[-1] - points[0]), periodic=False, endpoint=True, origin=float(points[0]))
-    slack = _SPACING_TOLERANCE * axis.length / (axis.size - 1) + 1e-5  # float32 rounds 360 to 3e-5
-    if axis.length <= 0 or float((points - axis.coordinates).abs().max()) > slack:
-        raise GridError(
-            expected=f"ascending, equispaced {name}",
-            got=f"steps from {float(points.diff().min()):g} to {float(points.diff().max()):g}",
-            remedy=remedy,
-        )
-    return axis
-
-
-def _check_latitudes(axis: Axis, latitudes: tuple[float, float] | None) -> None:
-    """Raise a GridError unless the ends of latitude cells enclose the points of their axis, on the sphere."""
-    if latitudes is None:
-        return
-    if len(latitudes) != 2:
-        raise GridError(expected="two ends of latitudes", got=repr(latitudes), remedy="give south and north, in degrees")
-    points = axis.coordinates
-    slack = 1e-9 * axis.length
-    south, north = latitudes
-    is_between = -_POLE <= south <= points[0] + slack and points[-1] - slack <= north <= _POLE
-    if axis.periodic or axis.size < 2 or not is_between:
-        raise GridError(
-            expected="two or more latitudes from -90 to 90 degrees on an axis that is not periodic",
-            got=f"{axis.size} from {float(points[0]):g} to {float(points[-1]):g}, periodic={axis.periodic}",
-            remedy="name the axis of latitudes in degrees: latitude=",
-        )
 
 
 def per_axis(value: Any, count: int, name: str, check: Callable[[Any, str], Any]) -> tuple[Any, ...]:

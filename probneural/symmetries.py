@@ -16,11 +16,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from probneural.axes import Axis
 from probneural.checks import assign, check_instance, check_integer, check_real, check_sequence, described
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field
-from probneural.grids import Axis, Grid, check_grid, check_unmasked
+from probneural.grids import Grid, check_grid, check_unmasked
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from probneural.axes import Axis
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Axis, Grid, interpolation_matrix, resample
+from probneural.grids import Grid, interpolation_matrix, resample
 from tests.helpers import DTYPE, BandLimited, generator, normal, scattered
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.arrays import grid_of_coordinates
+from probneural.coordinates import grid_of_coordinates
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file
 from probneural.data.readers import ArrayReader, require

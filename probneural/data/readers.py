@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import mmap
 import os
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from probneural.checks import described
 from probneural.errors import DataError, FileError, UnsupportedError
-from probneural.extras import install_hint
+from probneural.extras import optional
 
 _LARGEST_BOX = 2**25
 """Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
@@ -231,12 +230,7 @@ def require(module: str, what: str) -> Any:
     Raises:
         UnsupportedError: If it is not installed.
     """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            expected=f"{module}, which reads {what}", got="an environment without it", remedy=install_hint("data")
-        ) from error
+    return optional(module, f"the reader of {what}", extra="data")
 
 
 def _read_at(file: FileIO, view: memoryview, offset: int) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.arrays import check_channels, grid_from_coordinates, grid_of, recorded_grid, turned_points
+from probneural.arrays import check_channels, grid_of
+from probneural.coordinates import grid_from_coordinates, recorded_grid, turned_points
 from probneural.data.contents import Contents, Names, Request
 from probneural.data.sources import Source
 from probneural.data.variables import AxisLabels, Variable, variable_of

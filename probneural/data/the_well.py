@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from probneural.arrays import grid_of_coordinates
+from probneural.coordinates import grid_of_coordinates
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file, texts
 from probneural.data.variables import FUNCTION, TIME, AxisLabels, Variable

@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.axes import Axis
 from probneural.checks import check_integer, check_sequence
 from probneural.distributions import GaussianField, Latent
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
-from probneural.grids import Axis, Grid
+from probneural.grids import Grid
 
 
 class GaussianTrajectory:

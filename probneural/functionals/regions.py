@@ -11,9 +11,10 @@ from jaxtyping import Float64
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from probneural.axes import Axis
 from probneural.checks import check_finite, described, real_tensor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Axis, Grid, along_axis, check_grid
+from probneural.grids import Grid, along_axis, check_grid
 from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
 
 Indicator = Callable[[Float64[Tensor, "q d"]], Tensor]

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.grids import Axis, Grid, along_axis
+from probneural.axes import Axis
+from probneural.grids import Grid, along_axis
 
 
 def modes(axis: Axis) -> tuple[Float64[Tensor, "size modes"], Float64[Tensor, " modes"], Float64[Tensor, " modes"]]:

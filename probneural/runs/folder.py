@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probneural.axes import Axis
 from probneural.checks import check_instance, check_path
 from probneural.clocks import WindowClock, split_in_time
 from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, DataError, DataWarning, FileError, UnsupportedError
-from probneural.grids import Axis, Grid
+from probneural.grids import Grid
 from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.processes import launched, world_size

@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from jaxtyping import Bool, Float64
 from torch import Size, Tensor
 
+from probneural.axes import Axis
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.inflation import Inflation
 from probneural.calibration.local_scale import LocalScale
@@ -39,7 +40,7 @@ from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field
-from probneural.grids import Axis, Grid
+from probneural.grids import Grid
 from probneural.heads.ensembles.masked_operator import MaskedOperator
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
 from probneural.heads.kernel.inducing_points import InducingProcess

@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.axes import Axis
 from probneural.checks import assign, check_callable, check_integer, check_positive, check_real, check_sequence
 from probneural.contexts import remembered
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field, power_of_two
-from probneural.grids import Axis, Grid, along_axis, check_grid, check_unmasked
+from probneural.grids import Grid, along_axis, check_grid, check_unmasked
 
 Loss: TypeAlias = Callable[..., Tensor]
 """Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over functions.
