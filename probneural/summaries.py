@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from probneural.grids import Grid
 
 
+@runtime_checkable
 class Side(Protocol):
     """Inputs or outputs of a data set."""
 
