@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import real_tensor
@@ -89,7 +91,7 @@ class Axis:
         return polynomial_matrix(self.coordinates, points, order=order)
 
 
-def axis_in_degrees(coordinates: Tensor | Sequence[float], name: str) -> Axis:
+def axis_in_degrees(coordinates: Tensor | NDArray[Any] | Sequence[float], name: str) -> Axis:
     """The axis from the first to the last of some coordinates, or a GridError unless they ascend in equal steps."""
     points = real_tensor(coordinates, name, dtype=torch.float64, device=torch.device("cpu")).detach()
     remedy = "give ascending, equispaced degrees: latitudes from south to north, with the values in that order"

@@ -52,7 +52,7 @@ class WindowClock:
         ([0.0, 6.0], 2, [6.0])
     """
 
-    states: Float64[Tensor, "n k"]
+    states: Tensor
     trajectories: Int64[Tensor, " n"] | None = None
     _: KW_ONLY
     history: int = 1

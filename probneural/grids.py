@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
@@ -114,8 +115,8 @@ class Grid:
     @classmethod
     def latlon(
         cls,
-        latitudes: Tensor | Sequence[float],
-        longitudes: Tensor | Sequence[float],
+        latitudes: Tensor | NDArray[Any] | Sequence[float],
+        longitudes: Tensor | NDArray[Any] | Sequence[float],
         *,
         latitude_first: bool = True,
     ) -> Grid:
@@ -333,7 +334,7 @@ class Grid:
         """Whether the two differ in their masks at most."""
         return self.unmasked == other.unmasked
 
-    def fill(self, values: Tensor, number: float = 0.0) -> Tensor:
+    def fill(self, values: Tensor, number: float | int = 0.0) -> Tensor:
         """Replace values `(..., n, c, *shape)` at masked points by a number; without a mask, return the same tensor."""
         if self._observed is None:
             return values
