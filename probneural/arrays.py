@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Mask: TypeAlias = "bool | NDArray[Any] | Tensor | None"
 """Which values are missing: True for those that are NaN, or an array that is True at missing points."""
+_FEW, _MANY = 8, 4
+"""Largest number of points of inputs that may be parameters, and how many times as many points the outputs have."""
 _NAN_REMEDY = "drop or repair those samples; where NaN means missing, pass mask=True, or an array that is True there"
 
 
@@ -292,6 +294,21 @@ def read_numpy(
     return values, grid_with_mask(values, where, mask, name)
 
 
+def check_not_parameters(inputs: Grid, outputs: Grid) -> None:
+    """Raise a ShapeError if inputs on a line of a few points, which nobody stated, are rather a table of parameters.
+
+    Raises:
+        ShapeError: If they have few points, and the outputs many times as many.
+    """
+    if len(inputs.shape) == len(outputs.shape) == 1 and inputs.size <= _FEW and outputs.size > _MANY * inputs.size:
+        raise ShapeError(
+            expected="inputs whose roles of axes are stated",
+            got=f"{inputs.size} numbers per sample beside {outputs.size} points of the outputs: parameters, or a line",
+            remedy='give parameters to pn.FieldPairs.from_parameters(inputs, outputs, ...), or state axes="n c -> n x"; '
+            'if they are points of a line, axes="n x -> n x"',
+        )
+
+
 def check_grid_alone(grid: Grid | None, **options: Any) -> None:
     """Raise an ArgumentError if a grid is given beside options that describe one."""
     given = [name for name, value in options.items() if value is not None]
@@ -307,6 +324,7 @@ def read_xarray(
     channel: str | None,
     periodic: bool | Sequence[bool] | None,
     lengths: float | Sequence[float] | None,
+    order: Sequence[str] = (),
 ) -> tuple[NDArray[Any], Grid, dict[str, tuple[str, ...]]]:
     """Values `(n, c, *grid)`, grid, and names and units of the channels of a DataArray, or of a Dataset of channels.
 
@@ -341,6 +359,7 @@ def read_xarray(
         channel = str(source.attrs.get("channel_dimension", "channel"))
     dims = [str(dim) for dim in source.dims]
     space = [dim for dim in dims if dim not in (sample, channel)]
+    space = list(order) if sorted(space) == sorted(order) else space
     if sample not in dims or not space:
         raise ShapeError(
             expected=f"{name} with a dimension {sample!r} and one or more of space",

@@ -16,6 +16,7 @@ from torch import Tensor
 from probneural.checks import assign, check_integer, check_positive, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
+from probneural.layouts import TIME, named_role
 
 UNEVEN = 1e-3
 """Deviation of an interval of time, relative to the mean interval, that counts as rounding."""
@@ -203,12 +204,7 @@ def even_step(times: Float64[Tensor, "... times"]) -> float | None:
 
 def is_time(name: str, attributes: Mapping[str, Any]) -> bool:
     """Whether a dimension is time, by its name or the CF attributes of its coordinate."""
-    return (
-        name == "time"
-        or attributes.get("axis") == "T"
-        or attributes.get("standard_name") == "time"
-        or " since " in str(attributes.get("units", ""))
-    )
+    return named_role(name, attributes) == TIME or " since " in str(attributes.get("units", ""))
 
 
 def split_in_time(

@@ -17,6 +17,8 @@ from probneural.grids import Grid
 
 _SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, beside the coordinate's own rounding."""
+_TURNED = 1e-3
+"""Deviation, in spacings, of the first longitudes of two grids whose points are the same."""
 _ROUNDED = 0.1
 """Largest error of rounding to decimals, as a fraction of the spacing: beyond it, points count as unequal."""
 GRID_ATTRIBUTES = ("lengths", "periodic", "endpoint", "origin")
@@ -78,16 +80,24 @@ def grid_from_coordinates(
         for (dim, positions), size, span, flag in zip(checked.items(), shape, spans, rounds, strict=True)
     }
     grid = grid_of_coordinates(points, periodic=rounds, lengths=spans)
-    return _on_earth(grid.named(names, units=[axis_unit(unit) for unit in units]))
+    return _on_earth(grid.named(names, units=[axis_unit(unit) for unit in units]), units)
 
 
-def _on_earth(grid: Grid) -> Grid:
+def _on_earth(grid: Grid, units: Sequence[str]) -> Grid:
     """A grid of latitudes and longitudes in degrees, weighted by areas of the sphere; longitudes around it begin at 0 or after.
+
+    Args:
+        grid: With names of its axes.
+        units: Units of the coordinates as they are, which may say the direction: degrees_north.
 
     Raises:
         GridError: If longitudes go around more than once.
     """
-    latitudes, longitudes = ([n for n, axis in enumerate(grid.axes) if is_degrees(axis, word)] for word in ("lat", "lon"))
+    raw = [*units, *("",) * len(grid.axes)]
+    latitudes, longitudes = (
+        [n for n, axis in enumerate(grid.axes) if is_degrees(axis, raw[n], word, direction)]
+        for word, direction in (("lat", "n(orth)?"), ("lon", "e(ast)?"))
+    )
     axes = list(grid.axes)
     for number in longitudes:
         axis = axes[number]
@@ -105,6 +115,8 @@ def _on_earth(grid: Grid) -> Grid:
         return turned
     south, north = axes[latitudes[0]].origin, axes[latitudes[0]].origin + axes[latitudes[0]].length
     is_angle = axes[latitudes[0]].unit == "degrees" or (south >= -POLE - 1e-6 and north <= POLE + 1e-6)
+    around = axes[longitudes[0]]
+    is_angle = is_angle and (around.unit == "degrees" or not around.periodic or around.length == CIRCLE)  # else radians
     return turned.on_sphere(latitude=latitudes[0]) if is_angle else turned
 
 
@@ -114,8 +126,10 @@ def _first_longitude(origin: float, step: float) -> float:
     return 0.0 if abs(first) < 1e-6 * step else first
 
 
-def is_degrees(axis: Axis, word: str) -> bool:
-    """Whether an axis is of latitudes ("lat") or longitudes ("lon") in degrees: by its name, and by its unit if it has one."""
+def is_degrees(axis: Axis, unit: str, word: str, direction: str) -> bool:
+    """Whether an axis is of latitudes ("lat") or longitudes ("lon") in degrees, by its unit, or by its name without one."""
+    if re.fullmatch(rf"degrees?_?{direction}", unit.lower()):
+        return axis.size > 1
     is_named = re.fullmatch(rf"(n|r|grid_)?{word}(s|itudes?|gitudes?)?", axis.name.lower()) is not None
     return is_named and axis.unit in ("", "degrees") and axis.size > 1
 
@@ -124,8 +138,9 @@ def turned_points(grid: Grid, coordinates: Sequence[NDArray[Any] | None]) -> tup
     """Number of points by which values along each axis are rolled to begin where the grid does, 0 where they do already."""
     shifts = []
     for axis, points in zip(grid.axes, coordinates, strict=True):
-        offset = 0.0 if points is None or not axis.periodic else (axis.origin - float(points[0])) * axis.size / axis.length
-        shifts.append(round(offset) % axis.size)
+        goes_around = points is not None and axis.periodic and axis.length == CIRCLE
+        offset = (axis.origin - float(points[0])) * axis.size / axis.length if points is not None and goes_around else 0.0
+        shifts.append(round(offset) % axis.size if abs(offset - round(offset)) < _TURNED else 0)
     return tuple(shifts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from probneural.errors import ArgumentError, ShapeError
@@ -14,7 +14,7 @@ SAMPLE, TIME, CHANNEL, SINGLE = "n", "t", "c", "-"
 _EXAMPLE = 'write axes="n x y c": n samples, t times, c channels, - an axis of length 1, any other name an axis of space'
 _ROLES = {
     SAMPLE: frozenset({"sample", "samples", "trajectory", "trajectories", "batch", "n"}),
-    TIME: frozenset({"time", "times", "t", "valid_time"}),
+    TIME: frozenset({"time", "times", "t", "valid_time", "date", "datetime"}),
     CHANNEL: frozenset({"channel", "channels", "c", "parameter", "parameters", "output_channel"}),
 }
 """Names of dimensions that say a role."""
@@ -34,6 +34,7 @@ class Layout:
 
     Args:
         roles: "n" (samples), "t" (times), "c" (channels), "-" (an axis of length 1), or the name of an axis of space.
+        order: Order in which axes of space are read, that of another array with the same ones; by default the array's.
 
     Examples:
         >>> Layout(("n", "x", "y", "c")).space, str(Layout(("n", "x", "y", "c")))
@@ -41,11 +42,13 @@ class Layout:
     """
 
     roles: tuple[str, ...]
+    order: tuple[str, ...] = ()
 
     @property
     def space(self) -> tuple[str, ...]:
-        """Names of the axes of space, in order."""
-        return tuple(role for role in self.roles if role not in (SAMPLE, TIME, CHANNEL, SINGLE))
+        """Names of the axes of space, in the order in which they are read."""
+        names = tuple(role for role in self.roles if role not in (SAMPLE, TIME, CHANNEL, SINGLE))
+        return self.order if sorted(names) == sorted(self.order) else names
 
     def axes(self, role: str) -> tuple[int, ...]:
         """Numbers of the axes of a role."""
@@ -53,8 +56,8 @@ class Layout:
 
     @property
     def space_axes(self) -> tuple[int, ...]:
-        """Numbers of the axes of space."""
-        return tuple(number for number, role in enumerate(self.roles) if role in self.space)
+        """Numbers of the axes of space, in the order in which they are read."""
+        return tuple(self.roles.index(name) for name in self.space)
 
     def check(self, shape: Sequence[int], name: str) -> None:
         """Raise a ShapeError unless an array of this shape can have this layout."""
@@ -98,12 +101,17 @@ def layouts_of(axes: str | None) -> tuple[Layout | None, Layout | None]:
     sides = [_layout(side, axes) for side in axes.split("->")]
     if len(sides) > 2:
         raise ArgumentError(expected='at most one "->" in axes', got=repr(axes), remedy=_EXAMPLE)
-    return sides[0], sides[-1]
+    return sides[0], replace(sides[-1], order=sides[0].space)
 
 
 def _layout(text: str, axes: str) -> Layout:
     roles = tuple(text.replace(",", " ").split())
     repeated = [role for role in roles if roles.count(role) > 1 and role not in (CHANNEL, SINGLE)]
+    words = {word: role for role, names in _ROLES.items() for word in names if word != role}
+    said = next((word for word in roles if word.lower() in words), None)
+    if said is not None:
+        remedy = f'write "{words[said.lower()]}" for it; a name of its own is an axis of space'
+        raise ArgumentError(expected="letters for samples, times and channels in axes", got=repr(said), remedy=remedy)
     if not roles or repeated or not all(role == SINGLE or role.isidentifier() for role in roles):
         raise ArgumentError(expected="one role per axis, each name once", got=repr(axes), remedy=_EXAMPLE)
     return Layout(roles)

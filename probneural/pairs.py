@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array, to_tensor
+from probneural.arrays import (
+    Mask,
+    check_grid_alone,
+    check_not_parameters,
+    common_dtype,
+    read_numpy,
+    read_xarray,
+    to_array,
+    to_tensor,
+)
 from probneural.checks import assign, check_finite, check_instance, check_integer, described
 from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
@@ -244,6 +253,8 @@ class FieldPairs:
         first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", mask=masks[0], **options)
         where = out_grid or grid
         second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options)
+        if axes is None and grid is None:
+            check_not_parameters(first[1], second[1])
         return cls(Field(*first), Field(*second))._looked_at()
 
     @classmethod
@@ -357,7 +368,8 @@ class FieldPairs:
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
         first, grid, in_labels = read_xarray(inputs, "inputs", **options)
-        second, out_grid, out_labels = read_xarray(outputs, "outputs", **options)
+        order = [axis.name for axis in grid.axes]
+        second, out_grid, out_labels = read_xarray(outputs, "outputs", order=order, **options)
         kind = common_dtype(first, second) if dtype is None else dtype
         masks = mask if isinstance(mask, tuple) else (mask, mask)
         sides = [
@@ -695,8 +707,10 @@ def _read_clock(inputs: xarray.DataArray | xarray.Dataset, sample: str) -> Windo
         trajectory = inputs.coords[_TRAJECTORY]
         about = {name: trajectory.attrs[name] for name in ("history", "lead", "step") if name in trajectory.attrs}
         return WindowClock(torch.as_tensor(states), torch.as_tensor(trajectory.values.astype(np.int64)), **about)
-    if sample in inputs.coords and is_time(sample, inputs.coords[sample].attrs):
-        return series_clock(inputs.coords[sample].values)
+    coordinate = inputs.coords.get(sample)
+    if coordinate is not None and (is_time(sample, coordinate.attrs) or coordinate.dtype.kind == "M"):
+        times = coordinate.values
+        return series_clock((times - times.min()) / np.timedelta64(1, "s") if times.dtype.kind == "M" else times)
     return None
 
 

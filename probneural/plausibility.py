@@ -17,7 +17,7 @@ _LEAST_POINTS = 8
 """Along an axis: with fewer, neighbours may differ by anything."""
 _VISIBLE, _REPEATED = 1e-5, 1e-3
 """Smallest step at an end, relative to the range of a line, and largest difference of the ends, relative to that step."""
-_ROWS, _VALUES = 8, 2**22
+_ROWS, _VALUES = 8, 2**25
 """Largest number of samples that are checked, and of their values."""
 
 

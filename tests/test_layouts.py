@@ -123,3 +123,9 @@ def test_parameters_become_channels(as_points: bool) -> None:
     assert FieldPairs.from_parameters(table[:, 0], fields[:, 0], periodic=False).inputs.channels == 1
     with pytest.raises(ShapeError, match=r"parameters of shape \(n, k\)"):
         FieldPairs.from_parameters(fields, fields, axes="n x y", periodic=True)
+
+
+def test_a_table_of_parameters_is_no_line() -> None:
+    with pytest.raises(ShapeError, match=r"3 numbers per sample beside 64 points.*from_parameters"):
+        FieldPairs.from_numpy(numbers(20, 3), numbers(20, 64), periodic=True)
+    assert FieldPairs.from_numpy(numbers(20, 3), numbers(20, 64), axes="n x -> n x", periodic=True).inputs.grid.size == 3

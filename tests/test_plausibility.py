@@ -126,5 +126,15 @@ def test_noise_and_coordinates_are_left_alone(points: int) -> None:
 
 def test_few_values_are_read() -> None:
     assert rows_to_check(1000, 1, Grid.uniform(64)) == 8
-    assert rows_to_check(1000, 1, Grid.uniform((256, 256, 32))) == 2
-    assert rows_to_check(1000, 1, Grid.uniform((256, 256, 64))) == 0
+    assert rows_to_check(1000, 1, Grid.uniform((256, 256, 256))) == 2
+    assert rows_to_check(1000, 1, Grid.uniform((512, 256, 256))) == 0
+
+
+def test_samples_that_cannot_be_read_hide_no_others() -> None:
+    closed = np.concatenate([WAVES, WAVES[..., :1]], axis=-1)
+    closed[1, 0, 4] = np.nan
+    with pytest.raises(DataError, match="without its right end point"):
+        files.from_arrays(closed, 2 * closed, periodic=True)
+    states = np.concatenate([WAVES, WAVES[..., :1]], axis=-1)[:, None]
+    with pytest.raises(DataError, match="without its right end point"):
+        files.Trajectories.from_array(np.concatenate([states, 2 * states], axis=1), times=[0.0, 1.0], periodic=True)

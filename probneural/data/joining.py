@@ -12,6 +12,7 @@ from probneural.data.arranged import SingleReader, joined
 from probneural.data.contents import Contents
 from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import DataError, GridError
+from probneural.grids import Grid
 
 
 def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Contents:
@@ -30,7 +31,8 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
     if len(parts) == 1:
         return first
     for file, part in zip(files, parts, strict=True):
-        if part.grids != first.grids:
+        has_other_names = any(_names(grid) != _names(first.grids[key]) for key, grid in part.grids.items())
+        if part.grids != first.grids or has_other_names:
             raise GridError(
                 expected=f"files on the grids of {files[0]}, {first.grids}",
                 got=f"{part.grids} in {file}",
@@ -50,6 +52,10 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
     names = first.names.both
     variables = {name: _joined_variable([part.variables[name] for part in parts], column) for name in names}
     return replace(first, variables=variables, times=moments)
+
+
+def _names(grid: Grid) -> list[str]:
+    return [axis.name for axis in grid.axes]
 
 
 def _joined_variable(parts: Sequence[Variable], column: int) -> Variable:

@@ -87,7 +87,8 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         channel: Name of the dimension of channels.
         group: Group of the file that holds the variables.
         mask: True where NaN means a missing value, sample by sample; "land" where the points that are NaN in the first sample
-            are missing in all; or truth values `(*grid,)`, True at points that are missing in all samples.
+            are missing in all; or truth values `(*grid,)` on the grid that is read, coordinates ascending, True at points that
+            are missing in all samples.
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
     Returns:

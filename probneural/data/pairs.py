@@ -130,9 +130,9 @@ class StoredPairs:
         fields: dict[str, Field] = {}
         rows = min(rows_to_check(len(self), side.channels, side.grid) for side in (self.inputs, self.outputs))
         for name, side in (("inputs", self.inputs), ("outputs", self.outputs)):
-            with contextlib.suppress(ProbneuralError):
-                if rows:
-                    fields[name] = side[:rows]
+            readable = [row for row in range(rows) if _is_readable(side, row)]
+            if len(readable) > 1:
+                fields[name] = side[readable]
         warn_of_fill_values({name: field.values for name, field in fields.items()})
         samples = {name: (field.values, field.grid.unmasked) for name, field in fields.items() if not field.grid.is_masked}
         check_plausible(samples, may_be_equal=may_be_equal, summary=self.summary)
@@ -178,6 +178,13 @@ class StoredPairs:
     def summary(self) -> str:
         """Samples, channels, axes of space and times, in one sentence."""
         return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
+
+
+def _is_readable(side: StoredFields, row: int) -> bool:
+    """Whether a sample can be read, its values being finite."""
+    with contextlib.suppress(ProbneuralError):
+        return len(side[row]) == 1
+    return False
 
 
 def _held(values: Field, side: StoredFields) -> StoredFields:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.arrays import check_channels, grid_of
+from probneural.arrays import check_channels, check_not_parameters, grid_of
 from probneural.coordinates import grid_from_coordinates, recorded_grid, turned_points
 from probneural.data.contents import Contents, Names, Request
 from probneural.data.sources import Source
@@ -33,8 +33,12 @@ def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> 
     stated = _stated_roles(sources, names, request)
     layouts = {name: _layout(sources[name], request, stated, is_input=name in names.inputs) for name in names.both}
     _check_one_role(layouts, sources)
+    reference = next((layout.space for layout in layouts.values() if layout.space), ())
+    layouts = {name: replace(layout, order=reference) for name, layout in layouts.items()}
     spaces = {name: _grid(sources[name], layouts[name], request, is_input=name in names.inputs) for name in names.both}
     grids = _with_parameter_grids(spaces, layouts, names, request)
+    if request.layouts == (None, None) and request.grid is None and not any(sources[name].has_names for name in names.both):
+        check_not_parameters(grids[names.inputs[0]], grids[names.outputs[0]])
     variables = {name: _variable(sources[name], layouts[name], grids[name]) for name in names.both}
     times = _times(path, sources, layouts, names, request)
     return Contents(names=names, variables=variables, grids=grids, times=times)

@@ -120,7 +120,9 @@ class Trajectories:
                 expected="a layout with times and space", got=f'axes="{layout}"', remedy='name them: axes="n t c x"'
             )
         variable = variable_of(reader, layout, where, "values")
-        return trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
+        trajectories = trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
+        StoredPairs(trajectories.at(0), trajectories.at(-1)).looked_at()
+        return trajectories
 
     @property
     def steps(self) -> int:

@@ -150,7 +150,9 @@ def variable_of(
     """
     columns = {layouts.SAMPLE: FUNCTION, layouts.TIME: TIME}
     leading = [role for role in columns if role in layout.roles]
-    rest = [axis for axis, role in enumerate(layout.roles) if role == layouts.CHANNEL or role in layout.space]
+    space = iter(layout.space_axes)  # in the order of the grid, where the array has another one
+    kept = ((axis, role) for axis, role in enumerate(layout.roles) if role == layouts.CHANNEL or role in layout.space)
+    rest = [axis if role == layouts.CHANNEL else next(space) for axis, role in kept]
     return Variable(
         name=name,
         reader=arranged(reader, [layout.axes(role)[0] for role in leading] + rest, descending=descending, starts=starts),

@@ -265,6 +265,13 @@ class Predictor(ABC):
         def spans(one: Grid) -> list[tuple[float, float, bool]]:
             return [(axis.origin, axis.length, axis.periodic) for axis in one.axes]
 
+        names, trained = ([axis.name for axis in one.axes] for one in (grid, self.domain))
+        if names != trained and sorted(names) == sorted(trained):
+            raise GridError(
+                expected=f"axes of space in the order {', '.join(trained)} of the training inputs",
+                got=", ".join(names),
+                remedy=f"transpose the values: array.transpose(..., {', '.join(map(repr, trained))})",
+            )
         if spans(grid) != spans(self.domain):
             raise GridError(
                 expected=f"inputs on the domain of the training inputs, {self.domain!r}",

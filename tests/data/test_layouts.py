@@ -17,6 +17,8 @@ from scipy.io import savemat
 from probneural import data as files
 from probneural.data import StoredPairs, Trajectories
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from tests.data.files import numbers, write_hdf5, write_zarr
 
 A, U = numbers(7, 6, 5, 2, seed="a"), numbers(7, 6, 5, seed="u", dtype="f8")
@@ -303,6 +305,30 @@ class TestEarth:
         assert torch.equal(turned[:].outputs.values, first.outputs.values)
         assert turned.inputs.labels.coordinates["lon"].tolist() == [*range(0, 180, 30), *range(-180, 0, 30)]
 
+    def test_units_say_degrees_and_radians_are_none(self, tmp_path: Path) -> None:
+        dims = ("sample", "y", "x")
+        made = xarray.Dataset({name: (dims, factor * numbers(3, 7, 12)) for name, factor in (("a", 1), ("u", 2))})
+        degrees = {"y": ("y", np.linspace(-60, 60, 7), {"units": "degrees_north"})}
+        degrees["x"] = ("x", np.arange(12) * 30.0, {"units": "degrees_east"})
+        made.assign_coords(degrees).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        grid = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=(False, True)).inputs.grid
+        assert grid.axes[0].latitudes is not None
+        radians = self.open(tmp_path, np.arange(12) * np.pi / 6, numbers(3, 7, 12)).inputs.grid
+        assert radians.axes[0].latitudes is None
+
+    def test_a_grid_that_is_stated_turns_nothing(self, tmp_path: Path) -> None:
+        made = xarray.Dataset({"a": (("sample", "x"), A[:, :, 0, 0]), "u": (("sample", "x"), 2 * A[:, :, 0, 0])})
+        made.assign_coords(x=0.3 * np.arange(1, 7)).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        data = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], grid=Grid.uniform(6))
+        assert np.array_equal(data[:].inputs.values[:, 0], A[:, :, 0, 0])
+
+    def test_dates_are_times_of_samples(self) -> None:
+        dates = np.datetime64("2000-01-01") + np.arange(5) * np.timedelta64(6, "h")
+        made = xarray.DataArray(numbers(5, 8), dims=("date", "x"), coords={"date": dates, "x": np.arange(8.0)})
+        pairs = FieldPairs.from_xarray(made, 2 * made, sample="date", periodic=False)
+        assert pairs.clock is not None
+        assert pairs.clock.times.tolist() == [21_600.0 * step for step in range(5)]
+
     def test_a_repeated_longitude_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(GridError, match=r"drop the last point: array.isel\(lon=slice\(0, -1\)\)"):
             self.open(tmp_path, np.arange(13) * 30.0, numbers(3, 7, 13))
@@ -314,3 +340,44 @@ class TestEarth:
         longitudes[5] += 0.05
         with pytest.raises(GridError, match="equispaced"):
             self.open(tmp_path, longitudes, numbers(3, 7, 27))
+
+
+class TestOrderOfSpace:
+    """Axes of space in another order are the same samples."""
+
+    A = numbers(5, 6, 6)
+
+    def dataset(self, *dims: str) -> xarray.Dataset:
+        x = np.arange(6.0)
+        made = xarray.Dataset(
+            {"a": (("sample", "x", "y"), self.A), "u": (("sample", "x", "y"), 2 * self.A)}, coords={"x": x, "y": x}
+        )
+        return made.assign(u=made["u"].transpose(*dims))
+
+    def test_in_files_and_arrays(self, tmp_path: Path) -> None:
+        made = self.dataset("y", "sample", "x")
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        turned = np.swapaxes(2 * self.A, 1, 2)
+        np.savez(tmp_path / "f.npz", a=self.A, u=turned)
+        axes = "n x y -> n y x"
+        for pairs in (
+            files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=False)[:],
+            files.open(tmp_path / "f.npz", inputs=["a"], outputs=["u"], axes=axes, periodic=False)[:],
+            files.from_arrays(self.A, turned, axes=axes, periodic=False)[:],
+            FieldPairs.from_numpy(self.A, turned, axes=axes, periodic=False),
+            FieldPairs.from_xarray(made["a"], made["u"], periodic=False),
+        ):
+            assert np.array_equal(pairs.outputs.values, 2 * pairs.inputs.values)
+
+    def test_files_in_another_order_are_refused(self, tmp_path: Path) -> None:
+        made = self.dataset("sample", "x", "y")
+        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        made.transpose("sample", "y", "x").to_netcdf(tmp_path / "g.nc", engine="h5netcdf")
+        with pytest.raises(GridError, match="files on the grids of"):
+            files.open([tmp_path / "f.nc", tmp_path / "g.nc"], inputs=["a"], outputs=["u"], periodic=False)
+
+
+@pytest.mark.parametrize(("axes", "letter"), [("n channel x y", "c"), ("n time x y", "t"), ("sample x y c", "n")])
+def test_words_for_roles_are_no_axes_of_space(axes: str, letter: str) -> None:
+    with pytest.raises(ArgumentError, match=f'write "{letter}" for it'):
+        FieldPairs.from_numpy(A, A, axes=axes, periodic=True)
