@@ -290,6 +290,8 @@ def read_numpy(
             got=f"{points} of {tuple(shape)}",
             remedy=f"state where they live by {option}=, or {ambiguity_remedy(shape)}",
         )
+    if 0 in shape[1:]:
+        raise ShapeError(expected=f"{name} with channels and points", got=str(shape), remedy="check what was cut off")
     values = tensor.reshape(len(tensor), -1, *points).contiguous()
     return values, grid_with_mask(values, where, mask, name)
 

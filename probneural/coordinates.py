@@ -19,7 +19,7 @@ _SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, beside the coordinate's own rounding."""
 _TURNED = 1e-3
 """Deviation, in spacings, of the first longitudes of two grids whose points are the same."""
-_ROUNDED = 0.1
+_ROUNDED = 0.4
 """Largest error of rounding to decimals, as a fraction of the spacing: beyond it, points count as unequal."""
 GRID_ATTRIBUTES = ("lengths", "periodic", "endpoint", "origin")
 """Attributes of an array that record its grid."""
@@ -50,6 +50,10 @@ def grid_from_coordinates(
     """
     names, count = list(coordinates), len(coordinates)
     checked = {dim: None if points is None else _checked_coordinate(points, dim) for dim, points in coordinates.items()}
+    for dim, unit in zip(names, [*units, *("",) * count], strict=False):
+        points = checked[dim]
+        if points is not None and _is_named(dim, unit, "lon", "e(ast)?"):
+            checked[dim] = _unwrapped(points)
     if recorded is not None:
         for axis, (dim, positions) in zip(recorded.axes, checked.items(), strict=True):
             slack = _SPACING_TOLERANCE * axis.length / axis.size + (0.0 if positions is None else _rounding(positions))
@@ -75,11 +79,11 @@ def grid_from_coordinates(
             got=f"periodic={periodic!r}, lengths={lengths!r}",
             remedy="in the order of the array's dimensions",
         )
-    points = {
+    positions_by_axis = {
         dim: Axis(size, 1.0 if span is None else span, flag, not flag).coordinates.numpy() if positions is None else positions
         for (dim, positions), size, span, flag in zip(checked.items(), shape, spans, rounds, strict=True)
     }
-    grid = grid_of_coordinates(points, periodic=rounds, lengths=spans)
+    grid = grid_of_coordinates(positions_by_axis, periodic=rounds, lengths=spans)
     return _on_earth(grid.named(names, units=[axis_unit(unit) for unit in units]), units)
 
 
@@ -99,6 +103,11 @@ def _on_earth(grid: Grid, units: Sequence[str]) -> Grid:
         for word, direction in (("lat", "n(orth)?"), ("lon", "e(ast)?"))
     )
     axes = list(grid.axes)
+    if any(axes[number].periodic for number in latitudes) and longitudes:
+        flags = tuple(number in longitudes for number in range(len(axes)))
+        raise GridError(
+            expected="latitudes that are not periodic", got="periodic latitudes", remedy=f"state each axis: periodic={flags}"
+        )
     for number in longitudes:
         axis = axes[number]
         step = axis.length / axis.size
@@ -126,12 +135,20 @@ def _first_longitude(origin: float, step: float) -> float:
     return 0.0 if abs(first) < 1e-6 * step else first
 
 
+def _unwrapped(longitudes: NDArray[Any]) -> NDArray[Any]:
+    """Longitudes that go on where they start anew: 340, 350, 0, 10 becomes 340, 350, 360, 370."""
+    starts = np.concatenate([[False], np.diff(longitudes.astype(np.float64)) < -0.5 * CIRCLE])
+    return np.where(np.cumsum(starts) == 1, longitudes + CIRCLE, longitudes) if starts.sum() == 1 else longitudes
+
+
 def is_degrees(axis: Axis, unit: str, word: str, direction: str) -> bool:
     """Whether an axis is of latitudes ("lat") or longitudes ("lon") in degrees, by its unit, or by its name without one."""
-    if re.fullmatch(rf"degrees?_?{direction}", unit.lower()):
-        return axis.size > 1
-    is_named = re.fullmatch(rf"(n|r|grid_)?{word}(s|itudes?|gitudes?)?", axis.name.lower()) is not None
-    return is_named and axis.unit in ("", "degrees") and axis.size > 1
+    return axis.size > 1 and axis.unit in ("", "degrees") and _is_named(axis.name, unit, word, direction)
+
+
+def _is_named(name: str, unit: str, word: str, direction: str) -> bool:
+    by_name = re.fullmatch(rf"(n|r|grid_)?{word}(s|itudes?|gitudes?)?", name.lower())
+    return bool(by_name or re.fullmatch(rf"degrees?_?{direction}", unit.lower()))
 
 
 def turned_points(grid: Grid, coordinates: Sequence[NDArray[Any] | None]) -> tuple[int, ...]:

@@ -82,6 +82,13 @@ def rows_to_check(count: int, channels: int, grid: Grid) -> int:
     return rows if rows > 1 else 0
 
 
+def _without_last(grid: Grid, number: int) -> str:
+    """The call that drops the last point along an axis of an array whose axes of space come last, or of named axes."""
+    name, place = grid.axes[number].name, number - len(grid.axes)
+    call = "values[..., :-1]" if place == -1 else f"numpy.delete(values, -1, axis={place})"
+    return f"array.isel({name}=slice(0, -1)), or {call}" if name.isidentifier() else call
+
+
 def check_plausible(
     sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]], *, may_be_equal: bool = True, summary: str = ""
 ) -> None:
@@ -100,10 +107,11 @@ def check_plausible(
     for name, (values, grid) in sides.items():
         jumps, repeats = jumping_axes(values.detach(), grid), repeating_axes(values.detach(), grid)
         if repeats:
+            call = _without_last(grid, repeats[0])
             raise DataError(
                 expected=f"periodic axis {repeats[0]} of the {name} without its right end point",
                 got=f"a last value that equals the first in all samples that were read{reading}",
-                remedy="drop the last point along it (array.isel, or values[..., :-1]), or say periodic=False if it has walls",
+                remedy=f"drop the last point along it: {call}; or say periodic=False if it has walls",
             )
         if jumps:
             raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -107,13 +108,17 @@ def _named_layout(source: Source, stated: Mapping[str, str]) -> Layout:
 def _unknown_role(source: Source, roles: Sequence[str], unknown: Sequence[int]) -> ArgumentError:
     """An error that asks for the role of axes, with the calls to write."""
     first, *others = unknown
-    rest = list(roles)
-    for number in others:
-        rest[number] = CHANNEL
-    meanings = [(CHANNEL, "channels"), (source.dims[first] or f"x{first}", "an axis of space")]
-    meanings = [(SAMPLE, "samples"), *meanings] if SAMPLE not in roles else meanings
-    meanings = [(SINGLE, "nothing"), *meanings] if source.reader.shape[first] == 1 else meanings
-    choices = [f'axes="{" ".join([*rest[:first], role, *rest[first + 1 :]])}" if it is {meaning}' for role, meaning in meanings]
+    names = [re.sub(r"\W", "_", dim) or f"x{number}" for number, dim in enumerate(source.dims)]
+    meanings = [(SAMPLE, "samples")] if SAMPLE not in roles else []
+    meanings += [(CHANNEL, "channels")]
+    meanings += [(SINGLE, "nothing")] if source.reader.shape[first] == 1 else [(names[first], "an axis of space")]
+    choices = []
+    for role, meaning in meanings:
+        for fill in (CHANNEL, None) if others else (None,):
+            rest = {number: fill or names[number] for number in others}
+            layout = [role if number == first else rest.get(number, one) for number, one in enumerate(roles)]
+            if {SAMPLE, TIME} & {*layout}:
+                choices.append(f'axes="{" ".join(layout)}" if it is {meaning}')
     words = [repr(source.dims[number]) if source.dims[number] else f"number {number}" for number in unknown]
     return ArgumentError(
         expected=f"the role of axis {', '.join(words)} of {source.name} {source.axes}",
@@ -240,6 +245,8 @@ def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layo
         return sources[stated].reader.read((slice(0, sources[stated].reader.shape[0]),))
     if dim and request.layouts == (None, None):
         raise DataError(
-            expected=f"times as a coordinate {dim!r} in {path}", got="none", remedy="state them: time=[0.0, 0.1, ...]"
+            expected=f"times as a coordinate {dim!r} in {path}",
+            got="none",
+            remedy=f'state them in a Python program, time=[0.0, 0.1, ...], or count steps: axes="{layouts[name]}"',
         )
     return np.arange(float(sources[name].reader.shape[axis]))

@@ -109,12 +109,22 @@ def test_a_dimension_without_a_role_is_asked_for(dim: str, tmp_path: Path) -> No
     expected = {"t n lon": (3, 1, (8,)), "t c lon": (1, 3, (8,)), f"t {dim} lon": (1, 1, (3, 8))}
     if dim == "single":
         expected = {"t n lon": (1, 1, (8,)), "t c lon": (1, 1, (8,)), "t - lon": (1, 1, (8,))}
+    assert caught.value.remedy.count("axes=") == len(expected)
     for axes, (count, channels, shape) in expected.items():
         assert f'axes="{axes}"' in caught.value.remedy
         data = files.open(tmp_path / "f.nc", axes=axes, **options)
         assert (len(data), data.channels, data.grid.shape) == (count, channels, shape)
     if dim != "single":
         assert len(files.open(tmp_path / "f.nc", sample=dim, **options)) == 3
+
+
+def test_two_dimensions_without_roles_have_calls_that_work(tmp_path: Path) -> None:
+    named(run=5, cell=8).rename(cell="cell [m]").to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+    options: dict[str, Any] = {"inputs": ["a"], "outputs": ["u"], "periodic": False}
+    with pytest.raises(ArgumentError, match="role of axis 'run', 'cell .m.' of a") as caught:
+        files.open(tmp_path / "f.nc", **options)
+    assert 'axes="n cell__m_"' in caught.value.remedy
+    assert files.open(tmp_path / "f.nc", axes="n cell__m_", **options).inputs.grid.size == 8
 
 
 def test_statements_that_contradict_the_names_are_refused(tmp_path: Path) -> None:
@@ -332,6 +342,16 @@ class TestEarth:
     def test_a_repeated_longitude_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(GridError, match=r"drop the last point: array.isel\(lon=slice\(0, -1\)\)"):
             self.open(tmp_path, np.arange(13) * 30.0, numbers(3, 7, 13))
+
+    def test_longitudes_that_start_anew_go_on(self, tmp_path: Path) -> None:
+        region = np.array([340.0, 350.0, 0.0, 10.0, 20.0])
+        grid = self.open(tmp_path, region, numbers(3, 7, 5), periodic=False).inputs.grid
+        assert (grid.axes[1].origin, grid.axes[1].length) == (340.0, 40.0)
+        values = numbers(3, 7, 12)
+        turned = np.concatenate([np.arange(0, 180, 30), np.arange(-180, 0, 30)]).astype(float)
+        assert torch.equal(self.open(tmp_path, turned, values)[:].inputs.values[:, 0], torch.from_numpy(values[:, ::-1].copy()))
+        with pytest.raises(GridError, match=r"state each axis: periodic=\(False, True\)"):
+            self.open(tmp_path, region, numbers(3, 7, 5), periodic=True)
 
     def test_rounded_coordinates_are_equispaced(self, tmp_path: Path) -> None:
         """Unless their error exceeds that of rounding."""
