@@ -314,3 +314,29 @@ class TestEarth:
         longitudes[5] += 0.05
         with pytest.raises(GridError, match="equispaced"):
             self.open(tmp_path, longitudes, numbers(3, 7, 27))
+
+
+@pytest.mark.parametrize("other", ["fill", "scales", "packed"])
+def test_labels_of_plain_hdf5_stay_names_beside_what_netcdf_writes(other: str, tmp_path: Path) -> None:
+    stored = np.arange(24, dtype="i2").reshape(8, 3)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        for name in "au":
+            file[name] = stored
+            for dim, label in zip(file[name].dims, ("x", "sample"), strict=True):
+                dim.label = label
+        expected = stored.T.astype("f4")
+        if other == "scales":
+            file["z"], file["w"] = np.arange(5.0), np.zeros(5)
+            file["z"].make_scale("z")
+            file["w"].dims[0].attach_scale(file["z"])
+        else:
+            file["a"].attrs["_FillValue"] = np.int16(7)
+            expected[1, 2] = np.nan
+        if other == "packed":
+            file["a"].attrs.update(scale_factor=0.5, add_offset=[3.0])
+            expected = 0.5 * expected + 3.0
+    data = files.open(tmp_path / "f.h5", inputs=["a"], outputs=["u"], periodic=True, mask=True)
+    assert len(data) == 3
+    observed = ~np.isnan(expected)
+    assert np.array_equal(data[:].inputs.grid.observed.numpy(), observed)
+    assert np.array_equal(data[:].inputs.values[:, 0].numpy()[observed], expected[observed])
