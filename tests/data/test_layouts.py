@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xarray
+import zarr
 from scipy.io import savemat
 
 from probneural import data as files
@@ -340,3 +341,30 @@ def test_labels_of_plain_hdf5_stay_names_beside_what_netcdf_writes(other: str, t
     observed = ~np.isnan(expected)
     assert np.array_equal(data[:].inputs.grid.observed.numpy(), observed)
     assert np.array_equal(data[:].inputs.values[:, 0].numpy()[observed], expected[observed])
+
+
+def test_names_of_a_zarr_store_are_those_of_each_array(tmp_path: Path) -> None:
+    made = named(x=8, sample=4)
+    made.assign(origin=1.0).to_zarr(tmp_path / "f.zarr", consolidated=False)
+    made.to_zarr(tmp_path / "f.zarr", group="train", mode="a", consolidated=False)
+    store = zarr.open_group(tmp_path / "f.zarr", mode="a")
+    for group in (store, store["train"]):
+        group.create_array("helper", shape=(4, 8), dtype="f4")[...] = 5.0
+        group.create_array("weights", shape=(3,), dtype="f4")[...] = 1.0
+    for prefix in ("", "train/"):
+        assert f"{prefix}helper (4, 8)" in [str(variable) for variable in files.list_variables(tmp_path / "f.zarr")]
+        data = files.open(tmp_path / "f.zarr", inputs=[f"{prefix}a"], outputs=[f"{prefix}u"], periodic=True)
+        assert (len(data), data.inputs.grid.lengths) == (4, (12.0,))
+        assert np.array_equal(data[:].inputs.values[:, 0], made["a"].T)
+        assert len(files.open(tmp_path / "f.zarr", inputs=[f"{prefix}helper"], outputs=[f"{prefix}helper"], periodic=True)) == 4
+
+
+@pytest.mark.parametrize("kind", ["nc", "zarr"])
+def test_a_group_has_the_coordinates_of_the_groups_around_it(kind: str, tmp_path: Path) -> None:
+    made = named(time=4, x=8)
+    tree = xarray.DataTree.from_dict({"/": made[["time"]], "/runs": made[["x"]], "/runs/first": made.drop_vars(["time", "x"])})
+    path = tmp_path / f"f.{kind}"
+    tree.to_netcdf(path, engine="h5netcdf") if kind == "nc" else tree.to_zarr(path, consolidated=False)
+    data = files.open(path, inputs=["u"], outputs=["u"], group="runs/first", periodic=True)
+    assert data.grid.lengths == (12.0,)
+    assert data.times.tolist() == [0.0, 1.5, 3.0, 4.5]
