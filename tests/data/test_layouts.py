@@ -368,3 +368,51 @@ def test_a_group_has_the_coordinates_of_the_groups_around_it(kind: str, tmp_path
     data = files.open(path, inputs=["u"], outputs=["u"], group="runs/first", periodic=True)
     assert data.grid.lengths == (12.0,)
     assert data.times.tolist() == [0.0, 1.5, 3.0, 4.5]
+
+
+NUMBERS = [[0.5, 1.25], [2.0, -3.0], [4.0, 5.5]]
+
+
+def table_text(separator: str, first: list[str], *, index: bool) -> str:
+    """Rows of numbers under a line of names, which may be empty."""
+    rows = [[repr(number) for number in row] for row in NUMBERS]
+    if index:
+        first, rows = ["", *first], [[str(number), *row] for number, row in enumerate(rows)]
+    return "".join(separator.join(row) + "\n" for row in ([first] if any(first) else []) + rows)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", " "])
+@pytest.mark.parametrize("comment", ["", "# by hand, in m\n"])
+@pytest.mark.parametrize(
+    ("names", "index"),
+    [(["height", "width"], False), (["0", "1"], False), ([], False), (["height", "0"], True), (["0", "1"], True)],
+)
+def test_tables_lose_and_gain_no_row_and_no_column(
+    separator: str, comment: str, names: list[str], index: bool, tmp_path: Path
+) -> None:
+    text = table_text(separator, names, index=index)
+    if separator == " " and index:
+        text = '""' + text  # as pandas writes an empty name between blanks
+    (tmp_path / "q.csv").write_text(comment + text)
+    np.save(tmp_path / "u.npy", U[:3])
+    options: dict[str, Any] = {"outputs_path": tmp_path / "u.npy", "periodic": True}
+    data = files.open(tmp_path / "q.csv", axes="n c -> n x y", **options)
+    assert data[:].inputs.values[:, :, 0, 0].tolist() == NUMBERS
+    assert [one.name for one in files.list_variables(tmp_path / "q.csv")] == ["values", *names]
+    if names:
+        one = files.open(tmp_path / "q.csv", inputs=[names[1]], axes="n -> n x y", **options)
+        assert one[:].inputs.values[:, 0, 0, 0].tolist() == [row[1] for row in NUMBERS]
+
+
+def test_tables_of_numpy_and_whole_numbers(tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "q.csv", NUMBERS)
+    (tmp_path / "one.csv").write_text("0\n1\n2\n")
+    assert [str(one) for one in files.list_variables(tmp_path / "q.csv")] == ["values (3, 2)"]
+    assert [str(one) for one in files.list_variables(tmp_path / "one.csv")] == ["values (3, 1)"]
+
+
+@pytest.mark.parametrize("text", ["a,a\n1,2\n", "a,values\n1,2\n", "a,b\n1,2,3\n", ",a\n0,1\n1\n", ""])
+def test_tables_with_names_twice_or_ragged_rows_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text(text)
+    with pytest.raises(FileError, match=r"a name of its own for each column|a table of numbers"):
+        files.list_variables(tmp_path / "q.csv")
