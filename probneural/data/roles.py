@@ -37,7 +37,8 @@ def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> 
     grids = _with_parameter_grids(spaces, layouts, names, request)
     variables = {name: _variable(sources[name], layouts[name], grids[name]) for name in names.both}
     times = _times(path, sources, layouts, names, request)
-    return Contents(names=names, variables=variables, grids=grids, times=times)
+    units = _time_units(sources, layouts, names, request)
+    return Contents(names=names, variables=variables, grids=grids, times=times, time_units=units)
 
 
 def _stated_roles(sources: Mapping[str, Source], names: Names, request: Request) -> dict[str, str]:
@@ -239,3 +240,16 @@ def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layo
             expected=f"times as a coordinate {dim!r} in {path}", got="none", remedy="state them: time=[0.0, 0.1, ...]"
         )
     return np.arange(float(sources[name].reader.shape[axis]))
+
+
+def _time_units(sources: Mapping[str, Source], layouts: Mapping[str, Layout], names: Names, request: Request) -> str:
+    """Units of the times that the file states."""
+    moving = [name for name in names.both if TIME in layouts[name].roles]
+    stated = request.axes.time
+    if not moving or not (stated is None or isinstance(stated, str)):
+        return ""
+    source = sources[moving[0]]
+    dim = source.dims[layouts[moving[0]].axes(TIME)[0]] if source.dims else ""
+    if dim in source.coordinates:
+        return str(source.axis_attributes.get(dim, {}).get("units", ""))
+    return str(sources[stated].attributes.get("units", "")) if isinstance(stated, str) and stated in sources else ""

@@ -416,3 +416,51 @@ def test_tables_with_names_twice_or_ragged_rows_are_refused(text: str, tmp_path:
     (tmp_path / "q.csv").write_text(text)
     with pytest.raises(FileError, match=r"a name of its own for each column|a table of numbers"):
         files.list_variables(tmp_path / "q.csv")
+
+
+class TestUnitsAndOrder:
+    """Files that are opened together agree in units, times and samples."""
+
+    def test_units_of_a_variable_differ(self, tmp_path: Path) -> None:
+        made = named(sample=4, x=8)
+        for name, unit in {"first": "K", "second": "degC"}.items():
+            made["a"].attrs["units"] = unit
+            made.to_netcdf(tmp_path / f"{name}.nc", engine="h5netcdf")
+        with pytest.raises(DataError, match="a in 'K', as in .*first.nc; got 'degC' in .*second.nc"):
+            files.open(str(tmp_path / "*.nc"), inputs=["a"], outputs=["u"], periodic=True)
+
+    def test_origins_of_times_differ(self, tmp_path: Path) -> None:
+        """And the remedy works."""
+        states = numbers(8, 8)
+        for number, day in enumerate((1, 5)):
+            units = {"units": f"days since 2000-01-{day:02d}"}
+            made = xarray.Dataset(
+                {"s": (("time", "x"), states[4 * number : 4 * number + 4])},
+                coords={"x": np.arange(8) / 8, "time": ("time", np.arange(4.0), units)},
+            )
+            made.to_netcdf(tmp_path / f"year{number}.nc", engine="h5netcdf")
+        options: dict[str, Any] = {"inputs": ["s"], "outputs": ["s"], "periodic": True}
+        with pytest.raises(DataError, match="write all with one origin") as caught:
+            files.open(str(tmp_path / "year*.nc"), **options)
+        call = caught.value.remedy.partition(": ")[2]
+        for number in range(2):
+            names = {"path": tmp_path / f"year{number}.nc", "new": tmp_path / f"new{number}.nc", "xarray": xarray}
+            eval(call, names)
+        data = files.open(str(tmp_path / "new*.nc"), **options)
+        assert (len(data), data.times.tolist()) == (1, [*range(8)])
+
+    @pytest.mark.parametrize("dim", ["sample", "time"])
+    def test_inputs_and_outputs_in_different_orders(self, dim: str, tmp_path: Path) -> None:
+        made = named(**{dim: 4, "x": 8})
+        made.drop_vars("u").to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+        made = made.drop_vars("a")
+        made.assign_coords({dim: made[dim] + 1.0}).to_netcdf(tmp_path / "later.nc", engine="h5netcdf")
+        made.isel({dim: [0, 2, 1, 3]}).to_netcdf(tmp_path / "u.nc", engine="h5netcdf")
+        options: dict[str, Any] = {"inputs": ["a"], "outputs": ["u"], "periodic": True}
+        for name in ("later", "u"):
+            with pytest.raises(DataError, match=f"the same {dim}s of inputs and outputs in the same order"):
+                files.open(tmp_path / "a.nc", outputs_path=tmp_path / f"{name}.nc", **options)
+        xarray.open_dataset(tmp_path / "u.nc").sortby(dim).to_netcdf(tmp_path / "sorted.nc", engine="h5netcdf")
+        assert len(files.open(tmp_path / "a.nc", outputs_path=tmp_path / "sorted.nc", **options)) == (
+            4 if dim == "sample" else 1
+        )
