@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from probneural.arrays import stated_dimension
 from probneural.checks import check_flag, check_positive
@@ -139,15 +142,34 @@ class Contents:
     variables: Mapping[str, Variable]
     grids: Mapping[str, Grid] = field(default_factory=dict)
     times: Any = None
+    time_units: str = ""
+    """Units of the times, their origin included, "" if the file does not say it."""
 
     def paired_with(self, outputs: Contents) -> Contents:
-        """These inputs with the outputs of other files."""
+        """These inputs with the outputs of other files.
+
+        Raises:
+            DataError: If both have coordinates of their samples, or times, and they differ.
+        """
+        if self.times is not None and outputs.times is not None and np.shape(self.times) == np.shape(outputs.times):
+            check_same_time_units(self, outputs, "the inputs", "the outputs")
+            _check_equal(np.asarray(self.times), np.asarray(outputs.times), "times")
+        sides = (
+            [self.variables[name] for name in self.names.inputs],
+            [outputs.variables[name] for name in outputs.names.outputs],
+        )
+        labelled = [[one.labels for one in side if one.labels.sample in one.labels.coordinates] for side in sides]
+        for first, second in itertools.product(*labelled):
+            samples = first.coordinates[first.sample], second.coordinates[second.sample]
+            if samples[0].shape == samples[1].shape:
+                _check_equal(*samples, "samples")
         keys = {name: name if name not in self.variables else f"{name} of the outputs" for name in outputs.names.outputs}
         return Contents(
             names=Names(self.names.inputs, tuple(keys.values())),
             variables={**self.variables, **{key: outputs.variables[name] for name, key in keys.items()}},
             grids={**self.grids, **{key: outputs.grids[name] for name, key in keys.items()}},
             times=self.times if outputs.times is None else outputs.times,
+            time_units=self.time_units or outputs.time_units,
         )
 
     def data(self, dtype: torch.dtype | None) -> StoredPairs | Trajectories:
@@ -208,3 +230,27 @@ class Contents:
                 remedy="choose variables of one grid",
             )
         return grids[0]
+
+
+def check_same_time_units(first: Contents, second: Contents, what: str, other: str) -> None:
+    """Raise a DataError if times of two files are counted in different units, or from different origins."""
+    units = [part.time_units.strip().removesuffix(" 00:00:00") for part in (first, second)]
+    if all(units) and units[0] != units[1]:
+        encoding = f'{{"time": {{"units": "{units[0]}"}}}}'
+        raise DataError(
+            expected=f"times in {units[0]!r}, as in {what}",
+            got=f"{units[1]!r} in {other}",
+            remedy=f"write all with one origin: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})",
+        )
+
+
+def _check_equal(first: NDArray[Any], second: NDArray[Any], what: str) -> None:
+    """Raise a DataError unless inputs and outputs have the same coordinates."""
+    differs = np.flatnonzero((first != second).reshape(-1))
+    if len(differs):
+        one, other = (values.reshape(-1)[differs[0]] for values in (first, second))
+        raise DataError(
+            expected=f"the same {what} of inputs and outputs in the same order",
+            got=f"{one} and {other} as number {differs[0]}",
+            remedy="bring the files into one order, by their coordinates: dataset.sortby(dimension), and write them again",
+        )

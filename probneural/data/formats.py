@@ -10,6 +10,7 @@ import numpy as np
 
 from probneural.data.hdf5 import is_netcdf
 from probneural.data.in_memory import is_csv, is_torch
+from probneural.data.named import has_dimension_names
 from probneural.data.pdebench import is_pdebench
 from probneural.data.readers import npz_layouts, require
 from probneural.data.the_well import is_the_well
@@ -75,7 +76,7 @@ def format_of(path: Path) -> Format:
         return Format.CSV
     raise FileError(
         expected=f"a file of a known format, {KNOWN}",
-        got=f"a file that begins with {head!r}, {path}",
+        got=f"a file that begins with {head[:8]!r}, {path}",
         remedy="convert it to one of them",
     )
 
@@ -110,7 +111,7 @@ def _format_of_folder(path: Path) -> Format:
         arrays = zarr_arrays(path)
         for name, array in arrays.items():
             _warn_of_gaps(name, array)
-        return Format.NAMED_ZARR if all(map(_has_names, arrays.values())) else Format.ZARR
+        return Format.NAMED_ZARR if not arrays or any(map(has_dimension_names, arrays.values())) else Format.ZARR
     if any(path.glob("*.npy")):
         return Format.NPY_FOLDER
     raise FileError(
@@ -142,7 +143,3 @@ def _warn_of_gaps(name: str, array: Any) -> None:
             "not left out because they hold nothing else, copy the store again",
             DataWarning,
         )
-
-
-def _has_names(array: Any) -> bool:
-    return bool(getattr(array.metadata, "dimension_names", None)) or "_ARRAY_DIMENSIONS" in array.attrs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,13 @@ _AXIS = ("units", "axis", "standard_name")
 def array_of(file: Any, key: str) -> HDF5Reader:
     """An array of an open file, which is opened again to be read."""
     array = file[key]
-    return HDF5Reader(Path(file.filename), key, array.shape, array.dtype, array.chunks or (1,) * array.ndim)
+    reader = HDF5Reader(Path(file.filename), key, array.shape, array.dtype, array.chunks or (1,) * array.ndim)
+    if array.dtype.kind in "biuf" and any(name in array.attrs for name in _DECODED):
+        scale, offset = (
+            float(np.ravel(array.attrs.get(name, value))[0]) for name, value in (("scale_factor", 1), ("add_offset", 0))
+        )
+        return replace(reader, dtype=np.result_type(array.dtype, np.float32), packing=(scale, offset))
+    return reader
 
 
 def described_file(file: Any, most: int = 30) -> str:
@@ -55,19 +62,21 @@ def arrays_of(file: Any) -> dict[str, ArrayReader]:
 def is_netcdf(file: Any) -> bool:
     """Whether an open file without the marks of NetCDF-4 is laid out like it: with dimension scales, or numbers to be decoded.
 
-    An array that has scales on some of its axes only is none that readers of NetCDF take.
+    An array that has scales on some of its axes only is none that readers of NetCDF take, and they see no labels.
     """
     import h5py
 
     arrays: list[tuple[list[bool], bool]] = []
+    is_labelled = []
 
     def visit(_: str, thing: Any) -> None:
         if isinstance(thing, h5py.Dataset) and thing.shape and not thing.is_scale:
             arrays.append(([len(dim) > 0 for dim in thing.dims], any(name in thing.attrs for name in _DECODED)))
+            is_labelled.append(any(dim.label and not len(dim) for dim in thing.dims))
 
     file.visititems(visit)
     is_mixed = any(any(scales) and not all(scales) for scales, _ in arrays)
-    return not is_mixed and any(is_decoded or all(scales) for scales, is_decoded in arrays)
+    return not is_mixed and not any(is_labelled) and any(is_decoded or all(scales) for scales, is_decoded in arrays)
 
 
 def hdf5_sources(file: Any) -> dict[str, Source]:

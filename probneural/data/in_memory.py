@@ -83,23 +83,55 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
     """A table of numbers, one sample per row: all columns together as "values", and each by its name if there is a header.
 
     Raises:
-        FileError: If it is no table of numbers.
+        FileError: If it is no table of numbers, or two columns have one name.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            separator = next((one for one in (",", ";", "\t") if one in first), None)
-            header = next(csv.reader([first], delimiter=separator or ","), [])
-            has_header = not all(map(_is_number, header))
-        table = np.loadtxt(path, delimiter=separator, skiprows=int(has_header), ndmin=2, comments=None, encoding="utf-8-sig")
-    except (OSError, ValueError, UnicodeDecodeError, csv.Error) as error:
+        lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        while lines and lines[0].lstrip().startswith("#"):
+            lines.pop(0)
+        header, rows, separator = _without_header(lines)
+        table = np.loadtxt(rows, delimiter=separator, ndmin=2, comments=None)
+        if header and table.shape[1] != len(header):
+            raise ValueError(f"{len(header)} names of {table.shape[1]} columns")
+    except (OSError, ValueError, IndexError, csv.Error) as error:
         raise FileError(
             expected=f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces",
             got=str(error),
             remedy="write it with numpy.savetxt(path, table, delimiter=',')",
         ) from error
-    columns = {name.strip(): SlicedReader(table[:, number]) for number, name in enumerate(header)} if has_header else {}
-    return {TABLE: SlicedReader(table), **columns}
+    names = header if header == [TABLE] else [TABLE, *header]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise FileError(
+            expected=f"a name of its own for each column of {path}, and none {TABLE!r}, which means all columns",
+            got=f"{', '.join(map(repr, twice))} twice",
+            remedy="rename the columns in the header",
+        )
+    columns: dict[str, ArrayReader] = {name: SlicedReader(table[:, number]) for number, name in enumerate(header)}
+    return columns if header == [TABLE] else {TABLE: SlicedReader(table), **columns}
+
+
+def _without_header(lines: list[str]) -> tuple[list[str], list[str], str | None]:
+    """Names of the columns, none without a header; the rows of numbers without pandas' column of row numbers; the separator.
+
+    pandas writes an empty name above its row numbers, and numbers of columns that have no names.
+    """
+    if not lines:
+        raise ValueError("no rows")
+    separator = next((one for one in (",", ";", "\t") if one in lines[0]), None)
+    first, second = ([*_cells(line, separator), ""] for line in (*lines, "")[:2])
+    cells, is_text = first[:-1], not all(map(_is_number, first))
+    if len(cells) > 1 and not cells[0] and (is_text or second[0] == "0"):
+        return cells[1:], [line.split(separator, 1)[1] for line in lines[1:]], separator
+    is_numbered = cells == [str(number) for number in range(len(cells))] and len(lines) > 1
+    if is_numbered and len(cells) == 1:  # or the first of whole numbers
+        is_numbered = not second[0].isdigit()
+    return (cells, lines[1:], separator) if is_text or is_numbered else ([], lines, separator)
+
+
+def _cells(line: str, separator: str | None) -> list[str]:
+    cells = line.split() if separator is None else next(csv.reader([line], delimiter=separator), [])
+    return [cell.strip().strip('"') for cell in cells]
 
 
 def _is_number(text: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from probneural.data.arranged import SingleReader, joined
-from probneural.data.contents import Contents
+from probneural.data.contents import Contents, check_same_time_units
 from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import DataError, GridError
 from probneural.grids import Grid
@@ -24,7 +24,7 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
 
     Raises:
         GridError: If grids differ.
-        DataError: If times of the files neither are the same nor follow each other.
+        DataError: If times of the files neither are the same nor follow each other, or units differ.
         ShapeError: If other lengths differ.
     """
     first = parts[0]
@@ -38,6 +38,7 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
                 got=f"{part.grids} in {file}",
                 remedy="open files of one grid together, and pn.fit(operator, [first, second]) takes several data sets",
             )
+        _check_units(files[0], file, first, part)
     times = [None if part.times is None else np.asarray(part.times, dtype=np.float64) for part in parts]
     column, moments = FUNCTION, first.times
     if times[0] is not None and not all(one is not None and np.array_equal(one, times[0]) for one in times):
@@ -56,6 +57,19 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
 
 def _names(grid: Grid) -> list[str]:
     return [axis.name for axis in grid.axes]
+
+
+def _check_units(file: Path, other: Path, first: Contents, part: Contents) -> None:
+    """Raise a DataError if units of a variable, or of times, differ."""
+    check_same_time_units(first, part, str(file), str(other))
+    for name in first.names.both:
+        units = first.variables[name].unit, part.variables[name].unit
+        if all(units) and units[0] != units[1]:
+            raise DataError(
+                expected=f"{name} in {units[0]!r}, as in {file}",
+                got=f"{units[1]!r} in {other}",
+                remedy="convert the values of the files to one unit, and write it in their attribute units",
+            )
 
 
 def _joined_variable(parts: Sequence[Variable], column: int) -> Variable:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.data.readers import require
+from probneural.data.readers import SlicedReader, require
 from probneural.data.sources import Source
 from probneural.errors import DataError, FileError
 
@@ -77,11 +77,11 @@ def open_xarray(path: Path, engine: str, group: str | None = None) -> Any:
     if engine != "scipy":
         require(engine, "NetCDF files" if engine == "h5netcdf" else "zarr stores")
     options: dict[str, Any] = {"group": group} if group and engine != "scipy" else {}
-    if engine == "zarr":
-        options |= {"consolidated": False, "use_zarr_fill_value_as_mask": False}
-    elif engine == "h5netcdf":
+    if engine == "h5netcdf":
         options["phony_dims"] = "sort"
     try:
+        if engine == "zarr":
+            return xarray.open_dataset(_named_store(path, group), decode_times=False, cache=False, chunks=None)
         return xarray.open_dataset(path, engine=engine, decode_times=False, cache=False, chunks=None, **options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         remedy = "list its groups with pn.data.list_variables(path), and name one: group=" if group else "write it again"
@@ -96,7 +96,12 @@ def named_sources(path: Path, engine: str, group: str | None = None) -> dict[str
     """
     file = NamedFile(path, engine, group)
     with open_xarray(path, engine, group) as opened:
-        sources = {str(name): _source(file, variable) for name, variable in opened.data_vars.items()}
+        placed = _with_outer_coordinates(opened, file)
+        sources = {str(name): _source(file, variable) for name, variable in placed.data_vars.items()}
+    if engine == "zarr":
+        arrays = require("zarr", "zarr stores").open_group(path, mode="r", path=group).arrays()
+        unnamed = {name: SlicedReader(array) for name, array in arrays if not has_dimension_names(array)}
+        sources |= {name: Source(name=name, reader=reader) for name, reader in sorted(unnamed.items())}
     if not sources:
         inner = groups_of(path, engine)
         raise DataError(
@@ -107,12 +112,46 @@ def named_sources(path: Path, engine: str, group: str | None = None) -> dict[str
     return sources
 
 
+def has_dimension_names(array: Any) -> bool:
+    """Whether the axes of an array of a zarr store have names, if it has axes."""
+    return not array.shape or bool(getattr(array.metadata, "dimension_names", None)) or "_ARRAY_DIMENSIONS" in array.attrs
+
+
+def _named_store(path: Path, group: str | None) -> Any:
+    """A zarr store without the arrays that have no names of axes, which xarray does not read."""
+    options = {"consolidated": False, "use_zarr_fill_value_as_mask": False}
+    store = require("xarray.backends", "zarr stores").ZarrStore.open_group(path, group=group, **options)
+    for name, member in list(store.members.items()):
+        if hasattr(member, "dtype") and not has_dimension_names(member):
+            del store.members[name]
+    return store
+
+
+def _with_outer_coordinates(opened: Any, file: NamedFile) -> Any:
+    """The variables of a group with the coordinates that the groups around it have for its dimensions."""
+    parts = (file.group or "").strip("/").split("/")
+    for depth in range(len(parts) - 1, -1, -1) if file.group else ():
+        with open_xarray(file.path, file.engine, "/".join(parts[:depth]) or None) as outer:
+            coordinates = {
+                name: (one.dims, one.to_numpy(), one.attrs)
+                for name, one in outer.coords.items()
+                if name not in opened.variables
+                and one.dims
+                and all(opened.sizes.get(dim) == outer.sizes[dim] for dim in one.dims)
+            }
+            opened = opened.assign_coords(coordinates)
+    return opened
+
+
 def groups_of(path: Path, engine: str) -> list[str]:
     """Full names of the groups of a file."""
     if engine == "scipy":
         return []
+    if engine == "zarr":
+        members = require("zarr", "zarr stores").open_group(path, mode="r").members(max_depth=None)
+        return sorted(name for name, member in members if hasattr(member, "members"))
     opened = require("xarray", "NetCDF files and zarr stores").open_datatree(
-        path, engine=engine, decode_times=False, **({"phony_dims": "sort"} if engine == "h5netcdf" else {"consolidated": False})
+        path, engine=engine, decode_times=False, phony_dims="sort"
     )
     return [name.strip("/") for name in opened.groups if name != "/"]
 

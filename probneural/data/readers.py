@@ -180,6 +180,7 @@ class HDF5Reader:
         shape: Lengths of its axes.
         dtype: Of its numbers.
         chunks: Its chunks, or single entries if it is contiguous.
+        packing: Factor and offset of packed numbers, for a reader of their values; None for one that refuses such numbers.
     """
 
     path: Path
@@ -187,20 +188,26 @@ class HDF5Reader:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
+    packing: tuple[float, float] | None = None
     _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box; NaN for the fill value of floating point numbers."""
         array = self._array()
-        values = np.asarray(array[box])
+        stored = np.asarray(array[box])
+        values = stored
+        if self.packing is not None:
+            scale, offset = self.packing
+            values = (stored.astype(self.dtype, copy=False) * scale + offset).astype(self.dtype, copy=False)
         fills = [array.attrs[name] for name in ("_FillValue", "missing_value") if name in array.attrs]
         if fills and values.dtype.kind == "f":
-            values = np.where(np.isin(values, np.concatenate([np.atleast_1d(fill) for fill in fills])), np.nan, values)
+            values = np.where(np.isin(stored, np.concatenate([np.atleast_1d(fill) for fill in fills])), np.nan, values)
         return values
 
     def _array(self) -> Any:
         if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), _unpacked(require("h5py", "HDF5 files").File(self.path, "r")[self.key])
+            array = require("h5py", "HDF5 files").File(self.path, "r")[self.key]
+            self._opened = os.getpid(), array if self.packing is not None else _unpacked(array)
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:

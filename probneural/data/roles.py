@@ -42,7 +42,8 @@ def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> 
         check_not_parameters(grids[names.inputs[0]], grids[names.outputs[0]])
     variables = {name: _variable(sources[name], layouts[name], grids[name]) for name in names.both}
     times = _times(path, sources, layouts, names, request)
-    return Contents(names=names, variables=variables, grids=grids, times=times)
+    units = _time_units(sources, layouts, names, request)
+    return Contents(names=names, variables=variables, grids=grids, times=times, time_units=units)
 
 
 def _stated_roles(sources: Mapping[str, Source], names: Names, request: Request) -> dict[str, str]:
@@ -250,3 +251,16 @@ def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layo
             remedy=f'state them in a Python program, time=[0.0, 0.1, ...], or count steps: axes="{layouts[name]}"',
         )
     return np.arange(float(sources[name].reader.shape[axis]))
+
+
+def _time_units(sources: Mapping[str, Source], layouts: Mapping[str, Layout], names: Names, request: Request) -> str:
+    """Units of the times that the file states."""
+    moving = [name for name in names.both if TIME in layouts[name].roles]
+    stated = request.axes.time
+    if not moving or not (stated is None or isinstance(stated, str)):
+        return ""
+    source = sources[moving[0]]
+    dim = source.dims[layouts[moving[0]].axes(TIME)[0]] if source.dims else ""
+    if dim in source.coordinates:
+        return str(source.axis_attributes.get(dim, {}).get("units", ""))
+    return str(sources[stated].attributes.get("units", "")) if isinstance(stated, str) and stated in sources else ""

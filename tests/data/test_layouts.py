@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xarray
+import zarr
 from scipy.io import savemat
 
 from probneural import data as files
@@ -401,3 +402,152 @@ class TestOrderOfSpace:
 def test_words_for_roles_are_no_axes_of_space(axes: str, letter: str) -> None:
     with pytest.raises(ArgumentError, match=f'write "{letter}" for it'):
         FieldPairs.from_numpy(A, A, axes=axes, periodic=True)
+
+
+@pytest.mark.parametrize("other", ["fill", "scales", "packed"])
+def test_labels_of_plain_hdf5_stay_names_beside_what_netcdf_writes(other: str, tmp_path: Path) -> None:
+    stored = np.arange(24, dtype="i2").reshape(8, 3)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        for name in "au":
+            file[name] = stored
+            for dim, label in zip(file[name].dims, ("x", "sample"), strict=True):
+                dim.label = label
+        expected = stored.T.astype("f4")
+        if other == "scales":
+            file["z"], file["w"] = np.arange(5.0), np.zeros(5)
+            file["z"].make_scale("z")
+            file["w"].dims[0].attach_scale(file["z"])
+        else:
+            file["a"].attrs["_FillValue"] = np.int16(7)
+            expected[1, 2] = np.nan
+        if other == "packed":
+            file["a"].attrs.update(scale_factor=0.5, add_offset=[3.0])
+            expected = 0.5 * expected + 3.0
+    data = files.open(tmp_path / "f.h5", inputs=["a"], outputs=["u"], periodic=True, mask=True)
+    assert len(data) == 3
+    observed = ~np.isnan(expected)
+    assert np.array_equal(data[:].inputs.grid.observed.numpy(), observed)
+    assert np.array_equal(data[:].inputs.values[:, 0].numpy()[observed], expected[observed])
+
+
+def test_names_of_a_zarr_store_are_those_of_each_array(tmp_path: Path) -> None:
+    made = named(x=8, sample=4)
+    made.assign(origin=1.0).to_zarr(tmp_path / "f.zarr", consolidated=False)
+    made.to_zarr(tmp_path / "f.zarr", group="train", mode="a", consolidated=False)
+    store = zarr.open_group(tmp_path / "f.zarr", mode="a")
+    for group in (store, store["train"]):
+        group.create_array("helper", shape=(4, 8), dtype="f4")[...] = 5.0
+        group.create_array("weights", shape=(3,), dtype="f4")[...] = 1.0
+    for prefix in ("", "train/"):
+        assert f"{prefix}helper (4, 8)" in [str(variable) for variable in files.list_variables(tmp_path / "f.zarr")]
+        data = files.open(tmp_path / "f.zarr", inputs=[f"{prefix}a"], outputs=[f"{prefix}u"], periodic=True)
+        assert (len(data), data.inputs.grid.lengths) == (4, (12.0,))
+        assert np.array_equal(data[:].inputs.values[:, 0], made["a"].T)
+        assert len(files.open(tmp_path / "f.zarr", inputs=[f"{prefix}helper"], outputs=[f"{prefix}helper"], periodic=True)) == 4
+
+
+@pytest.mark.parametrize("kind", ["nc", "zarr"])
+def test_a_group_has_the_coordinates_of_the_groups_around_it(kind: str, tmp_path: Path) -> None:
+    made = named(time=4, x=8)
+    tree = xarray.DataTree.from_dict({"/": made[["time"]], "/runs": made[["x"]], "/runs/first": made.drop_vars(["time", "x"])})
+    path = tmp_path / f"f.{kind}"
+    tree.to_netcdf(path, engine="h5netcdf") if kind == "nc" else tree.to_zarr(path, consolidated=False)
+    data = files.open(path, inputs=["u"], outputs=["u"], group="runs/first", periodic=True)
+    assert data.grid.lengths == (12.0,)
+    assert data.times.tolist() == [0.0, 1.5, 3.0, 4.5]
+
+
+NUMBERS = [[0.5, 1.25], [2.0, -3.0], [4.0, 5.5]]
+
+
+def table_text(separator: str, first: list[str], *, index: bool) -> str:
+    """Rows of numbers under a line of names, which may be empty."""
+    rows = [[repr(number) for number in row] for row in NUMBERS]
+    if index:
+        first, rows = ["", *first], [[str(number), *row] for number, row in enumerate(rows)]
+    return "".join(separator.join(row) + "\n" for row in ([first] if any(first) else []) + rows)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", " "])
+@pytest.mark.parametrize("comment", ["", "# by hand, in m\n"])
+@pytest.mark.parametrize(
+    ("names", "index"),
+    [(["height", "width"], False), (["0", "1"], False), ([], False), (["height", "0"], True), (["0", "1"], True)],
+)
+def test_tables_lose_and_gain_no_row_and_no_column(
+    separator: str, comment: str, names: list[str], index: bool, tmp_path: Path
+) -> None:
+    text = table_text(separator, names, index=index)
+    if separator == " " and index:
+        text = '""' + text  # as pandas writes an empty name between blanks
+    (tmp_path / "q.csv").write_text(comment + text)
+    np.save(tmp_path / "u.npy", U[:3])
+    options: dict[str, Any] = {"outputs_path": tmp_path / "u.npy", "periodic": True}
+    data = files.open(tmp_path / "q.csv", axes="n c -> n x y", **options)
+    assert data[:].inputs.values[:, :, 0, 0].tolist() == NUMBERS
+    assert [one.name for one in files.list_variables(tmp_path / "q.csv")] == ["values", *names]
+    if names:
+        one = files.open(tmp_path / "q.csv", inputs=[names[1]], axes="n -> n x y", **options)
+        assert one[:].inputs.values[:, 0, 0, 0].tolist() == [row[1] for row in NUMBERS]
+
+
+def test_tables_of_numpy_and_whole_numbers(tmp_path: Path) -> None:
+    np.savetxt(tmp_path / "q.csv", NUMBERS)
+    (tmp_path / "one.csv").write_text("0\n1\n2\n")
+    assert [str(one) for one in files.list_variables(tmp_path / "q.csv")] == ["values (3, 2)"]
+    assert [str(one) for one in files.list_variables(tmp_path / "one.csv")] == ["values (3, 1)"]
+
+
+@pytest.mark.parametrize("text", ["a,a\n1,2\n", "a,values\n1,2\n", "a,b\n1,2,3\n", ",a\n0,1\n1\n", ""])
+def test_tables_with_names_twice_or_ragged_rows_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text(text)
+    with pytest.raises(FileError, match=r"a name of its own for each column|a table of numbers"):
+        files.list_variables(tmp_path / "q.csv")
+
+
+class TestUnitsAndOrder:
+    """Files that are opened together agree in units, times and samples."""
+
+    def test_units_of_a_variable_differ(self, tmp_path: Path) -> None:
+        made = named(sample=4, x=8)
+        for name, unit in {"first": "K", "second": "degC"}.items():
+            made["a"].attrs["units"] = unit
+            made.to_netcdf(tmp_path / f"{name}.nc", engine="h5netcdf")
+        with pytest.raises(DataError, match="a in 'K', as in .*first.nc; got 'degC' in .*second.nc"):
+            files.open(str(tmp_path / "*.nc"), inputs=["a"], outputs=["u"], periodic=True)
+
+    def test_origins_of_times_differ(self, tmp_path: Path) -> None:
+        """And the remedy works."""
+        states = numbers(8, 8)
+        for number, day in enumerate((1, 5)):
+            units = {"units": f"days since 2000-01-{day:02d}"}
+            made = xarray.Dataset(
+                {"s": (("time", "x"), states[4 * number : 4 * number + 4])},
+                coords={"x": np.arange(8) / 8, "time": ("time", np.arange(4.0), units)},
+            )
+            made.to_netcdf(tmp_path / f"year{number}.nc", engine="h5netcdf")
+        options: dict[str, Any] = {"inputs": ["s"], "outputs": ["s"], "periodic": True}
+        with pytest.raises(DataError, match="write all with one origin") as caught:
+            files.open(str(tmp_path / "year*.nc"), **options)
+        call = caught.value.remedy.partition(": ")[2]
+        for number in range(2):
+            names = {"path": tmp_path / f"year{number}.nc", "new": tmp_path / f"new{number}.nc", "xarray": xarray}
+            eval(call, names)
+        data = files.open(str(tmp_path / "new*.nc"), **options)
+        assert (len(data), data.times.tolist()) == (1, [*range(8)])
+
+    @pytest.mark.parametrize("dim", ["sample", "time"])
+    def test_inputs_and_outputs_in_different_orders(self, dim: str, tmp_path: Path) -> None:
+        made = named(**{dim: 4, "x": 8})
+        made.drop_vars("u").to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+        made = made.drop_vars("a")
+        made.assign_coords({dim: made[dim] + 1.0}).to_netcdf(tmp_path / "later.nc", engine="h5netcdf")
+        made.isel({dim: [0, 2, 1, 3]}).to_netcdf(tmp_path / "u.nc", engine="h5netcdf")
+        options: dict[str, Any] = {"inputs": ["a"], "outputs": ["u"], "periodic": True}
+        for name in ("later", "u"):
+            with pytest.raises(DataError, match=f"the same {dim}s of inputs and outputs in the same order"):
+                files.open(tmp_path / "a.nc", outputs_path=tmp_path / f"{name}.nc", **options)
+        xarray.open_dataset(tmp_path / "u.nc").sortby(dim).to_netcdf(tmp_path / "sorted.nc", engine="h5netcdf")
+        assert len(files.open(tmp_path / "a.nc", outputs_path=tmp_path / "sorted.nc", **options)) == (
+            4 if dim == "sample" else 1
+        )
