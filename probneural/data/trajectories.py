@@ -13,7 +13,7 @@ from torch import Tensor
 
 from probneural.arrays import array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
-from probneural.clocks import UNEVEN, WindowClock, even_step, identity
+from probneural.clocks import UNEVEN, WindowClock, even_step, identity, rounding_of
 from probneural.data.arranged import arranged, array_reader
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.pairs import StoredPairs
@@ -132,7 +132,8 @@ class Trajectories:
         """Times since the first state; None where they differ between trajectories."""
         times = self._own_times()
         elapsed = times - times[:, :1]
-        return elapsed[0] if len(elapsed) and bool((elapsed == elapsed[:1]).all()) else None
+        limit = UNEVEN * times.diff(dim=-1).abs().amin() if times.shape[-1] > 1 else 0.0
+        return elapsed[0] if len(elapsed) and bool(((elapsed - elapsed[:1]).abs() <= limit).all()) else None
 
     def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1, steps: int = 1) -> StoredPairs:
         """Make pairs: `history` neighbouring states to the state that is `lead` steps after the last of them.
@@ -188,7 +189,7 @@ class Trajectories:
         return WindowClock(self._own_times(), self._identities()).keys
 
     def _identities(self) -> Int64[Tensor, " n"]:
-        """One per trajectory: a hash of files, variables and row, or of the first and last state of arrays in memory."""
+        """One per trajectory: a hash of files as last modified, variables and row; in memory, of the first and last state."""
         variables = list(dict.fromkeys((*self.inputs, *self.outputs)))
         locations = [location_of(variable.reader) for variable in variables]
         if None not in locations:
@@ -237,12 +238,14 @@ class Trajectories:
         """
         own = self._own_times()
         lengths = (times[:, 1:] - times[:, :1]) / (offsets[0, 1:] - offsets[0, 0])
-        if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean()).all()):
+        rounding = rounding_of(own)
+        if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean() + rounding).all()):
             return slice(None), even_step(own)
         gaps = own.diff(dim=-1)
         unit = (gaps / gaps.median() * _INTERVAL_CLASSES).round()
         step = float(gaps[(unit - unit.flatten().mode().values).abs() <= 1].median())
-        is_regular = (gaps - step).abs() <= UNEVEN * step
+        is_regular = (gaps - step).abs() <= UNEVEN * step + rounding
+        step = float(gaps[is_regular].mean()) if rounding else step
         is_month = (gaps >= 28.0) & (gaps <= 31.0) & (gaps % 0.5 == 0.0)  # ends and middles of months
         are_months = int(is_month.sum()) > int(is_regular.sum())
         is_regular = is_month if are_months else is_regular
