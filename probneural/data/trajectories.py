@@ -11,16 +11,17 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.arrays import array_layout, check_grid_alone
+from probneural.arrays import Mask, array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
 from probneural.clocks import UNEVEN, WindowClock, even_step, identity, rounding_of
 from probneural.data.arranged import arranged, array_reader
 from probneural.data.fields import Part, StoredFields, stored
+from probneural.data.masking import with_mask
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import location_of
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
-from probneural.fields import select_rows
+from probneural.fields import Field, select_rows
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
 from probneural.notices import warn
@@ -91,6 +92,7 @@ class Trajectories:
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | str = None,
     ) -> Trajectories:
         """Take an array of any kind that can be sliced; it is never copied whole.
 
@@ -104,6 +106,7 @@ class Trajectories:
             periodic: Whether each axis of space is periodic.
             endpoint: Whether the right end is a point.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
+            mask: Which values are missing, as in [`open`][probneural.data.open].
 
         Raises:
             ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
@@ -120,7 +123,8 @@ class Trajectories:
                 expected="a layout with times and space", got=f'axes="{layout}"', remedy='name them: axes="n t c x"'
             )
         variable = variable_of(reader, layout, where, "values")
-        return trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
+        data = trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
+        return replace(data, grid=with_mask(data.at(0), mask).grid)
 
     @property
     def steps(self) -> int:
@@ -313,7 +317,7 @@ class Trajectories:
 
         Raises:
             UnsupportedError: If there is but one time, the inputs that vary in time are not the outputs' variables, or come
-                behind one that does not, or trajectories that are read have times of their own.
+                behind one that does not, or trajectories that are read have times or masks of their own, or masks vary in time.
             DataError: If a value that is read is not finite.
         """
         chosen = self.subset(index)
@@ -331,11 +335,13 @@ class Trajectories:
                 expected="trajectories at the same times", got="times of their own", remedy="read those of equal times together"
             )
         times = times.reshape(-1, self.steps)[0]
-        states = torch.stack([chosen.at(step)[:].values for step in range(1, self.steps)], dim=1)
+        following = [chosen.at(step)[:] for step in range(1, self.steps)]
         places = torch.stack([chosen.rows, torch.zeros_like(chosen.rows)], dim=1)
-        start = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
+        source = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
+        start = _with_one_mask([source[:], *following])
         clock = WindowClock(chosen._own_times(), chosen._identities())
-        return FieldTrajectories(start[:], states, times=times[1:] - times[0], clock=clock)
+        states = torch.stack([one.values for one in following], dim=1)
+        return FieldTrajectories(start, states, times=times[1:] - times[0], clock=clock)
 
     @property
     def channels(self) -> int:
@@ -355,6 +361,26 @@ class Trajectories:
     def __repr__(self) -> str:
         """A short description."""
         return f"Trajectories({len(self)} x {self.steps} times x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _with_one_mask(states: Sequence[Field]) -> Field:
+    """The first of some states, with the mask of all samples of all states.
+
+    Raises:
+        UnsupportedError: If masks differ.
+    """
+    start = states[0]
+    if not start.grid.is_batch or not len(start):
+        return start
+    observed = start.grid.observed[0]
+    if not all(bool((one.grid.observed == observed).all()) for one in states):
+        raise UnsupportedError(
+            expected="trajectories in memory with one mask at all times",
+            got="masks that differ between times or trajectories",
+            remedy='keep the trajectories as they are stored and take pairs, data.windows(); or pass mask="land" where the '
+            "points that are missing in the first sample are missing in all",
+        )
+    return Field(start.values, start.grid.unmasked.masked(observed), names=start.names, units=start.units)
 
 
 def _parts(variables: Sequence[Variable], steps: range) -> list[Part]:
