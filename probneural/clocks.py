@@ -22,7 +22,9 @@ UNEVEN = 1e-3
 """Deviation of an interval of time, relative to the mean interval, that counts as rounding."""
 _BLOCKS = 20
 """Maximum number of blocks that a split by blocks cuts the axis of time into."""
-_TOLERANCE = 1e-2
+_ROUNDED = 0.1
+"""Largest error of rounding times to decimals, in steps: beyond it, steps count as uneven."""
+_TOLERANCE = _ROUNDED
 """Rounding of times, in steps."""
 
 
@@ -199,7 +201,27 @@ def even_step(times: Float64[Tensor, "... times"]) -> float | None:
     if not gaps.numel() or float(gaps.min()) <= 0:
         return None
     mean = float(gaps.mean())
-    return mean if bool(((gaps - mean).abs() <= UNEVEN * mean).all()) else None
+    return mean if bool(((gaps - mean).abs() <= UNEVEN * mean + rounding_of(times)).all()) else None
+
+
+def rounding_of(times: Float64[Tensor, "... times"]) -> float:
+    """Largest error of an interval between times that are rounded to 2 or 3 decimals; 0 if they are not.
+
+    It is limited to a tenth of the median interval.
+
+    Examples:
+        >>> rounding_of(torch.tensor([0.0, 0.33, 0.67, 1.0])), rounding_of(torch.tensor([0.0, 0.3333]))
+        (0.01, 0.0)
+    """
+    gaps = times.diff(dim=-1)
+    if not gaps.numel():
+        return 0.0
+    is_single = bool((times.to(torch.float32) == times).all())
+    slack = (2.0**-22 if is_single else 1e-12) * float(times.abs().max())
+    for decimals in (2, 3):
+        if slack < 0.1**decimals / 4 and bool(((times - times.round(decimals=decimals)).abs() <= slack).all()):
+            return min(10.0**-decimals, _ROUNDED * float(gaps.median()))
+    return 0.0
 
 
 def is_time(name: str, attributes: Mapping[str, Any]) -> bool:

@@ -30,9 +30,9 @@ def no_keys() -> Int64[Tensor, " 0"]:
 def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
     """Return integer keys that identify the samples of a data set, `(n, k)`, on the CPU.
 
-    A pair has one key, the hash of its input and output: equal for equal pairs, in float32 or float64. A data set with an
-    attribute `window_keys`, `(n, k)`, supplies its own keys instead, one per state of a window; two windows that share a state
-    share a key.
+    The first key of a pair is the hash of its input and output: equal for equal pairs, in float32 or float64. A data set with
+    an attribute `window_keys`, `(n, k - 1)`, supplies the others, one per state of a window: two windows that share a state
+    share a key, and a window is found by its contents where its times are lost.
 
     Args:
         data: n pairs; rows are read a few at a time.
@@ -45,13 +45,12 @@ def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
         >>> bool((keys == row_keys(FieldPairs(side, side).to(torch.float64))).all()), len(keys.unique())
         (True, 2)
     """
-    window_keys = getattr(data, "window_keys", None)
-    if isinstance(window_keys, Tensor):
-        return window_keys.cpu()
     row = max(1, *(side.channels * side.grid.size for side in (data.inputs, data.outputs)))
     parts = batches(data, max(1, _VALUES_AT_ONCE // row) if most is None else most)
-    keys = [row_fingerprints(part.inputs.values, part.outputs.values)[:, None] for part in parts]
-    return torch.cat([no_keys()[:, None], *keys])
+    contents = [row_fingerprints(part.inputs.values, part.outputs.values) for part in parts]
+    keys = torch.cat([no_keys(), *contents])[:, None]
+    window_keys = getattr(data, "window_keys", None)
+    return torch.cat([keys, window_keys.cpu()], dim=1) if isinstance(window_keys, Tensor) else keys
 
 
 def shared_rows(keys: Int64[Tensor, "n k"], used: Int64[Tensor, " m"]) -> int:

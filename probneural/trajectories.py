@@ -11,7 +11,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
-from probneural.clocks import UNEVEN, WindowClock, even_step, joined_clocks
+from probneural.clocks import UNEVEN, WindowClock, even_step, joined_clocks, rounding_of
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of, row_fingerprints
@@ -184,7 +184,7 @@ class FieldTrajectories:
         """
         starts = window_starts(self.steps + 1, history=history, lead=lead, stride=stride, steps=steps)
         gaps = torch.diff(self.times, prepend=self.times.new_zeros(1))
-        if bool(((gaps - gaps.mean()).abs() > UNEVEN * gaps.mean()).any()):
+        if bool(((gaps - gaps.mean()).abs() > UNEVEN * gaps.mean() + rounding_of(self.lead_times)).any()):
             raise ArgumentError(
                 expected="times that are equally spaced from the start at 0 on",
                 got=f"intervals from {float(gaps.min()):g} to {float(gaps.max()):g}",

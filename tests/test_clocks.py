@@ -66,17 +66,26 @@ def test_trajectories_that_are_read_keep_their_times_and_identities() -> None:
     assert torch.isin(loose.windows().window_keys, loose.window_keys).all()
 
 
-def test_identities_of_files_follow_from_their_path(tmp_path: Path) -> None:
-    values = {"u": (("member", "time", "x"), normal(2, 5, 8, dtype=torch.float64).numpy())}
-    dataset = xarray.Dataset(values, coords={"time": np.arange(5) * 6.0, "x": np.arange(8.0)})
-    keys = []
-    for name in ("a.nc", "b.nc", "a.nc"):
-        dataset.to_netcdf(tmp_path / name, engine="h5netcdf")
-        keys.append(
-            pn.data.open(tmp_path / name, inputs=["u"], outputs=["u"], sample="member", periodic=True).windows().window_keys
-        )
-    assert torch.equal(keys[0], keys[2])
-    assert not torch.isin(keys[0], keys[1]).any()
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_identities_of_files_follow_from_path_and_modification(suffix: str, tmp_path: Path) -> None:
+    def written(name: str, seed: int) -> Path:
+        values = {"u": (("member", "time", "x"), normal(2, 5, 8, seed=seed, dtype=torch.float64).numpy())}
+        dataset = xarray.Dataset(values, coords={"time": np.arange(5) * 6.0, "x": np.arange(8.0)})
+        path = tmp_path / f"{name}.{suffix}"
+        if suffix == "nc":
+            dataset.to_netcdf(path, engine="h5netcdf")
+        else:
+            dataset.to_zarr(path, mode="w", consolidated=False)
+        return path
+
+    def keys(path: Path) -> torch.Tensor:
+        data = pn.data.open(path, inputs=["u"], outputs=["u"], sample="member", periodic=True)
+        return data.windows().window_keys
+
+    first = keys(written("a", 0))
+    assert torch.equal(keys(tmp_path / f"a.{suffix}"), first)
+    assert not torch.isin(keys(written("b", 0)), first).any()
+    assert not torch.isin(keys(written("a", 1)), first).any()  # other contents of the same shape
 
 
 def test_a_clock_survives_what_is_done_to_pairs() -> None:

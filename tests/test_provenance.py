@@ -46,9 +46,39 @@ def test_windows_that_share_a_state_share_a_key() -> None:
     data = pairs(4)
     states = torch.tensor([[10.0, 11.0], [11.0, 12.0], [12.0, 13.0], [20.0, 21.0]])
     keys = row_keys(FieldPairs(data.inputs, data.outputs, clock=pn.WindowClock(states, lead=1)))
-    assert keys.shape == (4, 2)
-    assert torch.equal(keys[1:3, 0], keys[:2, 1])
-    assert shared_rows(keys, keys[[0, 3], 1]) == 3
+    assert keys.shape == (4, 3)
+    assert torch.equal(keys[1:3, 1], keys[:2, 2])
+    assert shared_rows(keys, keys[[0, 3], 2]) == 3
+
+
+def windows(*, leads: int = 6) -> FieldPairs:
+    """Windows of two trajectories."""
+    values = normal(2, leads, 1, GRID.size, seed=3)
+    return pn.FieldTrajectories(pn.Field(values[:, 0], GRID), values[:, 1:], times=torch.arange(1.0, leads)).windows()
+
+
+def test_windows_are_known_by_their_contents_where_their_times_are_lost() -> None:
+    data = windows()
+    plain = FieldPairs(data.inputs, data.outputs)
+    predictor = Synthetic()._with_records(record_of(data))
+    assert shared_rows(row_keys(plain), record_of(data).row_keys) == len(data)
+    with pytest.raises(DataError, match="10 of 10"):
+        pn.metrics.score(predictor(data.inputs), data.outputs)
+    with pytest.raises(DataError, match="10 of 10"):
+        pn.metrics.score_pairs(predictor, plain)
+    scaled = pn.calibration.VarianceScale().fit(Synthetic(), data)
+    with pytest.raises(pn.errors.CalibrationError, match="10 of 10"):
+        pn.calibration.SimultaneousBand(level=0.5).fit(scaled, plain)
+
+
+def test_windows_of_several_leads_are_known_together_by_their_contents() -> None:
+    values = normal(2, 6, 1, GRID.size, seed=3)
+    data = pn.FieldTrajectories(pn.Field(values[:, 0], GRID), values[:, 1:], times=torch.arange(1.0, 6.0))
+    both = FieldPairs.cat([data.windows(), data.windows(lead=2)])
+    assert both.clock is None
+    for part in (data.windows(), data.windows(lead=2)):
+        assert shared_rows(row_keys(part), record_of(both).row_keys) == len(part)
+        assert shared_rows(row_keys(both), record_of(part).row_keys) == len(part)
 
 
 def test_a_record_holds_times_and_units_of_the_data() -> None:
@@ -59,7 +89,7 @@ def test_a_record_holds_times_and_units_of_the_data() -> None:
     assert (record.history, record.lead, record.step) == (2, 3, 0.5)
     joined = joined_record([None, record, record_of(pairs(3, seed=9))])
     assert joined is not None
-    assert (joined.lead, len(joined.row_keys)) == (3, len(states.unique()) + 3)
+    assert (joined.lead, len(joined.row_keys)) == (3, 4 + len(states.unique()) + 3)
     assert joined_record([None]) is None
 
 

@@ -324,7 +324,7 @@ def reader_of(array: Any, name: str) -> ArrayReader:
 
 
 def location_of(reader: ArrayReader) -> str | None:
-    """Files and name of an array, without reading it; None for an array in memory."""
+    """Files, their times of modification, and name of an array, without reading it; None for an array in memory."""
     inner = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", [])
     if inner:  # another order of axes, or several files
         locations = [location_of(one) for one in inner]
@@ -334,7 +334,16 @@ def location_of(reader: ArrayReader) -> str | None:
     name = getattr(source, "key", None) or getattr(source, "name", None) or getattr(source, "offset", None)
     if path is None or source is not reader:  # arrays of h5py and zarr
         path = getattr(getattr(source, "file", None), "filename", None) or getattr(source, "store_path", None)
-    return None if path is None else f"{os.path.realpath(str(path))}: {name}"
+    return None if path is None else f"{_version_of(os.path.realpath(str(path).removeprefix('file://')))}: {name}"
+
+
+def _version_of(path: str) -> str:
+    """A path with the time of modification and size of its file, or of a zarr array's metadata: new contents, another text."""
+    for file in (path, *(os.path.join(path, name) for name in ("zarr.json", ".zarray", ".zmetadata"))):
+        if os.path.isfile(file):
+            status = os.stat(file)
+            return f"{path} {status.st_mtime_ns} {status.st_size}"
+    return path
 
 
 def gather(reader: ArrayReader, places: NDArray[np.int64], *, chunks: Sequence[int] | None = None) -> NDArray[Any]:

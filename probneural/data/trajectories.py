@@ -11,16 +11,17 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.arrays import array_layout, check_grid_alone
+from probneural.arrays import Mask, array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
-from probneural.clocks import UNEVEN, WindowClock, even_step, identity
+from probneural.clocks import UNEVEN, WindowClock, even_step, identity, rounding_of
 from probneural.data.arranged import arranged, array_reader
 from probneural.data.fields import Part, StoredFields, stored
+from probneural.data.masking import with_mask
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import location_of
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
-from probneural.fields import select_rows
+from probneural.fields import Field, select_rows
 from probneural.grids import Grid, check_grid
 from probneural.layouts import layouts_of
 from probneural.notices import warn
@@ -91,6 +92,7 @@ class Trajectories:
         periodic: bool | Sequence[bool] | None = None,
         endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
+        mask: Mask | str = None,
     ) -> Trajectories:
         """Take an array of any kind that can be sliced; it is never copied whole.
 
@@ -104,6 +106,7 @@ class Trajectories:
             periodic: Whether each axis of space is periodic.
             endpoint: Whether the right end is a point.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
+            mask: Which values are missing, as in [`open`][probneural.data.open].
 
         Raises:
             ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
@@ -120,9 +123,10 @@ class Trajectories:
                 expected="a layout with times and space", got=f'axes="{layout}"', remedy='name them: axes="n t c x"'
             )
         variable = variable_of(reader, layout, where, "values")
-        trajectories = trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
-        StoredPairs(trajectories.at(0), trajectories.at(-1)).looked_at()
-        return trajectories
+        data = trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
+        masked = replace(data, grid=with_mask(data.at(0), mask).grid)
+        StoredPairs(masked.at(0), masked.at(-1)).looked_at()
+        return masked
 
     @property
     def steps(self) -> int:
@@ -134,7 +138,8 @@ class Trajectories:
         """Times since the first state; None where they differ between trajectories."""
         times = self._own_times()
         elapsed = times - times[:, :1]
-        return elapsed[0] if len(elapsed) and bool((elapsed == elapsed[:1]).all()) else None
+        limit = UNEVEN * times.diff(dim=-1).abs().amin() if times.shape[-1] > 1 else 0.0
+        return elapsed[0] if len(elapsed) and bool(((elapsed - elapsed[:1]).abs() <= limit).all()) else None
 
     def windows(self, *, history: int = 1, lead: int = 1, stride: int = 1, steps: int = 1) -> StoredPairs:
         """Make pairs: `history` neighbouring states to the state that is `lead` steps after the last of them.
@@ -190,7 +195,7 @@ class Trajectories:
         return WindowClock(self._own_times(), self._identities()).keys
 
     def _identities(self) -> Int64[Tensor, " n"]:
-        """One per trajectory: a hash of files, variables and row, or of the first and last state of arrays in memory."""
+        """One per trajectory: a hash of files as last modified, variables and row; in memory, of the first and last state."""
         variables = list(dict.fromkeys((*self.inputs, *self.outputs)))
         locations = [location_of(variable.reader) for variable in variables]
         if None not in locations:
@@ -239,12 +244,14 @@ class Trajectories:
         """
         own = self._own_times()
         lengths = (times[:, 1:] - times[:, :1]) / (offsets[0, 1:] - offsets[0, 0])
-        if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean()).all()):
+        rounding = rounding_of(own)
+        if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean() + rounding).all()):
             return slice(None), even_step(own)
         gaps = own.diff(dim=-1)
         unit = (gaps / gaps.median() * _INTERVAL_CLASSES).round()
         step = float(gaps[(unit - unit.flatten().mode().values).abs() <= 1].median())
-        is_regular = (gaps - step).abs() <= UNEVEN * step
+        is_regular = (gaps - step).abs() <= UNEVEN * step + rounding
+        step = float(gaps[is_regular].mean()) if rounding else step
         is_month = (gaps >= 28.0) & (gaps <= 31.0) & (gaps % 0.5 == 0.0)  # ends and middles of months
         are_months = int(is_month.sum()) > int(is_regular.sum())
         is_regular = is_month if are_months else is_regular
@@ -312,7 +319,7 @@ class Trajectories:
 
         Raises:
             UnsupportedError: If there is but one time, the inputs that vary in time are not the outputs' variables, or come
-                behind one that does not, or trajectories that are read have times of their own.
+                behind one that does not, or trajectories that are read have times or masks of their own, or masks vary in time.
             DataError: If a value that is read is not finite.
         """
         chosen = self.subset(index)
@@ -330,11 +337,13 @@ class Trajectories:
                 expected="trajectories at the same times", got="times of their own", remedy="read those of equal times together"
             )
         times = times.reshape(-1, self.steps)[0]
-        states = torch.stack([chosen.at(step)[:].values for step in range(1, self.steps)], dim=1)
+        following = [chosen.at(step)[:] for step in range(1, self.steps)]
         places = torch.stack([chosen.rows, torch.zeros_like(chosen.rows)], dim=1)
-        start = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
+        source = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
+        start = _with_one_mask([source[:], *following])
         clock = WindowClock(chosen._own_times(), chosen._identities())
-        return FieldTrajectories(start[:], states, times=times[1:] - times[0], clock=clock)
+        states = torch.stack([one.values for one in following], dim=1)
+        return FieldTrajectories(start, states, times=times[1:] - times[0], clock=clock)
 
     @property
     def channels(self) -> int:
@@ -354,6 +363,26 @@ class Trajectories:
     def __repr__(self) -> str:
         """A short description."""
         return f"Trajectories({len(self)} x {self.steps} times x {self.channels} on {self.grid!r}, {self.dtype})"
+
+
+def _with_one_mask(states: Sequence[Field]) -> Field:
+    """The first of some states, with the mask of all samples of all states.
+
+    Raises:
+        UnsupportedError: If masks differ.
+    """
+    start = states[0]
+    if not start.grid.is_batch or not len(start):
+        return start
+    observed = start.grid.observed[0]
+    if not all(bool((one.grid.observed == observed).all()) for one in states):
+        raise UnsupportedError(
+            expected="trajectories in memory with one mask at all times",
+            got="masks that differ between times or trajectories",
+            remedy='keep the trajectories as they are stored and take pairs, data.windows(); or pass mask="land" where the '
+            "points that are missing in the first sample are missing in all",
+        )
+    return Field(start.values, start.grid.unmasked.masked(observed), names=start.names, units=start.units)
 
 
 def _parts(variables: Sequence[Variable], steps: range) -> list[Part]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.clocks import rounding_of
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError
 from probneural.pairs import FieldSource
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-2
 """Rounding of times, in steps of the forecast."""
+_COMPARED = 8
+"""Samples by which the start of a forecast is found among the true states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,9 @@ class _Aligned:
 def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
     """The true trajectories with lead k at the time of the forecast's lead k, where both have times; else by number.
 
+    By number, lead k is l k states after the start, for a predictor of windows of lead l: the truth has the steps of the
+    training data.
+
     Where the forecast starts from the last of several input states, and the truth begins with the first of them, the truth's
     time is counted from the forecast's start.
 
@@ -51,10 +56,13 @@ def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
     clock: Tensor | None = getattr(truth, "lead_times", None)
     origin = _origin(forecast, truth)
     if times is None or clock is None:
-        return truth if origin == 0 else _Aligned(truth, tuple(range(origin, origin + forecast.steps + 1)))
+        lead = max(1, getattr(getattr(forecast, "trained_on", None), "lead", 1))
+        if origin == 0 and lead == 1:
+            return truth
+        return _Aligned(truth, tuple(origin + lead * step for step in range(forecast.steps + 1)))
     elapsed = clock - clock[origin]
     distance, steps = (elapsed - times[:, None]).abs().min(1)
-    missing = distance > _ROUNDING * times[0]
+    missing = distance > _ROUNDING * times[0] + 2.0 * rounding_of(clock)
     if bool(missing.any()):
         raise ArgumentError(
             expected=f"true states at the forecast's times, {_shown(times)}",
@@ -79,19 +87,24 @@ def check_same_times(forecast: Forecast, times: Float64[Tensor, " steps"] | None
 
 
 def _origin(forecast: Any, truth: TrueTrajectories) -> int:
-    """The step of the truth that is the forecast's start: by contents, among its input states; 0 if none is."""
+    """The step of the truth that is the forecast's start: of its input states the nearest one, by the first samples.
+
+    Without states to compare it is the last input state.
+    """
     history = getattr(forecast, "history", 1)
     if history == 1 or not len(truth):
         return 0
-    start = forecast.at(0).mean[:1]
+    start = forecast.at(0).mean[:_COMPARED]
+    distances = []
     for step in range(history):
         try:
-            state = truth.at(step)[0].values
+            state = truth.at(step)[: len(start)].values
         except ArgumentError:  # the truth is shorter
             return 0
-        if state.shape == start.shape and torch.equal(state.to(start), start):
-            return step
-    return 0
+        if state.shape != start.shape:
+            return int(history) - 1
+        distances.append(float((state.to(start) - start).square().nansum()))
+    return distances.index(min(distances))
 
 
 def _shown(times: Tensor) -> str:

@@ -87,7 +87,7 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
 
 
 def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
-    """Return the row keys of the steps of trajectories, those of `truth.windows()`, on the CPU.
+    """Return the row keys of the steps of trajectories, those of `truth.windows()`, or of states where times are uneven.
 
     Args:
         truth: n trajectories.
@@ -111,4 +111,5 @@ def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
         torch.cat([row_fingerprints(one[rows].values, following[rows].values) for rows in parts])
         for one, following in itertools.pairwise(states)
     ]
-    return torch.stack(columns, 1)
+    window_keys = getattr(truth, "window_keys", None)
+    return torch.stack([*columns, *([] if window_keys is None else window_keys.unbind(1))], 1)

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from probneural import data as pn_data
 from probneural.data import StoredPairs, Trajectories
-from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from probneural.operators import FNO
 from probneural.pairs import Dataset, FieldPairs
 from probneural.training import fit
+from probneural.trajectories import FieldTrajectories
 from tests.data.files import numbers, write_hdf5, write_zarr
 
 STATES = numbers(7, 6, 2, 8, 4)
@@ -228,3 +229,41 @@ def test_windows_do_not_mix_steps_of_several_lengths() -> None:
     assert len(uneven.windows(stride=6)) == len(STATES)
     with pytest.raises(ArgumentError, match="equally spaced"):  # the same places, but steps of .5 and of 1
         uneven.windows(history=3, stride=2, lead=1)
+
+
+def with_land(*, varies: str = "") -> torch.Tensor:
+    """States of 3 trajectories at 4 times with two missing points, and others at a later time or in another trajectory."""
+    states = torch.arange(96.0).reshape(3, 4, 1, 8).sin()
+    states[..., 2:4] = torch.nan
+    if varies:
+        states[(slice(None), 2) if varies == "time" else 1][..., 6] = torch.nan
+    return states
+
+
+@pytest.mark.parametrize("mask", [True, "land"])
+def test_a_constant_mask_is_one_mask_of_trajectories_in_memory(mask: bool | str) -> None:
+    data = Trajectories.from_array(with_land(), times=[0.0, 1.0, 2.0, 3.0], periodic=True, mask=mask)
+    read = data[[2, 0]]
+    assert not read.grid.is_batch
+    assert read.grid.observed.tolist() == [True, True, False, False, True, True, True, True]
+    pairs, stored_pairs = read.windows(), data.subset([2, 0]).windows()[:]
+    assert torch.equal(pairs.inputs.grid.fill(pairs.inputs.values), stored_pairs.inputs.grid.fill(stored_pairs.inputs.values))
+    assert len(FieldTrajectories.cat([read, data[1]])) == 3
+
+
+@pytest.mark.parametrize("varies", ["time", "trajectory"])
+def test_masks_that_vary_are_refused_in_memory(varies: str) -> None:
+    data = Trajectories.from_array(with_land(varies=varies), times=[0.0, 1.0, 2.0, 3.0], periodic=True, mask=True)
+    with pytest.raises(UnsupportedError, match="masks that differ between times or trajectories") as caught:
+        data[:]
+    assert "data.windows()" in caught.value.remedy
+    windows = data.windows()[:]
+    assert int((~windows.outputs.grid.observed).sum()) == 3 * 3 * 2 + 3
+    if varies == "trajectory":
+        assert int(data[1].grid.observed.sum()) == 5
+
+
+def test_missing_values_of_arrays_need_a_mask() -> None:
+    data = Trajectories.from_array(with_land(), times=[0.0, 1.0, 2.0, 3.0], periodic=True)
+    with pytest.raises(DataError, match="mask=True"):
+        data[:]

@@ -134,3 +134,47 @@ def test_histories_with_leads_beyond_one_are_refused() -> None:
     data = TRAIN.windows(history=2, lead=2)
     with pytest.raises(ArgumentError, match="neighbouring states"):
         forecast_of(predictor(data), data.inputs[:2])
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_forecasts_of_months_are_compared_at_multiples_of_their_lead(memory: bool) -> None:
+    months = torch.tensor([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]).cumsum(0).double()
+    data = [
+        pn.data.Trajectories.from_array(one, times=months, periodic=True)
+        for one in (normal(12, 13, 1, 8, seed=1).float(), STATES)
+    ]
+    forecast = forecast_of(predictor(data[0].windows(lead=2)), data[1].at(0)[:])
+    assert forecast.times is None
+    scores = pn.metrics.score_by_lead(forecast, data[1][:] if memory else data[1])
+    expected = pn.metrics.relative_l2(pn.Field(forecast.at(3).mean, TRUTH.grid), TRUTH.at(6)[:]).mean()
+    assert float(scores["relative_l2"].values[2]) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("decimals", [2, 3])
+def test_rounded_times_are_even(decimals: int) -> None:
+    times = (torch.arange(13, dtype=torch.float64) / 3).round(decimals=decimals)
+    train, truth = (
+        pn.data.Trajectories.from_array(one, times=times, periodic=True)
+        for one in (normal(12, 13, 1, 8, seed=1).float(), STATES)
+    )
+    windows = train.windows(lead=2)
+    assert len(train.windows(history=3)) == 12 * 10
+    assert windows.clock is not None
+    assert windows.clock.step == pytest.approx(1 / 3, rel=1e-3)
+    assert len(truth[:].windows(history=3)) == 12 * 10
+    forecast = forecast_of(predictor(windows), truth.at(0)[:])
+    expected = pn.metrics.relative_l2(pn.Field(forecast.at(3).mean, TRUTH.grid), TRUTH.at(6)[:]).mean()
+    for states in (truth, truth[:]):
+        scores = pn.metrics.score_by_lead(forecast, states)
+        assert float(scores["relative_l2"].values[2]) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_a_start_that_is_no_true_state_is_the_nearest_of_the_input_states(
+    of_two_states: pn.distributions.Predictor,
+) -> None:
+    starts = TRUTH.windows(history=2).inputs[list(range(0, 11 * 12, 11))]
+    noisy = pn.Field(starts.values + 1e-3 * normal(*starts.values.shape, seed=2), starts.grid)
+    forecast = forecast_of(of_two_states, noisy)
+    later = pn.data.Trajectories.from_array(STATES[:, 1:], times=[STEP * number for number in range(12)], periodic=True)
+    expected = table(pn.metrics.score_by_lead(forecast, later))
+    assert torch.equal(table(pn.metrics.score_by_lead(forecast, TRUTH)), expected)

@@ -15,7 +15,7 @@ from probneural.heads import LastLayerLaplace
 from probneural.pairs import FieldPairs
 from probneural.provenance import TrainingRecord, row_keys
 from probneural.storage import load, save
-from probneural.training import EarlyStopping, Optimization, Unroll, files, fit
+from probneural.training import EarlyStopping, Optimization, Unroll, files, fit, trainer
 from probneural.trajectories import FieldTrajectories
 from tests.training.cases import built, data
 
@@ -57,7 +57,8 @@ def test_of_windows_of_several_steps_the_first_step_counts() -> None:
     windows = trajectories.windows(steps=2)
     first = FieldPairs(windows.inputs, Field(windows.outputs.values[:, :1], grid))
     plain = FieldPairs(windows.inputs, windows.outputs)
-    for pairs, expected in ((windows, keys(trajectories.windows())), (plain, keys(first))):  # of all states, of the first step
+    states_of_all = set(trajectories.window_keys.flatten().tolist())
+    for pairs, expected in ((windows, keys(first) | states_of_all), (plain, keys(first))):
         operator = built("FNO")
         fit(operator, pairs, epochs=1, validation=0.0, unroll=Unroll(steps=2), show_progress=False)
         assert recorded(operator) == expected
@@ -91,3 +92,16 @@ def test_files_of_predictors_keep_the_record_and_older_files_have_none(tmp_path:
     older = load(tmp_path / "older")
     assert older.trained_on is None
     assert torch.equal(older(pairs.inputs).variance, predictor(pairs.inputs).variance)
+
+
+def test_processes_share_out_the_reading_of_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = torch.randn(2, 6, 1, 16, generator=torch.Generator().manual_seed(0))
+    windows = FieldTrajectories(Field(states[:, 0], Grid.uniform(16)), states[:, 1:], times=torch.arange(1.0, 6.0)).windows()
+    monkeypatch.setattr(trainer, "world_size", lambda: 2)
+    monkeypatch.setattr(trainer, "sum_over_processes", lambda keys: keys)
+    parts = []
+    for rows in (range(7), range(7, 10)):
+        monkeypatch.setattr(trainer, "own_rows", lambda count, rows=rows: rows)
+        parts.append(trainer._shared_keys(windows, 4))
+    assert torch.equal(sum(parts), row_keys(windows))
+    assert not parts[0][7:].any()
