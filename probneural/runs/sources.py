@@ -57,7 +57,7 @@ def open_pairs(data: Data) -> StoredPairs:
         raise ArgumentError(expected="a data file", got="none", remedy="name it: data.nc, or path = ... in [data]")
     with _settings_named():
         options = _options(data)
-        options |= {"outputs_path": paths_in(data.outputs_path)} if data.outputs_path else {}
+        options |= _outputs_path(data)
         where = paths_in(data.path) + (paths_in(data.test_path) if data.test_path else [])
         opened = files.open(where, inputs=data.inputs or None, outputs=data.outputs or None, **options)
         if isinstance(opened, Trajectories):
@@ -77,7 +77,8 @@ def test_rows(data: Data, pairs: StoredPairs) -> Tensor | None:
     if not data.test_path:
         return None
     with _settings_named():
-        first = files.open(paths_in(data.path), inputs=data.inputs or None, outputs=data.outputs or None, **_options(data))
+        options = _options(data) | _outputs_path(data, without_test=True)
+        first = files.open(paths_in(data.path), inputs=data.inputs or None, outputs=data.outputs or None, **options)
     places = pairs.inputs.places
     is_later = places[:, FUNCTION] >= len(first)
     if isinstance(first, Trajectories) and not bool(is_later.any()):  # one series, which the test file continues
@@ -129,6 +130,24 @@ def _options(data: Data) -> dict[str, Any]:
     }
     mask = {"none": None, "land": "land", "samples": True}[data.mask]
     return {**named, **axes, "mask": mask, "dtype": getattr(torch, data.dtype)}
+
+
+def _outputs_path(data: Data, *, without_test: bool = False) -> dict[str, Any]:
+    """The files of the outputs: as many as there are of the inputs, those of the test samples last.
+
+    Raises:
+        ArgumentError: If there are test inputs, and the files of the outputs are not as many as those of the inputs.
+    """
+    if not data.outputs_path:
+        return {}
+    outputs, training, test = (paths_in(setting) for setting in (data.outputs_path, data.path, data.test_path))
+    if data.test_path and len(outputs) != len(training) + len(test):
+        raise ArgumentError(
+            expected=f"{len(training) + len(test)} files in outputs_path=, for {data.path} and {data.test_path}",
+            got=f"{len(outputs)}, {data.outputs_path}",
+            remedy=f"name them in this order, {os.pathsep!r} between them: outputs.npy{os.pathsep}test_outputs.npy",
+        )
+    return {"outputs_path": outputs[: len(training)] if without_test else outputs}
 
 
 def _concerned(error: ProbneuralError, data: Data) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from probneural.runs import Config, Data
 from probneural.runs.folder import RunFolder, split_rows
 from probneural.runs.initial import initial_config
 from probneural.runs.sources import open_inputs, open_pairs
+from probneural.runs.sources import test_rows as rows_of_test
 from tests.data.files import write_hdf5, write_pdebench, write_the_well, write_zarr
 from tests.runs.files import cheap, fields
 
@@ -199,3 +201,19 @@ def test_a_test_file_of_its_own_is_the_test_part(tmp_path: Path) -> None:
     with RunFolder.open(dataclasses.replace(series, calibration=runs.Calibration(level=0.5)), tmp_path / "series") as run:
         assert run.record["split"]["test"] == [*range(45, 59)]
         assert max(run.record["split"]["conformal"]) == 43  # the window from 44 to 45 ends in the test file
+
+
+def test_outputs_of_a_test_file_are_the_last_files_of_outputs(tmp_path: Path) -> None:
+    waves = {name: fields()[name].to_numpy() for name in ("a", "u")}
+    for part, rows in {"": slice(0, 30), "test_": slice(30, 40)}.items():
+        for name, array in waves.items():
+            np.save(tmp_path / f"{part}{name}.npy", array[rows])
+    path, test_path, *outputs = (str(tmp_path / f"{name}.npy") for name in ("a", "test_a", "u", "test_u"))
+    data = Data(path=path, test_path=test_path, outputs_path=os.pathsep.join(outputs), axes="n x", periodic=(True,))
+    pairs = open_pairs(data)
+    assert np.array_equal(pairs[30:].outputs.values[:, 0], waves["u"][30:].astype("f4"))
+    rows = rows_of_test(data, pairs)
+    assert rows is not None
+    assert rows.tolist() == [*range(30, 40)]
+    with pytest.raises(ArgumentError, match=r"2 files in outputs_path in .data. \(--outputs_path\).*got 1"):
+        open_pairs(dataclasses.replace(data, outputs_path=outputs[0]))
