@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.data.readers import ArrayReader, SlicedReader
@@ -71,7 +72,23 @@ def torch_readers(path: Path) -> dict[str, ArrayReader]:
             got=type(content).__name__,
             remedy='save tensors: torch.save({"a": a, "u": u}, path)',
         )
-    return {name: SlicedReader(one.detach().numpy()) for name, one in tensors.items()}
+    return {name: SlicedReader(_numbers(one, f"{name!r} in {path}")) for name, one in tensors.items()}
+
+
+def _numbers(tensor: Tensor, name: str) -> NDArray[Any]:
+    """A tensor as an array; NumPy has no bfloat16.
+
+    Raises:
+        FileError: If NumPy has no such numbers.
+    """
+    try:
+        return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().resolve_conj().numpy())
+    except (TypeError, RuntimeError) as error:
+        raise FileError(
+            expected=f"a dense tensor of numbers as {name}",
+            got=f"{tensor.dtype}, {tensor.layout}",
+            remedy="save it dense, as float32: tensor.to_dense().float()",
+        ) from error
 
 
 def is_csv(path: Path) -> bool:

@@ -22,7 +22,7 @@ def with_mask(side: StoredFields, mask: Mask | str) -> StoredFields:
 
     Raises:
         ShapeError: If an array has another shape or holds no truth values.
-        ArgumentError: If it is another word.
+        ArgumentError: If it is another word, or no array.
     """
     if mask is None or mask is False or not len(side):
         return side
@@ -34,7 +34,12 @@ def with_mask(side: StoredFields, mask: Mask | str) -> StoredFields:
                 expected='mask=True, mask="land" or an array of truth values', got=repr(mask), remedy='write mask="land"'
             )
         return side.with_grid(side.with_missing()[0].grid.observed[0])
-    missing = torch.as_tensor(mask)
+    try:
+        missing = torch.as_tensor(mask)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            expected=f"truth values as mask, of shape {side.grid.shape}", got=str(error), remedy="pass a boolean tensor"
+        ) from error
     if missing.dtype != torch.bool or tuple(missing.shape) != side.grid.shape:
         raise ShapeError(
             expected=f"truth values as mask, of shape {side.grid.shape}",

@@ -206,7 +206,9 @@ def _variable(
 
 def _times(file: Any, times: NDArray[Any] | None, variables: dict[str, Variable], request: Request) -> Any:
     """As many times as there are states, without the entry that some files have beyond the last."""
-    steps = next(count for variable in variables.values() if (count := variable.count(TIME)) is not None)
+    steps = next((count for variable in variables.values() if (count := variable.count(TIME)) is not None), None)
+    if steps is None:  # the user states other roles of the axes
+        return None
     given = times if request.axes.time is None else request.axes.time
     found = None if given is None else np.asarray(given).shape[-1]
     if given is None or found not in (steps, steps + 1):

@@ -143,7 +143,7 @@ def _outputs_path(data: Data, *, without_test: bool = False) -> dict[str, Any]:
     outputs, training, test = (paths_in(setting) for setting in (data.outputs_path, data.path, data.test_path))
     if data.test_path and len(outputs) != len(training) + len(test):
         raise ArgumentError(
-            expected=f"{len(training) + len(test)} files in outputs_path=, of the outputs of {data.path} and {data.test_path}",
+            expected=f"{len(training) + len(test)} files in outputs_path=, for {data.path} and {data.test_path}",
             got=f"{len(outputs)}, {data.outputs_path}",
             remedy=f"name them in this order, {os.pathsep!r} between them: outputs.npy{os.pathsep}test_outputs.npy",
         )

@@ -20,7 +20,7 @@ from probneural.data import StoredPairs, Trajectories
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from tests.data.files import numbers, write_hdf5, write_zarr
+from tests.data.files import numbers, write_hdf5, write_pdebench, write_zarr
 
 A, U = numbers(7, 6, 5, 2, seed="a"), numbers(7, 6, 5, seed="u", dtype="f8")
 AXES = "n x y c -> n x y"
@@ -551,3 +551,32 @@ class TestUnitsAndOrder:
         assert len(files.open(tmp_path / "a.nc", outputs_path=tmp_path / "sorted.nc", **options)) == (
             4 if dim == "sample" else 1
         )
+
+
+class TestRefusals:
+    """Errors are typed and short."""
+
+    def test_tensors_that_numpy_has_not(self, tmp_path: Path) -> None:
+        values = torch.from_numpy(numbers(4, 8))
+        torch.save({"a": values.bfloat16(), "u": values}, tmp_path / "f.pt")
+        data = files.open(tmp_path / "f.pt", inputs=["a"], outputs=["u"], periodic=True)
+        assert torch.equal(data[:].inputs.values[:, 0], values.bfloat16().float())
+        torch.save({"a": values.to_sparse(), "u": values}, tmp_path / "g.pt")
+        with pytest.raises(FileError, match=r"a dense tensor of numbers as 'a' in .*sparse_coo; save it dense"):
+            files.open(tmp_path / "g.pt", inputs=["a"], outputs=["u"], periodic=True)
+
+    def test_pdebench_states_as_channels(self, tmp_path: Path) -> None:
+        states = write_pdebench(tmp_path / "f.h5", "burgers")["tensor"]
+        with pytest.raises(DataError, match="outputs that differ from the inputs"):
+            files.open(tmp_path / "f.h5", axes="n c x", periodic=True)
+        assert np.array_equal(files.open_inputs(tmp_path / "f.h5", axes="n c x", periodic=True)[:].values, states)
+
+    def test_masks_of_text(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "f.npz", a=A[..., 0], u=U)
+        with pytest.raises(ArgumentError, match="pass a boolean tensor"):
+            files.open(tmp_path / "f.npz", inputs=["a"], outputs=["u"], axes="n x y", periodic=True, mask=[["x"]])
+
+    def test_unknown_formats_are_told_by_eight_bytes(self, tmp_path: Path) -> None:
+        (tmp_path / "f.bin").write_bytes(b"abcdefghij" * 60)
+        with pytest.raises(FileError, match="begins with b'abcdefgh', "):
+            files.open(tmp_path / "f.bin", periodic=True)
