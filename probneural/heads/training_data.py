@@ -20,7 +20,7 @@ from probneural.grids import Grid
 from probneural.notices import warn
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows, batches, check_dataset
 from probneural.processes import own_rows, sum_over_processes, world_size
-from probneural.provenance import TrainingRecord, operator_record, record_of
+from probneural.provenance import TrainingRecord, operator_record, record_of, row_keys
 from probneural.statistics import statistics
 
 FitMethod = TypeVar("FitMethod", bound=Callable[..., Predictor])
@@ -217,25 +217,42 @@ def recorded(fit: FitMethod) -> FitMethod:
     @functools.wraps(fit)
     def fitted(head: Any, operator: Any, data: Any) -> Predictor:
         predictor = fit(head, operator, data)
-        new, old = record_of(data), operator_record(operator)
+        keys = row_keys(data)
+        new, old = record_of(data, keys=keys), operator_record(operator)
         if getattr(head, "train", None) is None:
-            _warn_of_training(operator, old, new)
+            _warn_of_training(operator, old, new, keys=keys)
         return predictor._with_records(old, new)
 
     return cast(FitMethod, fitted)
 
 
-def _warn_of_training(operator: object, old: TrainingRecord | None, new: TrainingRecord) -> None:
-    """Warn if an operator was never trained, or if its record, of the same grid, shares no row with the head's data."""
-    if old is None and getattr(operator, "has_units", None) is False:
+def _warn_of_training(operator: object, old: TrainingRecord | None, new: TrainingRecord, *, keys: Tensor) -> None:
+    """Warn if an operator was never trained, or trained on other windows or, by its record of the same grid, other pairs.
+
+    Args:
+        operator: Of the head.
+        old: Record of the operator; None if it has none.
+        new: Record of the head's data.
+        keys: Row keys of the head's data, `(n, k)`: of contents, then of states.
+    """
+    if old is None:
+        if getattr(operator, "has_units", None) is False:
+            warn(
+                "the operator was never trained: its normalisers have their initial values; train it first: "
+                "pn.fit(operator, train)",
+                DataWarning,
+            )
+    elif old.shares_rows(keys[:, :1]):
+        return
+    elif old.shares_rows(keys[:, 1:]) and (old.history, old.lead) != (new.history, new.lead):
         warn(
-            "the operator was never trained: its normalisers have their initial values; train it first: "
-            "pn.fit(operator, train)",
+            f"the operator was trained on windows of history={old.history} and lead={old.lead}, and the head is fitted on "
+            f"windows of history={new.history} and lead={new.lead}; give the head windows like those",
             DataWarning,
         )
-    elif old is not None and old.shape == new.shape and not old.shares_rows(new.row_keys[:, None]):
+    elif old.shape == new.shape and not old.shares_rows(keys):
         warn(
-            f"the operator was trained on other pairs than the {len(new.row_keys)} that the head is fitted on; give the head "
+            f"the operator was trained on other pairs than the {len(keys)} that the head is fitted on; give the head "
             "the training pairs",
             DataWarning,
         )

@@ -137,3 +137,18 @@ def test_predictors_move_to_a_gpu_and_back(head: str) -> None:
     pn.calibration.VarianceScale().fit(moved, held_out(case.data))
     back = moved.to("cpu")
     assert torch.equal(back(case.inputs).variance, copy.deepcopy(predictor)(case.inputs).variance)
+
+
+@pytest.mark.parametrize("steps", [[1.0] * 5, [31.0, 29.0, 31.0, 30.0, 31.0]])
+def test_heads_warn_of_operators_that_were_trained_on_other_windows(steps: list[float]) -> None:
+    values = fields(GRID, 12, 1, seed=0).values.float().reshape(2, 6, 1, 16)
+    times = torch.tensor([0.0, *steps]).double().cumsum(0)
+    trajectories = pn.data.Trajectories.from_array(values, times=times, periodic=True)
+    one, two = trajectories.windows(), trajectories.windows(lead=2)
+    with pytest.warns(
+        DataWarning, match="windows of history=1 and lead=1, and the head is fitted on windows of history=1 and lead=2"
+    ):
+        LastLayerLaplace().fit(trained(one), two)
+    LastLayerLaplace().fit(trained(one), one)
+    LastLayerLaplace().fit(trained(one, two), two)
+    LastLayerLaplace().fit(trained(FieldPairs(two[:].inputs, two[:].outputs)), two)  # without times
