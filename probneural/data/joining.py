@@ -18,6 +18,8 @@ from probneural.grids import Grid
 def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Contents:
     """Samples of several files one after the other; or times, where files hold one series and each goes on after the last.
 
+    Where no variable has an axis of samples, each file is one sample.
+
     Args:
         files: The files, for messages.
         parts: What each holds.
@@ -51,6 +53,9 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
             )
         column, moments = TIME, together
     names = first.names.both
+    if column == FUNCTION and all(variable.count(FUNCTION) is None for variable in first.variables.values()):
+        variables = {name: _one_per_file([part.variables[name] for part in parts]) for name in names}
+        return replace(first, variables=variables, times=moments)
     variables = {name: _joined_variable([part.variables[name] for part in parts], column) for name in names}
     return replace(first, variables=variables, times=moments)
 
@@ -72,15 +77,20 @@ def _check_units(file: Path, other: Path, first: Contents, part: Contents) -> No
             )
 
 
+def _one_per_file(parts: Sequence[Variable]) -> Variable:
+    """A variable of files that hold one sample each."""
+    first = parts[0]
+    reader = joined([SingleReader(part.reader) for part in parts], 0, first.name)
+    labels = first.labels if TIME in first.leading else replace(first.labels, sample="sample")
+    return replace(first, reader=reader, leading=(FUNCTION, *first.leading), labels=labels)
+
+
 def _joined_variable(parts: Sequence[Variable], column: int) -> Variable:
     """A variable of several files along its samples or its times."""
     first = parts[0]
-    if column == FUNCTION and first.count(FUNCTION) is None:
-        if first.count(TIME) is None:  # the same in all files, a mask for example
-            return first
-        readers = [SingleReader(part.reader) for part in parts]
-        return replace(first, reader=joined(readers, 0, first.name), leading=(FUNCTION, *first.leading))
-    if column not in first.leading:
+    if column == FUNCTION and first.leading == (TIME,):
+        return _one_per_file(parts)
+    if column not in first.leading:  # the same in all files, a mask for example
         return first
     axis = first.leading.index(column)
     coordinates = dict(first.labels.coordinates)

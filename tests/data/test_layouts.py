@@ -580,3 +580,26 @@ class TestRefusals:
         (tmp_path / "f.bin").write_bytes(b"abcdefghij" * 60)
         with pytest.raises(FileError, match="begins with b'abcdefgh', "):
             files.open(tmp_path / "f.bin", periodic=True)
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "nc"])
+def test_files_of_one_sample_each(kind: str, tmp_path: Path) -> None:
+    values = {name: numbers(12, 8, seed=name) for name in "au"}
+    for number in range(12):
+        one = {name: array[number] for name, array in values.items()}
+        path = tmp_path / f"f{number:02d}.{kind}"
+        if kind == "npz":
+            np.savez(path, **one)
+        elif kind == "npy":
+            np.save(path, one["a"])
+            np.save(tmp_path / f"u{number:02d}.npy", one["u"])
+        else:
+            made = {name: ("x", array) for name, array in one.items()}
+            xarray.Dataset(made, coords={"x": np.arange(8) / 8}).to_netcdf(path, engine="h5netcdf")
+    names = {"outputs_path": str(tmp_path / "u*.npy")} if kind == "npy" else {"inputs": ["a"], "outputs": ["u"]}
+    options: dict[str, Any] = names | ({} if kind == "nc" else {"axes": "x"})
+    data = files.open(str(tmp_path / f"f*.{kind}"), periodic=True, **options)
+    assert (len(data), data.inputs.labels.sample) == (12, "sample")
+    for rows in ([11, 0, 3], slice(2, 5)):
+        assert np.array_equal(data[rows].inputs.values[:, 0], values["a"][rows])
+        assert np.array_equal(data[rows].outputs.values[:, 0], values["u"][rows])
