@@ -43,7 +43,7 @@ class Axis:
     origin: float = 0.0
     name: str = field(default="", compare=False)
     unit: str = field(default="", compare=False)
-    latitudes: tuple[float, float] | None = None
+    latitudes: tuple[float, ...] | None = None  # two numbers, which grids check: files may hold others
 
     @property
     def coordinates(self) -> Tensor:
@@ -82,7 +82,10 @@ class Axis:
     @property
     def ends(self) -> tuple[float, float]:
         """Ends of the domain: those of the cells on a latitude axis, of the length on others."""
-        return (self.origin, self.origin + self.length) if self.latitudes is None else self.latitudes
+        if self.latitudes is None:
+            return self.origin, self.origin + self.length
+        south, north = self.latitudes
+        return south, north
 
     def matrix(self, points: Tensor, *, order: int = 0) -> Tensor:
         """Weights of the nodal values in the interpolant, or its derivative of some order, at `points`: `(m, size)`."""
@@ -108,7 +111,7 @@ def axis_in_degrees(coordinates: Tensor | NDArray[Any] | Sequence[float], name: 
     return axis
 
 
-def check_latitudes(axis: Axis, latitudes: tuple[float, float] | None) -> None:
+def check_latitudes(axis: Axis, latitudes: tuple[float, ...] | None) -> None:
     """Raise a GridError unless the ends of latitude cells enclose the points of their axis, on the sphere."""
     if latitudes is None:
         return

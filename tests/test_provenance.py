@@ -54,7 +54,7 @@ def test_windows_that_share_a_state_share_a_key() -> None:
 def windows(*, leads: int = 6) -> FieldPairs:
     """Windows of two trajectories."""
     values = normal(2, leads, 1, GRID.size, seed=3)
-    return pn.FieldTrajectories(pn.Field(values[:, 0], GRID), values[:, 1:], times=torch.arange(1.0, leads)).windows()
+    return pn.FieldTrajectories(pn.Field(values[:, 0], GRID), values[:, 1:], times=torch.arange(1.0, leads).double()).windows()
 
 
 def test_windows_are_known_by_their_contents_where_their_times_are_lost() -> None:
@@ -73,7 +73,7 @@ def test_windows_are_known_by_their_contents_where_their_times_are_lost() -> Non
 
 def test_windows_of_several_leads_are_known_together_by_their_contents() -> None:
     values = normal(2, 6, 1, GRID.size, seed=3)
-    data = pn.FieldTrajectories(pn.Field(values[:, 0], GRID), values[:, 1:], times=torch.arange(1.0, 6.0))
+    data = pn.FieldTrajectories(pn.Field(values[:, 0], GRID), values[:, 1:], times=torch.arange(1.0, 6.0).double())
     both = FieldPairs.cat([data.windows(), data.windows(lead=2)])
     assert both.clock is None
     for part in (data.windows(), data.windows(lead=2)):
