@@ -24,9 +24,9 @@ Make = Callable[[Path, np.ndarray], Dataset]
 
 
 def _npy(path: Path, values: np.ndarray) -> Dataset:
-    np.save(path.with_suffix(".npy"), values)
+    np.save(path.with_suffix(".npy"), np.stack([values, -values]))
     stored = np.load(path.with_suffix(".npy"), mmap_mode="r")
-    return pn.data.from_arrays(stored, stored, periodic=True)
+    return pn.data.from_arrays(stored[0], stored[1], periodic=True)
 
 
 def _hdf5(chunk: int | None) -> Make:
@@ -104,7 +104,7 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
         "at random": torch.randperm(count, generator=stream(1, "stored functions")),
     }
     with tempfile.TemporaryDirectory() as folder:
-        memory = pn.FieldPairs.from_numpy(values, values, periodic=(True, True))
+        memory = pn.FieldPairs.from_numpy(values, -values, periodic=(True, True))
         data: dict[str, Dataset] = {"memory": memory}
         for number, (name, make) in enumerate(STORES.items()):
             data[name] = make(Path(folder, str(number)), values)

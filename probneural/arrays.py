@@ -127,6 +127,43 @@ def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
     return masked
 
 
+def turned_mask(
+    mask: Any,
+    dims: Sequence[Any],
+    *,
+    sample: Any,
+    space: Sequence[Any],
+    descending: Sequence[Any] = (),
+    shifts: Sequence[int] = (),
+) -> Any:
+    """A mask of an array in the order of the grid, as the array's values are.
+
+    Args:
+        mask: Truth values with the array's axes of space, in the array's order, or with those and the samples; a DataArray by
+            the names of its dimensions. Others, or of another number of axes, are returned as they are.
+        dims: Names or numbers of the array's axes.
+        sample: That of the samples.
+        space: Those of space, in the order of the grid.
+        descending: Those that are read from the last entry to the first.
+        shifts: Per axis of space, the entry that comes first, counted after that turn; none by default.
+    """
+    if mask is None or isinstance(mask, bool | str):
+        return mask
+    try:
+        values = np.asarray(mask)
+    except (TypeError, ValueError, RuntimeError):
+        return mask
+    has_samples = values.ndim == len(space) + 1
+    order = [sample] * has_samples + list(space)
+    names = list(getattr(mask, "dims", ()))
+    names = names if {*names} == {*order} else [dim for dim in dims if dim in order]
+    if len(names) != values.ndim:
+        return mask
+    values = values.transpose([names.index(dim) for dim in order])
+    values = np.flip(values, tuple(order.index(dim) for dim in descending if dim in space))
+    return np.roll(values, [-shift for shift in shifts], range(values.ndim - len(shifts), values.ndim))
+
+
 def common_dtype(*arrays: object) -> torch.dtype:
     """float64 if an array is of it, else float32 (integers and shorter floating point numbers follow the others)."""
     kinds = [_numbers(array).dtype for array in arrays]
@@ -293,7 +330,8 @@ def read_numpy(
     if 0 in shape[1:]:
         raise ShapeError(expected=f"{name} with channels and points", got=str(shape), remedy="check what was cut off")
     values = tensor.reshape(len(tensor), -1, *points).contiguous()
-    return values, grid_with_mask(values, where, mask, name)
+    turned = turned_mask(mask, range(len(shape)), sample=roles.axes(SAMPLE)[0], space=roles.space_axes)
+    return values, grid_with_mask(values, where, turned, name)
 
 
 def check_not_parameters(inputs: Grid, outputs: Grid) -> None:
@@ -327,8 +365,9 @@ def read_xarray(
     periodic: bool | Sequence[bool] | None,
     lengths: float | Sequence[float] | None,
     order: Sequence[str] = (),
-) -> tuple[NDArray[Any], Grid, dict[str, tuple[str, ...]]]:
-    """Values `(n, c, *grid)`, grid, and names and units of the channels of a DataArray, or of a Dataset of channels.
+    mask: Mask = None,
+) -> tuple[NDArray[Any], Grid, dict[str, tuple[str, ...]], Mask]:
+    """Values `(n, c, *grid)`, grid, names and units of the channels, and mask of a DataArray, or of a Dataset of channels.
 
     Raises:
         DataError: If it is neither, or a Dataset without variables.
@@ -391,7 +430,8 @@ def read_xarray(
     shifts = turned_points(grid, list(coordinates.values()))
     if any(shifts):
         values = np.roll(values, [-shift for shift in shifts], axis=tuple(range(2, values.ndim)))
-    return values, grid, _labels(labelled, values.shape[1])
+    turned = turned_mask(mask, dims, sample=sample, space=space, shifts=shifts)
+    return values, grid, _labels(labelled, values.shape[1]), turned
 
 
 def _labels(variables: Sequence[xarray.DataArray], channels: int) -> dict[str, tuple[str, ...]]:

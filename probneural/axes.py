@@ -125,5 +125,5 @@ def check_latitudes(axis: Axis, latitudes: tuple[float, ...] | None) -> None:
         raise GridError(
             expected="two or more latitudes from -90 to 90 degrees on an axis that is not periodic",
             got=f"{axis.size} from {float(points[0]):g} to {float(points[-1]):g}, periodic={axis.periodic}",
-            remedy="name the axis of latitudes in degrees: latitude=",
+            remedy="make it from degrees: pn.Grid.latlon(latitudes, longitudes)",
         )

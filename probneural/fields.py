@@ -227,10 +227,10 @@ class Field:
             GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
-        options = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
-        values, grid, labels = read_xarray(array, "values", **options)  # type: ignore[arg-type]
+        options = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths, "mask": mask}
+        values, grid, labels, missing = read_xarray(array, "values", **options)  # type: ignore[arg-type]
         kind = dtype or common_dtype(values)
-        tensor, where = read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=mask)
+        tensor, where = read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=missing)
         return _looked_at(cls(tensor, where, names=labels["names"], units=labels["units"]))
 
     def to_xarray(self) -> xarray.DataArray:

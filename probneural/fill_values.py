@@ -10,21 +10,21 @@ from torch import Tensor
 from probneural.errors import DataWarning
 from probneural.notices import warn
 
-_LARGE = (9.969209968386869e36, 1e20)
-"""Defaults of NetCDF and of climate archives: no physical value is like that."""
-_NEGATIVE = (-9999.0, -9999.9, -999.0, -999.9, -999.99, -99.9, -99.99)
-"""Habits of observers and instruments, which may also be values."""
+_LARGE = (9.969209968386869e36, 1e15, 1e20, 9.999e20, 1e30, 1e34, 1e35, 1e36, 1e37, 3.4028234663852886e38)
+"""Sizes, with either sign, of fill values of NetCDF, climate archives, reanalyses, ocean models and GIS."""
+_NEGATIVE = (-9999.0, -9999.9, -999.0, -999.9, -999.99, -99.9, -99.99, -32768.0, -32767.0, -2147483648.0, -2147483647.0)
+"""Habits of observers and instruments, and the least integers, which may also be values."""
 _TOLERANCE = 1e-6
 """Relative difference that float32 and decimals of a text make."""
 _ISOLATED = 100.0
-"""How many times all other sizes a single negative one has to be."""
+"""Ratio to the largest other size above which a single one counts."""
 
 
 def fill_values(values: Float[Tensor, "..."]) -> dict[float, int]:
     """Common fill values among some numbers, and how often they occur.
 
-    One is enough of those that no physical value is like. A negative one counts where it is the least of all numbers, and
-    occurs twice or more, or once and is a hundred times larger than all others.
+    A fill value is the largest or the least of all numbers. It counts where it is a hundred times larger than all others;
+    a negative one of the size of measurements also where it occurs twice or more.
 
     Examples:
         >>> import torch
@@ -35,7 +35,7 @@ def fill_values(values: Float[Tensor, "..."]) -> dict[float, int]:
         return {}
     low, high = (float(end) for end in values.detach().aminmax())
     counts = {}
-    for number in (*_LARGE, *_NEGATIVE):
+    for number in (*_LARGE, *(-size for size in _LARGE), *_NEGATIVE):
         slack = _TOLERANCE * abs(number)
         if abs((high if number > 0 else low) - number) > slack:
             continue
@@ -43,7 +43,7 @@ def fill_values(values: Float[Tensor, "..."]) -> dict[float, int]:
         count = int(is_fill.sum())
         others = values.detach()[~is_fill].abs()
         is_isolated = bool(others.numel()) and abs(number) > _ISOLATED * float(others.max())
-        if number > 0 or count > 1 or is_isolated:
+        if is_isolated or (count > 1 and abs(number) not in _LARGE):
             counts[number] = count
     return counts
 
@@ -54,14 +54,19 @@ def warn_of_fill_values(sides: Mapping[str, Float[Tensor, "..."]]) -> None:
     Args:
         sides: The numbers, by what messages call them.
     """
-    told = [
+    warn_of_counts({name: fill_values(values) for name, values in sides.items()})
+
+
+def warn_of_counts(counts: Mapping[str, Mapping[float, int]]) -> None:
+    """Give one DataWarning of the fill values of each side and their counts, if there are any."""
+    words = [
         f"{count} {'value' if count == 1 else 'values'} of the {name} {'is' if count == 1 else 'are'} {number:g}"
-        for name, values in sides.items()
-        for number, count in fill_values(values).items()
+        for name, numbers in counts.items()
+        for number, count in numbers.items()
     ]
-    if told:
+    if words:
         warn(
-            f"{', '.join(told)}: a common fill value, which is used as a number here. If it stands for missing values, put NaN "
-            "in its place and read with mask=True",
+            f"{', '.join(words)}: a common fill value, which is used as a number here. If it stands for missing values, put "
+            "NaN in its place and read with mask=True",
             DataWarning,
         )

@@ -222,9 +222,9 @@ class FieldPairs:
             periodic: Whether each axis is periodic.
             endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
-            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
-                missing points; a tuple of two where inputs and outputs differ. A point where a channel is missing does not
-                count in its sample: see `Grid.masked`.
+            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)` in the
+                array's order of axes, True at missing points; a tuple of two where inputs and outputs differ. A point where a
+                channel is missing does not count in its sample: see `Grid.masked`.
 
         Returns:
             Copies of the values, on the CPU. Without `grid`, outputs of another resolution share the inputs' domain.
@@ -357,6 +357,7 @@ class FieldPairs:
             GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
+        is_written = outputs is None
         if outputs is None:
             names = {str(name) for name in getattr(inputs, "data_vars", ())}
             if not {"inputs", "outputs"} <= names:
@@ -367,11 +368,11 @@ class FieldPairs:
                 )
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
-        first, grid, in_labels = read_xarray(inputs, "inputs", **options)
-        order = [axis.name for axis in grid.axes]
-        second, out_grid, out_labels = read_xarray(outputs, "outputs", order=order, **options)
-        kind = common_dtype(first, second) if dtype is None else dtype
         masks = mask if isinstance(mask, tuple) else (mask, mask)
+        first, grid, in_labels, in_mask = read_xarray(inputs, "inputs", mask=masks[0], **options)
+        order = [axis.name for axis in grid.axes]
+        second, out_grid, out_labels, out_mask = read_xarray(outputs, "outputs", order=order, mask=masks[1], **options)
+        kind = common_dtype(first, second) if dtype is None else dtype
         sides = [
             Field(
                 *read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part),
@@ -379,19 +380,19 @@ class FieldPairs:
                 units=labels["units"],
             )
             for values, name, where, part, labels in (
-                (first, "inputs", grid, masks[0], in_labels),
-                (second, "outputs", out_grid, masks[1], out_labels),
+                (first, "inputs", grid, in_mask, in_labels),
+                (second, "outputs", out_grid, out_mask, out_labels),
             )
         ]
-        return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at()
+        return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at(may_be_equal=is_written)
 
-    def _looked_at(self) -> FieldPairs:
+    def _looked_at(self, *, may_be_equal: bool = False) -> FieldPairs:
         """Itself, if the first samples are plausible, with a warning of fill values."""
         warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
         sides = {"inputs": self.inputs, "outputs": self.outputs}
         rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
         some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
-        check_plausible(some, summary=self.summary)
+        check_plausible(some, may_be_equal=may_be_equal, summary=self.summary)
         return self
 
     def to_xarray(self) -> xarray.Dataset:

@@ -90,13 +90,13 @@ def _without_last(grid: Grid, number: int) -> str:
 
 
 def check_plausible(
-    sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]], *, may_be_equal: bool = True, summary: str = ""
+    sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]], *, may_be_equal: bool = False, summary: str = ""
 ) -> None:
     """Raise a DataError if samples cannot be what is said of them.
 
     Args:
         sides: Some samples and their grid, "inputs" and "outputs" or one of them.
-        may_be_equal: Whether inputs may equal outputs, as of arrays that a user gives twice.
+        may_be_equal: Whether inputs may equal outputs, as states of trajectories and data sets that `to_xarray` wrote may.
         summary: The reading that was made, for the message.
 
     Raises:
@@ -132,5 +132,6 @@ def check_plausible(
         raise DataError(
             expected="outputs that differ from the inputs",
             got=f"equal values in all samples that were read{reading}",
-            remedy="name other variables as outputs, or the axis of time: time=",
+            remedy="name other variables as outputs, or the axis of time: time=; of an identity that is meant, pair fields: "
+            "pn.FieldPairs(field, field)",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from probneural.contexts import undisturbed
 from probneural.errors import CalibrationError, DataError, DataWarning, ProbneuralError
 from probneural.fields import Field
+from probneural.fill_values import fill_values, warn_of_counts
 from probneural.fingerprints import row_fingerprints
+from probneural.grids import Grid
 from probneural.notices import warn
-from probneural.pairs import Dataset, Rows, batches
+from probneural.pairs import Dataset, FieldPairs, Rows, batches
 
 _VALUES_AT_ONCE = 2**17
 """Values that are read and hashed together."""
@@ -38,6 +41,9 @@ def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
         data: n pairs; rows are read a few at a time.
         most: Maximum number of rows that are read at once; by default as many as fit into some MiB.
 
+    Warns:
+        DataWarning: If rows that are read from files hold common fill values.
+
     Examples:
         >>> from probneural import Field, FieldPairs, Grid
         >>> side = Field(torch.tensor([[[0.0, 1.0]], [[2.0, 1.0]]]), Grid.uniform(2))
@@ -46,8 +52,14 @@ def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
         (True, 2)
     """
     row = max(1, *(side.channels * side.grid.size for side in (data.inputs, data.outputs)))
-    parts = batches(data, max(1, _VALUES_AT_ONCE // row) if most is None else most)
-    contents = [row_fingerprints(part.inputs.values, part.outputs.values) for part in parts]
+    contents: list[Tensor] = []
+    counts: dict[str, Counter[float]] = {"inputs": Counter(), "outputs": Counter()}
+    for part in batches(data, max(1, _VALUES_AT_ONCE // row) if most is None else most):
+        contents.append(row_fingerprints(part.inputs.values, part.outputs.values))
+        if not isinstance(data, FieldPairs):  # those in memory were looked at as a whole
+            for name, side in (("inputs", part.inputs), ("outputs", part.outputs)):
+                counts[name].update(fill_values(side.values))
+    warn_of_counts(counts)
     keys = torch.cat([no_keys(), *contents])[:, None]
     window_keys = getattr(data, "window_keys", None)
     return torch.cat([keys, window_keys.cpu()], dim=1) if isinstance(window_keys, Tensor) else keys
@@ -75,6 +87,7 @@ class TrainingRecord:
         input_units: Unit of each input channel; empty if unknown.
         output_units: Unit of each output channel; empty if unknown.
         shape: Points per axis of the outputs' grid: keys of the same samples on other grids differ; empty if unknown.
+        masked: Number of points of that grid at which no training output has a value.
     """
 
     row_keys: Int64[Tensor, " m"]
@@ -84,6 +97,7 @@ class TrainingRecord:
     input_units: tuple[str, ...] = ()
     output_units: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
+    masked: int = 0
 
     def shares_rows(self, keys: Int64[Tensor, "n k"]) -> bool:
         """Return whether a row with one of these keys is in the record."""
@@ -116,13 +130,14 @@ class Provenance:
 @undisturbed()
 def record_of(data: Dataset, *, keys: Int64[Tensor, "n k"] | None = None) -> TrainingRecord:
     """Return the record of training on the pairs of a data set, whose row keys are computed unless they are given."""
-    clock = getattr(data, "clock", None)
+    clock, grid = getattr(data, "clock", None), data.outputs.grid
     times = {name: getattr(clock, name) for name in ("history", "lead", "step") if hasattr(clock, name)}
     return TrainingRecord(
         row_keys=(row_keys(data) if keys is None else keys).unique(),
         input_units=tuple(getattr(data.inputs, "units", ()) or ()),
         output_units=tuple(getattr(data.outputs, "units", ()) or ()),
-        shape=tuple(data.outputs.grid.shape),
+        shape=tuple(grid.shape),
+        masked=0 if grid.is_batch else int((~grid.observed).sum()),
         **times,
     )
 
@@ -188,6 +203,16 @@ def check_units(record: TrainingRecord | None, side: Any, *, name: str = "input"
                 got=f"{unit!r}",
                 remedy="convert the values and set their unit; units are compared as text and never converted",
             )
+
+
+def warn_of_mask(record: TrainingRecord | None, grid: Grid) -> None:
+    """Warn of predictions on the grid of the training outputs, without the mask that those had."""
+    if record is not None and record.masked and grid.shape == record.shape and not grid.is_masked:
+        warn(
+            f"the training outputs have no values at {record.masked} of {grid.size} points, and predictions there mean "
+            "nothing. Give inputs with that mask, mask=, or a query with it, Grid.masked(observed)",
+            DataWarning,
+        )
 
 
 def operator_record(operator: nn.Module | None) -> TrainingRecord | None:

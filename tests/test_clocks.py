@@ -209,7 +209,7 @@ def test_the_remedies_of_splits_work() -> None:
         data.split(1, seed=0)
     assert len(data.windows().split(1, by="time")[0]) == 1
     values = normal(60, 1, 8).numpy()
-    for plain in (pn.FieldPairs(series().inputs, series().outputs), pn.data.from_arrays(values, values, periodic=True)):
+    for plain in (pn.FieldPairs(series().inputs, series().outputs), pn.data.from_arrays(values, 2 * values, periodic=True)):
         with pytest.raises(ArgumentError, match="pairs that have times") as caught:
             plain.split(40, by="time")
         program = caught.value.remedy.removeprefix("give their times, ").removesuffix(", or split at random")

@@ -16,6 +16,7 @@ from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs, check_dataset
+from probneural.training import fit
 from tests.helpers import normal
 
 VALUES = normal(12, 1, 16).numpy()
@@ -29,7 +30,10 @@ def _with(number: float, count: int = 2) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("number", [9.96921e36, 9.969209968386869e36, 1e20, -9999.0, -999.0, -99.9, -999.99])
+@pytest.mark.parametrize(
+    "number",
+    [9.96921e36, 9.969209968386869e36, 1e20, 1e30, -1e34, 3.4028235e38, -3.4028235e38, -9999.0, -999.0, -99.9, -999.99],
+)
 def test_fill_values_are_counted(number: float, dtype: torch.dtype) -> None:
     counts = fill_values(torch.from_numpy(_with(number, 3)).to(dtype))
     assert list(counts.values()) == [3]
@@ -43,6 +47,7 @@ def test_fill_values_are_counted(number: float, dtype: torch.dtype) -> None:
         pytest.param(np.array([-99.9, 120.0, 3.0]), id="one of its size"),
         pytest.param(np.array([-999.0, -999.0, -2500.0]), id="not the least"),
         pytest.param(VALUES * 1e30, id="large"),
+        pytest.param(np.array([1e13, 1e14, 1e15, 1e15]), id="of the size of others"),
         pytest.param(np.zeros(0), id="none"),
     ],
 )
@@ -51,7 +56,7 @@ def test_ordinary_numbers_are_none(values: np.ndarray) -> None:
 
 
 BAD = _with(-9999.0)
-PAIRS = FieldPairs.from_numpy(VALUES, VALUES, grid=GRID)
+PAIRS = FieldPairs.from_numpy(VALUES, 2 * VALUES, grid=GRID)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +83,15 @@ def test_new_inputs_are_looked_at() -> None:
 
 
 def test_what_is_declared_is_none() -> None:
-    FieldPairs.from_numpy(np.where(BAD == -9999.0, np.nan, BAD), VALUES, grid=GRID, mask=True)
+    pairs = FieldPairs.from_numpy(np.where(BAD == -9999.0, np.nan, BAD), VALUES, grid=GRID, mask=True)
+    assert int((~pairs.inputs.grid.observed).sum()) == 2
+
+
+def test_all_samples_that_train_from_files_are_looked_at() -> None:
+    """Few are read when a source is made."""
+    values = normal(40, 1, 16).numpy()
+    bad = values.copy()
+    bad[37, 0, 3:6] = -999.0
+    data = from_arrays(2 * values, bad, grid=GRID, dtype=torch.float32)
+    with pytest.warns(DataWarning, match="3 values of the outputs are -999"):
+        fit(FNO(1, 1, modes=(4,), width=4, depth=1, seed=0), data, epochs=1, seed=0, show_progress=False)

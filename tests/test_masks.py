@@ -148,6 +148,17 @@ class TestField:
             call()
 
 
+def test_a_predictor_warns_of_points_without_training_values(tmp_path: Path) -> None:
+    predictor = KernelOperator().fit(None, _pairs(LAND, math.nan))
+    unmasked = Field(_pairs(LAND, 0.0).inputs.values, GRID)
+    save(predictor, tmp_path / "model.pn")
+    for one in (predictor, load(tmp_path / "model.pn")):
+        with pytest.warns(DataWarning, match=f"no values at {int((~LAND).sum())} of 30 points"):
+            one(unmasked)
+        for inputs, query in ((_pairs(LAND, 0.0).inputs, None), (unmasked, GRID.masked(LAND))):
+            assert one(inputs, query).grid.is_masked
+
+
 class TestReading:
     """Arrays with NaN, or with a mask beside them."""
 

@@ -12,6 +12,7 @@ import torch
 
 from probneural import data as files
 from probneural.errors import DataError
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.plausibility import jumping_axes, repeating_axes, rows_to_check
@@ -63,16 +64,15 @@ def test_a_repeated_end_point_is_refused(tmp_path: Path) -> None:
         assert len(take(closed[..., :-1], 2 * closed[..., :-1], periodic=(True,))) == 4
     plane = np.stack([closed + shift for shift in (0.1, 0.3, 0.2)], axis=2)[:, 0]
     with pytest.raises(DataError, match=r"axis 1 of the inputs.*array.isel\(y=slice\(0, -1\)\)"):
-        FieldPairs.from_numpy(plane, plane, axes="n x y", periodic=(False, True))
+        FieldPairs.from_numpy(plane, 2 * plane, axes="n x y", periodic=(False, True))
     turned = plane.swapaxes(1, 2)
     with pytest.raises(DataError, match=r"axis 0 of the inputs.*numpy.delete\(values, -1, axis=-2\)"):
-        FieldPairs.from_numpy(turned, turned, periodic=(True, False))
-    assert (
-        len(FieldPairs.from_numpy(np.delete(turned, -1, axis=-2), np.delete(turned, -1, axis=-2), periodic=(True, False))) == 4
-    )
+        FieldPairs.from_numpy(turned, 2 * turned, periodic=(True, False))
+    turned = np.delete(turned, -1, axis=-2)
+    assert len(FieldPairs.from_numpy(turned, 2 * turned, periodic=(True, False))) == 4
     walls = np.sin(np.pi * X * np.array([[1], [2], [3], [4]])) + 0.1 * np.sin(2 * np.pi * X)
     with pytest.raises(DataError, match="say periodic=False if it has walls"):
-        FieldPairs.from_numpy(walls, walls, periodic=True)
+        FieldPairs.from_numpy(walls, 2 * walls, periodic=True)
 
 
 def test_samples_that_vanish_or_are_symmetric_at_the_ends_say_nothing() -> None:
@@ -84,19 +84,28 @@ def test_samples_that_vanish_or_are_symmetric_at_the_ends_say_nothing() -> None:
     assert repeating_axes(symmetric, grid) == repeating_axes(bumps, grid) == ()
 
 
-def test_inputs_that_equal_outputs_are_refused_in_files(tmp_path: Path) -> None:
+def test_inputs_that_equal_outputs_are_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "f.h5", a=WAVES, b=WAVES, u=2 * WAVES)
     for output in ("a", "b"):
         with pytest.raises(DataError, match=r"outputs that differ from the inputs.*4 samples; 1 channel \(a\)"):
             files.open(path, inputs=["a"], outputs=[output], periodic=True)
     assert len(files.open(path, inputs=["a"], outputs=["u"], periodic=True)) == 4
+    dataset = FieldPairs.from_numpy(WAVES, 2 * WAVES, periodic=True).to_xarray()
+    for take in (FieldPairs.from_numpy, files.from_arrays):
+        with pytest.raises(DataError, match=r"outputs that differ.*pn.FieldPairs\(field, field\)"):
+            take(WAVES, WAVES, periodic=True)
+    with pytest.raises(DataError, match="outputs that differ"):
+        FieldPairs.from_xarray(dataset["inputs"], dataset["inputs"])
+    field = Field.from_numpy(WAVES, periodic=True)
+    assert len(FieldPairs(field, field)) == 4
 
 
 def test_walls_that_are_said_are_walls(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         opened(tmp_path, periodic=False)
-        FieldPairs.from_numpy(WAVES, LINES, periodic=(False,))
+        pairs = FieldPairs.from_numpy(WAVES, LINES, periodic=(False,))
+    assert pairs.outputs.grid.periodic == (False,)
 
 
 def test_values_that_cannot_be_read_are_reported_when_they_are_read(tmp_path: Path) -> None:

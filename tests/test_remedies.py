@@ -28,8 +28,10 @@ PAIRS = pn.FieldPairs(FIELD, FIELD)
 
 
 def dataset(**coordinates: Any) -> xarray.Dataset:
-    array = (("sample", "x"), VALUES[:, 0].numpy())
-    return xarray.Dataset({"a": array, "u": array}, coords={"x": np.arange(8) / 8} | coordinates)
+    values = VALUES[:, 0].numpy()
+    return xarray.Dataset(
+        {"a": (("sample", "x"), values), "u": (("sample", "x"), -values)}, coords={"x": np.arange(8) / 8} | coordinates
+    )
 
 
 NAMED = dataset(groups=("sample", [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]))
@@ -143,13 +145,13 @@ TABLE: dict[str, tuple[Callable[[], Any], type[ProbneuralError], str, Callable[[
         lambda: pn.FieldPairs.from_numpy(LAST, LAST, periodic=(True, True)),
         ShapeError,
         'axes="n x y c" for channels last',
-        lambda: pn.FieldPairs.from_numpy(LAST, LAST, axes="n x y c", periodic=(True, True)),
+        lambda: pn.FieldPairs.from_numpy(LAST, 2 * LAST, axes="n x y c", periodic=(True, True)),
     ),
     "a repeated end point": (
         lambda: pn.FieldPairs.from_numpy(CLOSED, CLOSED, periodic=True),
         DataError,
         "values[..., :-1]",
-        lambda: pn.FieldPairs.from_numpy(CLOSED[..., :-1], CLOSED[..., :-1], periodic=True),
+        lambda: pn.FieldPairs.from_numpy(CLOSED[..., :-1], 2 * CLOSED[..., :-1], periodic=True),
     ),
     "masked values": (
         lambda: pn.Field.from_numpy(np.ma.masked_greater(A, 1.0), periodic=True),
@@ -172,7 +174,7 @@ def test_the_remedy_works(name: str) -> None:
 def test_a_windows_remedy_for_values_that_are_not_finite() -> None:
     values = VALUES.numpy().copy()
     values[2, 0, 3] = np.nan
-    data = pn.data.from_arrays(values, values, periodic=False)
+    data = pn.data.from_arrays(values, 2 * values, periodic=False)
     with pytest.raises(DataError, match=r"in function 2; repair it, or leave it out: data.subset\(rows\)"):
         data[:]
     assert len(data.subset([0, 1, 3, 4, 5])[:]) == 5

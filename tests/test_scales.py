@@ -289,7 +289,8 @@ class TestTrainingThatLeadsAway:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for epochs in (40, 1, 3) if again else (1,):
-                pn.fit(model, data, epochs=epochs, learning_rate=0.01, show_progress=False)
+                history = pn.fit(model, data, epochs=epochs, learning_rate=0.01, show_progress=False)
+        assert history.epochs == epochs
 
     def test_a_resumed_training_remembers_where_it_began(self, tmp_path: Any) -> None:
         class KilledError(Exception):

@@ -47,8 +47,9 @@ def from_arrays(
         periodic: Whether each axis is periodic, one entry per axis or one for all.
         endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
         dtype: float32 or float64; by default float64 if either array is of it, else float32.
-        mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)`, True at
-            points that are missing in all samples, land for example. A tuple of two where inputs and outputs differ.
+        mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)` in the
+            array's order of axes, True at points that are missing in all samples, land for example. A tuple of two where inputs
+            and outputs differ.
 
     Returns:
         The data set. Values are checked where they are read.
@@ -96,5 +97,6 @@ def from_arrays(
     parts = [Part(variable=first)], [Part(variable=second)]
     pairs = stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
     masks = mask if isinstance(mask, tuple) else (mask, mask)
-    masked = replace(pairs, inputs=with_mask(pairs.inputs, masks[0]), outputs=with_mask(pairs.outputs, masks[1]))
+    inputs, outputs = with_mask(pairs.inputs, masks[0], other=pairs.outputs), with_mask(pairs.outputs, masks[1])
+    masked = replace(pairs, inputs=inputs, outputs=outputs)
     return masked.looked_at()

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.data.readers import ArrayReader, SlicedReader
-from probneural.errors import FileError
+from probneural.errors import DataWarning, FileError
+from probneural.notices import warn
 
 TABLE = "values"
 """Name of all columns of a CSV file together, and of a file that holds one array."""
@@ -143,6 +144,12 @@ def _without_header(lines: list[str]) -> tuple[list[str], list[str], str | None]
     is_numbered = cells == [str(number) for number in range(len(cells))] and len(lines) > 1
     if is_numbered and len(cells) == 1:  # or the first of whole numbers
         is_numbered = not second[0].isdigit()
+    if is_numbered:
+        warn(
+            f"the first row, {separator.join(cells) if separator else ' '.join(cells)}, counts as numbers of columns, as pandas"
+            " writes them, and not as a sample; name the columns if it is one",
+            DataWarning,
+        )
     return (cells, lines[1:], separator) if is_text or is_numbered else ([], lines, separator)
 
 

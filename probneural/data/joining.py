@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from probneural.data.arranged import SingleReader, joined
 from probneural.data.contents import Contents, check_same_time_units
@@ -26,7 +28,8 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
 
     Raises:
         GridError: If grids differ.
-        DataError: If times of the files neither are the same nor follow each other, or units differ.
+        DataError: If times of the files neither are the same nor follow each other, units differ, or values do of a variable
+            that has no axis along which the files follow each other.
         ShapeError: If other lengths differ.
     """
     first = parts[0]
@@ -56,8 +59,12 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
     if column == FUNCTION and all(variable.count(FUNCTION) is None for variable in first.variables.values()):
         variables = {name: _one_per_file([part.variables[name] for part in parts]) for name in names}
         return replace(first, variables=variables, times=moments)
-    variables = {name: _joined_variable([part.variables[name] for part in parts], column) for name in names}
+    variables = {name: _joined_variable([part.variables[name] for part in parts], column, files) for name in names}
     return replace(first, variables=variables, times=moments)
+
+
+def _values(variable: Variable) -> NDArray[Any]:
+    return variable.reader.read(tuple(slice(0, length) for length in variable.reader.shape))
 
 
 def _names(grid: Grid) -> list[str]:
@@ -85,12 +92,21 @@ def _one_per_file(parts: Sequence[Variable]) -> Variable:
     return replace(first, reader=reader, leading=(FUNCTION, *first.leading), labels=labels)
 
 
-def _joined_variable(parts: Sequence[Variable], column: int) -> Variable:
+def _joined_variable(parts: Sequence[Variable], column: int, files: Sequence[Path]) -> Variable:
     """A variable of several files along its samples or its times."""
     first = parts[0]
     if column == FUNCTION and first.leading == (TIME,):
         return _one_per_file(parts)
-    if column not in first.leading:  # the same in all files, a mask for example
+    if column not in first.leading:  # the same in all files, coordinates for example
+        values = _values(first)
+        differs = [file for file, part in zip(files, parts, strict=True) if not np.array_equal(_values(part), values, True)]
+        if differs:
+            words = ("samples", "times")[column]
+            raise DataError(
+                expected=f"{first.name}, which has no axis of {words}, with the values of {files[0]} in all files",
+                got=f"others in {differs[0]}",
+                remedy=f"write it with an axis of {words}: dataset[name].expand_dims(...) in xarray; or open the files apart",
+            )
         return first
     axis = first.leading.index(column)
     coordinates = dict(first.labels.coordinates)

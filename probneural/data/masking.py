@@ -12,13 +12,15 @@ LAND = "land"
 """The mask of points that are NaN in all samples."""
 
 
-def with_mask(side: StoredFields, mask: Mask | str) -> StoredFields:
+def with_mask(side: StoredFields, mask: Mask | str, *, other: StoredFields | None = None) -> StoredFields:
     """Samples with a mask.
 
     Args:
         side: The samples.
         mask: True where NaN means missing, sample by sample; "land" where the points that are NaN in the first sample are
-            missing in all; or truth values `(*grid,)`, True at points that are missing in all samples. None for none.
+            missing in all; or truth values `(*grid,)` in the order of the array's axes, True at points that are missing in all
+            samples. None for none.
+        other: The other side of pairs, whose array gives that order where this one has no axis of space.
 
     Raises:
         ShapeError: If an array has another shape or holds no truth values.
@@ -34,8 +36,10 @@ def with_mask(side: StoredFields, mask: Mask | str) -> StoredFields:
                 expected='mask=True, mask="land" or an array of truth values', got=repr(mask), remedy='write mask="land"'
             )
         return side.with_grid(side.with_missing()[0].grid.observed[0])
+    turns = [part.variable.turned for part in (*side.parts, *(other.parts if other else ())) if part.variable.turned]
+    turned = turns[0](mask) if turns else mask
     try:
-        missing = torch.as_tensor(mask)
+        missing = torch.as_tensor(turned)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
             expected=f"truth values as mask, of shape {side.grid.shape}", got=str(error), remedy="pass a boolean tensor"

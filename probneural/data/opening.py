@@ -87,7 +87,7 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         channel: Name of the dimension of channels.
         group: Group of the file that holds the variables.
         mask: True where NaN means a missing value, sample by sample; "land" where the points that are NaN in the first sample
-            are missing in all; or truth values `(*grid,)` on the grid that is read, coordinates ascending, True at points that
+            are missing in all; or truth values `(*grid,)` in the file's order of axes, as the values are, True at points that
             are missing in all samples.
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
@@ -118,10 +118,10 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     )
     data = _contents(path, request, outputs_path).data(dtype)
     if isinstance(data, StoredPairs):
-        masked = replace(data, inputs=with_mask(data.inputs, mask), outputs=with_mask(data.outputs, mask))
-        return masked.looked_at(may_be_equal=False)
+        masked = replace(data, inputs=with_mask(data.inputs, mask, other=data.outputs), outputs=with_mask(data.outputs, mask))
+        return masked.looked_at()
     data = replace(data, grid=with_mask(data.at(0), mask).grid)
-    StoredPairs(data.at(0), data.at(-1)).looked_at()
+    StoredPairs(data.at(0), data.at(-1)).looked_at(may_be_equal=True)
     return data
 
 

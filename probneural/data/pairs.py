@@ -122,15 +122,16 @@ class StoredPairs:
             parts.append(((), torch.int64, (torch.tensor(len(self), device="cpu"),)))
         return fingerprint_of_parts(parts)
 
-    def looked_at(self, *, may_be_equal: bool = True) -> StoredPairs:
-        """Itself, if the first samples are plausible, with a warning of fill values among them.
+    def looked_at(self, *, may_be_equal: bool = False) -> StoredPairs:
+        """Itself, if some evenly spread samples are plausible, with a warning of fill values among them.
 
         Samples that cannot be read are left out: they are reported when they are read.
         """
         fields: dict[str, Field] = {}
-        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in (self.inputs, self.outputs))
+        count = min(rows_to_check(len(self), side.channels, side.grid) for side in (self.inputs, self.outputs))
+        rows = torch.arange(len(self), device="cpu")[evenly_spread_rows(len(self), count)].tolist() if count else []
         for name, side in (("inputs", self.inputs), ("outputs", self.outputs)):
-            readable = [row for row in range(rows) if _is_readable(side, row)]
+            readable = [row for row in rows if _is_readable(side, row)]
             if len(readable) > 1:
                 fields[name] = side[readable]
         warn_of_fill_values({name: field.values for name, field in fields.items()})

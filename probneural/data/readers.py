@@ -216,12 +216,16 @@ class HDF5Reader:
 
 
 def _unpacked(array: Any) -> Any:
-    """An array of an HDF5 file, itself.
+    """An array of an HDF5 file or of a zarr store, itself.
 
     Raises:
-        UnsupportedError: If its numbers are packed, as NetCDF does it: they are not the values.
+        UnsupportedError: If its numbers are packed, as NetCDF does it, or zarr's that declare a fill value: they are not the
+            values.
     """
     packed = [name for name in ("scale_factor", "add_offset") if name in array.attrs]
+    if not type(array).__module__.startswith("h5py"):  # readers of HDF5 replace fill values
+        numbers = {name: array.attrs.get(name) for name in ("_FillValue", "missing_value")}
+        packed += [name for name, number in numbers.items() if isinstance(number, int | float) and np.isfinite(number)]
     if packed:
         raise UnsupportedError(
             expected=f"numbers as they are in {array.name}",
@@ -320,7 +324,7 @@ def reader_of(array: Any, name: str) -> ArrayReader:
         if isinstance(root.base, mmap.mmap) and array.filename is not None:
             moved = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
             return RawReader(Path(array.filename), array.shape, array.dtype, int(root.offset) + moved)
-    return SlicedReader(array)
+    return SlicedReader(_unpacked(array) if type(array).__module__.startswith("zarr") else array)
 
 
 def location_of(reader: ArrayReader) -> str | None:

@@ -219,7 +219,7 @@ def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
         | {name: values for name, (dim, values) in source.labels.items() if dim == sample},
         attributes={dim: source.axis_attributes.get(dim, {}) for dim in labelled},
     )
-    variable = variable_of(source.reader, layout, grid, source.name, descending=descending, starts=starts)
+    variable = variable_of(source.reader, layout, grid, source.name, descending=descending, starts=starts, dims=source.dims)
     return replace(variable, labels=labels, unit=str(source.attributes.get("units", "")))
 
 

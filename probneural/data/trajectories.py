@@ -125,7 +125,7 @@ class Trajectories:
         variable = variable_of(reader, layout, where, "values")
         data = trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
         masked = replace(data, grid=with_mask(data.at(0), mask).grid)
-        StoredPairs(masked.at(0), masked.at(-1)).looked_at()
+        StoredPairs(masked.at(0), masked.at(-1)).looked_at(may_be_equal=True)
         return masked
 
     @property
@@ -164,7 +164,8 @@ class Trajectories:
         Raises:
             ArgumentError: If a number is not a positive integer, no window fits into the times, or several steps do not follow
                 each other: with a history, a lead of more than 1 skips states that the next input needs; and an input that
-                varies in time and is no output is not known at the steps that follow. Or if times are not equally spaced but
+                varies in time and is no output is not known at the steps that follow. Or if no input varies in time and a
+                trajectory has several windows: one input would have several outputs. Or if times are not equally spaced but
                 for gaps, so that windows would mix steps of several lengths.
 
         Warns:
@@ -173,6 +174,14 @@ class Trajectories:
         starts = window_starts(self.steps, history=history, lead=lead, stride=stride, steps=steps)
         if steps > 1:
             self._check_states()
+        if len(starts) > 1 and all(variable.count(TIME) is None for variable in self.inputs):
+            names = [", ".join(variable.name for variable in side) for side in (self.inputs, self.outputs)]
+            raise ArgumentError(
+                expected="an input that varies in time, or one window per trajectory",
+                got=f"inputs {names[0]} without times, and {len(starts)} outputs {names[1]} for each of them",
+                remedy=f"pair them with the last time, windows(lead={self.steps - 1}); or open {names[1]} as an input, too; or "
+                'take times as channels of the outputs: axes="n x -> n c x"',
+            )
         places = self._places(starts)
         after = range(history - 1 + lead, history + lead * steps, lead)
         offsets = window_steps(starts, history=history, lead=lead, steps=steps)

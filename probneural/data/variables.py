@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from probneural import layouts
+from probneural.arrays import turned_mask
 from probneural.data.arranged import arranged
 from probneural.data.readers import ArrayReader, gather
 from probneural.errors import DataError, ShapeError
@@ -52,6 +54,8 @@ class Variable:
         varies: Along which axes of space it varies; it has no axis for the others. By default all.
         labels: What the file calls its axes.
         unit: Unit of its values, "" if the file does not say it.
+        turned: Mask `(*space,)` in the order of the stored array to a mask in the order of the grid; None without axes of
+            space.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Variable:
     varies: tuple[bool, ...] | None = None
     labels: AxisLabels = field(default_factory=AxisLabels)
     unit: str = ""
+    turned: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Check that the axes fit the grid and the numbers are real."""
@@ -134,6 +139,7 @@ def variable_of(
     *,
     descending: Sequence[int] = (),
     starts: Sequence[int] = (),
+    dims: Sequence[str] = (),
 ) -> Variable:
     """An array as a variable: samples and times first, then channels and space in their order.
 
@@ -144,6 +150,7 @@ def variable_of(
         name: The variable's name in messages.
         descending: Axes of the array that are read from the last entry to the first.
         starts: Per axis of the array, the entry that comes first.
+        dims: Names of the axes of the array, if they have any.
 
     Raises:
         ShapeError: If it does not fit the grid.
@@ -153,6 +160,14 @@ def variable_of(
     space = iter(layout.space_axes)  # in the order of the grid, where the array has another one
     kept = ((axis, role) for axis, role in enumerate(layout.roles) if role == layouts.CHANNEL or role in layout.space)
     rest = [axis if role == layouts.CHANNEL else next(space) for axis, role in kept]
+    names: Sequence[Any] = dims if len({*dims}) == len(layout.roles) else range(len(layout.roles))
+    turns: dict[str, Any] = {
+        "dims": names,
+        "sample": next((names[axis] for axis in layout.axes(layouts.SAMPLE)), None),
+        "space": [names[axis] for axis in layout.space_axes],
+        "descending": [names[axis] for axis in descending],
+        "shifts": [starts[axis] for axis in layout.space_axes] if starts else (),
+    }
     return Variable(
         name=name,
         reader=arranged(reader, [layout.axes(role)[0] for role in leading] + rest, descending=descending, starts=starts),
@@ -160,4 +175,5 @@ def variable_of(
         channel_axes=tuple(number for number, axis in enumerate(rest) if layout.roles[axis] == layouts.CHANNEL),
         grid_shape=grid.shape,
         varies=(bool(layout.space),) * len(grid.shape),
+        turned=partial(turned_mask, **turns) if layout.space else None,
     )

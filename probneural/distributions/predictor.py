@@ -22,7 +22,7 @@ from probneural.fields import MISSING, Field, check_field
 from probneural.fill_values import warn_of_fill_values
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
-from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys
+from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
 from probneural.randomness import check_seed, stream
 from probneural.synonyms import missing_attribute
 
@@ -199,6 +199,7 @@ class Predictor(ABC):
         self._check_domain(inputs.grid)
         check_finite(inputs.values, "inputs", remedy=MISSING)
         warn_of_fill_values({"inputs": inputs.values})
+        warn_of_mask(self.trained_on, query or inputs.grid)
         return inputs.without_own_masks().to(self.dtype).to(self.device)
 
     def to(self, device: torch.device | str) -> Predictor:

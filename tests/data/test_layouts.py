@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from scipy.io import savemat
 
 from probneural import data as files
 from probneural.data import StoredPairs, Trajectories
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from tests.data.files import numbers, write_hdf5, write_pdebench, write_zarr
@@ -483,7 +484,11 @@ def test_tables_lose_and_gain_no_row_and_no_column(
     (tmp_path / "q.csv").write_text(comment + text)
     np.save(tmp_path / "u.npy", U[:3])
     options: dict[str, Any] = {"outputs_path": tmp_path / "u.npy", "periodic": True}
-    data = files.open(tmp_path / "q.csv", axes="n c -> n x y", **options)
+    is_numbered = names == ["0", "1"] and not index
+    with pytest.warns(DataWarning, match="the first row, 0.1, counts") if is_numbered else contextlib.nullcontext():
+        data = files.open(tmp_path / "q.csv", axes="n c -> n x y", **options)
+    if is_numbered:
+        return
     assert data[:].inputs.values[:, :, 0, 0].tolist() == NUMBERS
     assert [one.name for one in files.list_variables(tmp_path / "q.csv")] == ["values", *names]
     if names:
@@ -603,3 +608,82 @@ def test_files_of_one_sample_each(kind: str, tmp_path: Path) -> None:
     for rows in ([11, 0, 3], slice(2, 5)):
         assert np.array_equal(data[rows].inputs.values[:, 0], values["a"][rows])
         assert np.array_equal(data[rows].outputs.values[:, 0], values["u"][rows])
+
+
+class TestMasksAreTurned:
+    """A mask in the order of an array's axes is turned as the array's values are."""
+
+    MISSING = np.zeros((6, 5), dtype=bool)
+    MISSING[4:, 1] = MISSING[0, 3] = True  # without symmetry
+    VALUES = np.where(MISSING, -7.0, numbers(7, 6, 5, seed="turned"))
+
+    @pytest.mark.parametrize("take", [FieldPairs.from_numpy, files.from_arrays])
+    def test_arrays(self, take: Callable[..., Any]) -> None:
+        inputs, outputs = self.VALUES.transpose(2, 0, 1), 2.0 * self.VALUES.transpose(2, 1, 0)
+        masks = (self.MISSING.T, self.MISSING.T)
+        pairs = take(inputs, outputs, axes="x n y -> x y n", periodic=False, mask=masks)[:]
+        for side in (pairs.inputs, pairs.outputs):
+            assert np.array_equal(~side.grid.observed.numpy(), self.MISSING.T)
+        assert not (pairs.inputs.values == -7.0).any()
+
+    def test_masks_per_sample(self) -> None:
+        missing = self.VALUES == -7.0
+        missing[2] = ~missing[2]
+        inputs, mask = (array.transpose(2, 0, 1) for array in (self.VALUES, missing))
+        pairs = FieldPairs.from_numpy(inputs, self.VALUES, axes="x n y -> n y x", periodic=False, mask=(mask, None))
+        assert np.array_equal(~pairs.inputs.grid.observed.numpy(), missing.transpose(0, 2, 1))
+
+    @pytest.mark.parametrize("kind", ["array", "labelled"])
+    def test_files_with_descending_latitudes_and_longitudes_from_minus_180(self, kind: str, tmp_path: Path) -> None:
+        """Longitudes are read from 0 on."""
+        degrees = {"lat": np.linspace(50.0, 0.0, 6), "lon": np.arange(-180.0, 180.0, 72.0)}
+        units = {"lat": "degrees_north", "lon": "degrees_east"}
+        dataset = xarray.Dataset(
+            {name: (("sample", "lat", "lon"), factor * self.VALUES) for name, factor in (("a", 1.0), ("u", 2.0))},
+            coords={dim: (dim, points, {"units": units[dim]}) for dim, points in degrees.items()},
+        )
+        dataset.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+        mask = self.MISSING if kind == "array" else xarray.DataArray(self.MISSING.T, dims=("lon", "lat"))
+        periodic = (False, True)
+        data = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], mask=mask, periodic=periodic)
+        assert data[:].inputs.grid.observed.sum() == 27
+        assert not (data[:].inputs.values == -7.0).any()
+        ascending = dataset.isel(lat=slice(None, None, -1))
+        mask = self.MISSING[::-1] if kind == "array" else xarray.DataArray(self.MISSING[::-1].T, dims=("lon", "lat"))
+        pairs = FieldPairs.from_xarray(ascending["a"], ascending["u"], mask=mask, periodic=periodic)
+        assert pairs.outputs.grid == data.outputs.grid
+        assert torch.equal(pairs.outputs.values, data[:].outputs.values.to(pairs.outputs.dtype))
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["samples", "times"])
+def test_variables_that_differ_between_files_need_an_axis(moves: bool, tmp_path: Path) -> None:
+    """Whether files follow each other along samples or along times, a variable without that axis is the same in all."""
+    for number, scale in enumerate((1.0, 1.0, 2.0)):
+        leading = ("time",) if moves else ("sample",)
+        xarray.Dataset(
+            {"k": (("x",), scale * numbers(8)), "u": ((*leading, "x"), numbers(3, 8, seed=number))},
+            coords={"time": 3.0 * number + np.arange(3.0)} if moves else {},
+        ).to_netcdf(tmp_path / f"{number}.nc", engine="h5netcdf")
+    options: dict[str, Any] = {"inputs": ["k", "u"] if moves else ["k"], "outputs": ["u"], "periodic": True}
+    paths = [tmp_path / f"{number}.nc" for number in range(3)]
+    assert files.open(paths[:2], **options) is not None
+    with pytest.raises(DataError, match=r"k, which has no axis of .*others in .*2\.nc"):
+        files.open(paths, **options)
+
+
+def test_windows_of_inputs_without_times_are_no_map(tmp_path: Path) -> None:
+    """The call in the message works."""
+    coordinates = {"time": np.arange(4.0), "x": np.arange(8.0)}
+    variables = {"a": (("sample", "x"), numbers(5, 8)), "u": (("sample", "time", "x"), numbers(5, 4, 8, seed=1))}
+    xarray.Dataset(variables, coords=coordinates).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+    data = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], periodic=True)
+    assert isinstance(data, Trajectories)
+    with pytest.raises(ArgumentError, match="inputs a without times, and 3 outputs u for each") as caught:
+        data.windows()
+    assert "windows(lead=3)" in caught.value.remedy
+    assert np.array_equal(data.windows(lead=3)[:].outputs.values[:, 0].numpy(), variables["u"][1][:, 3])
+    both = files.open(tmp_path / "f.nc", inputs=["a", "u"], outputs=["u"], periodic=True)
+    assert isinstance(both, Trajectories)
+    assert len(both.windows()) == 15
+    stacked = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], axes="n x -> n c x", periodic=True)
+    assert stacked[:].outputs.channels == 4

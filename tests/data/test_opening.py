@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import xarray
+import zarr
 
 from probneural import data as pn_data
 from probneural.data import StoredPairs, Trajectories
@@ -512,6 +513,16 @@ def test_packed_arrays_of_hdf5_are_unpacked(tmp_path: Path) -> None:
     assert torch.equal(data[:].outputs.values, 0.5 * data[:].inputs.values + 2.0)
     with h5py.File(tmp_path / "packed.h5") as file, pytest.raises(UnsupportedError, match="packed ones, with scale_factor"):
         pn_data.from_arrays(file["a"], file["u"], periodic=False)[:]
+
+
+@pytest.mark.parametrize("attributes", [{"scale_factor": 0.5}, {"add_offset": 2.0}, {"_FillValue": -9}])
+def test_packed_arrays_of_zarr_are_refused(attributes: dict[str, Any], tmp_path: Path) -> None:
+    write_zarr(tmp_path / "f.zarr", 2, a=numbers(4, 8), u=numbers(4, 8, seed=1))
+    group = zarr.open_group(tmp_path / "f.zarr")
+    assert len(pn_data.from_arrays(group["a"], group["u"], periodic=False)) == 4
+    group["u"].attrs.update(attributes)
+    with pytest.raises(UnsupportedError, match=f"packed ones, with {next(iter(attributes))}; open the file"):
+        pn_data.from_arrays(group["a"], group["u"], periodic=False)
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
