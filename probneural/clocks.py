@@ -39,7 +39,8 @@ class WindowClock:
         states: Time of each state of each pair, the inputs' first, `(n, k)`; `(n,)` for pairs of a single time. In the data's
             units of time.
         trajectories: Identity of each pair's trajectory, `(n,)`; by default all pairs belong to one trajectory, which the
-            data set names after its contents.
+            data set names after its contents. Equal numbers in two data sets mean the same trajectory: number those of
+            another simulation differently, or checks for training data refuse it.
         history: Number of input states.
         lead: Steps from the last input state to the first output state.
         step: Time from one state to the next; None if it is unknown or uneven.

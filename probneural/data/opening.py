@@ -213,7 +213,10 @@ def _refuse(request: Request, why: str, *names: str) -> None:
 
 
 def _contents(path: Paths, request: Request, outputs_path: Paths | None = None) -> Contents:
-    """The variables of files."""
+    """The variables of files; inputs and outputs in two groups are read as those of two files."""
+    groups = [{name.rpartition("/")[0] for name in names or ()} for names in (request.inputs, request.outputs)]
+    if outputs_path is None and request.group is None and all(groups) and groups[0] != groups[1]:
+        outputs_path = path
     if outputs_path is None:
         return _joined(path, request)
     second = _joined(outputs_path, request.for_side(1, grid=request.out_grid or request.grid))

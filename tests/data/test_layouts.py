@@ -687,3 +687,21 @@ def test_windows_of_inputs_without_times_are_no_map(tmp_path: Path) -> None:
     assert len(both.windows()) == 15
     stacked = files.open(tmp_path / "f.nc", inputs=["a"], outputs=["u"], axes="n x -> n c x", periodic=True)
     assert stacked[:].outputs.channels == 4
+
+
+@pytest.mark.parametrize("kind", ["netcdf", "zarr", "hdf5"])
+def test_inputs_and_outputs_in_two_groups(kind: str, tmp_path: Path) -> None:
+    arrays = {"a": numbers(5, 8), "u": numbers(5, 8, seed=1)}
+    path = tmp_path / ("f.zarr" if kind == "zarr" else "f.nc" if kind == "netcdf" else "f.h5")
+    for group, (name, array) in zip(("before", "after"), arrays.items(), strict=True):
+        dataset = xarray.Dataset({name: (("sample", "x"), array)}, coords={"x": np.arange(8.0)})
+        if kind == "netcdf":
+            dataset.to_netcdf(path, group=group, mode="a" if group == "after" else "w", engine="h5netcdf")
+        elif kind == "zarr":
+            dataset.to_zarr(path, group=group, mode="a", consolidated=False)
+        else:
+            with h5py.File(path, "a") as file:
+                file[f"{group}/{name}"] = array
+    data = files.open(path, inputs=["before/a"], outputs=["after/u"], periodic=True)
+    assert np.array_equal(data[:].inputs.values[:, 0].numpy(), arrays["a"])
+    assert np.array_equal(data[:].outputs.values[:, 0].numpy(), arrays["u"])
