@@ -158,10 +158,9 @@ def _told(error: Exception) -> str:
     """The message of an error, whose remedy names options of the command line in place of arguments."""
     if not isinstance(error, ProbneuralError):
         return str(error)
-    remedy = _ARGUMENT.sub(_option, error.remedy)
-    if _CALL.search(remedy):
-        remedy = f"in a Python program, {remedy}"
-    return f"expected {error.expected}; got {error.got}; {remedy}"
+    remedy = _ARGUMENT.sub(_option, error.remedy).replace("mask=True", "--mask samples")
+    clauses = [f"in a Python program, {clause}" if _CALL.search(clause) else clause for clause in remedy.split("; ")]
+    return f"expected {error.expected}; got {error.got}; {'; '.join(clauses)}"
 
 
 def _option(found: re.Match[str]) -> str:

@@ -191,7 +191,9 @@ def ambiguity_remedy(shape: Sequence[int], leading: Sequence[str] = (SAMPLE,)) -
         return 'state the roles of the axes: axes="n x" for values on a line, axes="n c -> n x" for numbers that are parameters'
     plain = ("x", "y", "z")[:rest] if rest <= 3 else space_names(rest)
     choices = [f'axes="{start} {" ".join(plain)}" for a grid of {rest} {"axis" if rest == 1 else "axes"}']
-    if rest > 1:
+    if rest == 1:
+        choices.append(f'axes="{start} c -> {start} x" for inputs that are parameters')
+    else:
         choices += [
             f'axes="{start} c {" ".join(plain[: rest - 1])}" for channels first',
             f'axes="{start} {" ".join(plain[: rest - 1])} c" for channels last',

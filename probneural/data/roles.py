@@ -87,8 +87,8 @@ def _layout(source: Source, request: Request, roles: Mapping[str, str], *, is_in
             remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
         )
     has_time = request.axes.time is not None
-    if is_input and len(source.reader.shape) == 1 and not has_time:
-        return Layout((SAMPLE,))
+    if is_input and source.reader.shape[1:] in ((), (1,)) and not has_time:  # one parameter per sample
+        return Layout((SAMPLE, SINGLE)[: len(source.reader.shape)])
     return positional_layout(
         source.reader.shape, source.name, dimension=request.dimension(is_input=is_input), has_time=has_time
     )
@@ -248,7 +248,8 @@ def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layo
         raise DataError(
             expected=f"times as a coordinate {dim!r} in {path}",
             got="none",
-            remedy=f'state them in a Python program, time=[0.0, 0.1, ...], or count steps: axes="{layouts[name]}"',
+            remedy=f'for pairs at each time, write sample="{dim}"; for steps from one time to the next, count them: '
+            f'axes="{layouts[name]}"; or state their times, one number per step, in a Python program',
         )
     return np.arange(float(sources[name].reader.shape[axis]))
 

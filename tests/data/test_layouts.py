@@ -705,3 +705,26 @@ def test_inputs_and_outputs_in_two_groups(kind: str, tmp_path: Path) -> None:
     data = files.open(path, inputs=["before/a"], outputs=["after/u"], periodic=True)
     assert np.array_equal(data[:].inputs.values[:, 0].numpy(), arrays["a"])
     assert np.array_equal(data[:].outputs.values[:, 0].numpy(), arrays["u"])
+
+
+def test_one_number_per_sample_is_a_parameter(tmp_path: Path) -> None:
+    numbers_of_samples, fields = numbers(6, 1), numbers(6, 1, seed=1) * numbers(1, 8, seed=2)
+    np.savez(tmp_path / "f.npz", q=numbers_of_samples, plain=numbers_of_samples[:, 0], u=fields)
+    for name in ("q", "plain"):
+        data = files.open(tmp_path / "f.npz", inputs=[name], outputs=["u"], periodic=(True,))
+        assert data[:].inputs.values.shape == (6, 1, 8)
+        assert np.array_equal(data[:].inputs.values[:, 0, 3].numpy(), numbers_of_samples[:, 0])
+
+
+def test_times_without_a_coordinate_are_asked_for_with_calls_that_work(tmp_path: Path) -> None:
+    arrays = {name: (("time", "lon"), numbers(9, 8, seed=name)) for name in "au"}
+    xarray.Dataset(arrays, coords={"lon": 45.0 * np.arange(8)}).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
+    options: dict[str, Any] = {"inputs": ["a"], "outputs": ["u"], "periodic": True}
+    with pytest.raises(DataError, match=r'write sample="time"; .*count them: axes="t lon"'):
+        files.open(tmp_path / "f.nc", **options)
+    assert np.array_equal(
+        files.open(tmp_path / "f.nc", sample="time", **options)[:].outputs.values[:, 0].numpy(), arrays["u"][1]
+    )
+    steps = files.open(tmp_path / "f.nc", axes="t lon", **options)
+    assert isinstance(steps, Trajectories)
+    assert len(steps.windows()) == 8
