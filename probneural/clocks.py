@@ -24,6 +24,8 @@ _BLOCKS = 20
 """Maximum number of blocks that a split by blocks cuts the axis of time into."""
 _ROUNDED = 0.1
 """Largest error of rounding times to decimals, in steps: beyond it, steps count as uneven."""
+_TRAJECTORY = 0x7472616A
+"""Distinguishes keys of trajectories from those of states at time 0."""
 _TOLERANCE = _ROUNDED
 """Rounding of times, in steps."""
 
@@ -120,6 +122,12 @@ class WindowClock:
     def keys(self) -> Int64[Tensor, "n k"]:
         """One 64-bit key per state of each pair: equal for equal trajectories and times."""
         return _mixed(_mixed(self._identities)[:, None] ^ (self.states + 0.0).view(torch.int64))  # + 0.0: one zero, not two
+
+    @property
+    def trajectory_keys(self) -> Int64[Tensor, " n"]:
+        """One 64-bit key per pair: equal for equal trajectories whose times have equal steps."""
+        step = torch.tensor(self.step or 0.0, dtype=torch.float64, device="cpu").view(torch.int64)
+        return _mixed(_mixed(self._identities ^ _TRAJECTORY) ^ step)
 
     @property
     def _identities(self) -> Int64[Tensor, " n"]:

@@ -33,9 +33,9 @@ def no_keys() -> Int64[Tensor, " 0"]:
 def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
     """Return integer keys that identify the samples of a data set, `(n, k)`, on the CPU.
 
-    The first key of a pair is the hash of its input and output: equal for equal pairs, in float32 or float64. A data set with
-    an attribute `window_keys`, `(n, k - 1)`, supplies the others, one per state of a window: two windows that share a state
-    share a key, and a window is found by its contents where its times are lost.
+    The first key of a pair is the hash of its input and output: equal for equal pairs, in float32 or float64. Windows of
+    trajectories have more: the second key is that of the trajectory, and the others, of the attribute `window_keys`, are those
+    of its states. Two windows that share a state share a key.
 
     Args:
         data: n pairs; rows are read a few at a time.
@@ -61,18 +61,33 @@ def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
                 counts[name].update(fill_values(side.values))
     warn_of_counts(counts)
     keys = torch.cat([no_keys(), *contents])[:, None]
-    window_keys = getattr(data, "window_keys", None)
-    return torch.cat([keys, window_keys.cpu()], dim=1) if isinstance(window_keys, Tensor) else keys
+    window_keys, clock = getattr(data, "window_keys", None), getattr(data, "clock", None)
+    if not isinstance(window_keys, Tensor) or clock is None:
+        return keys
+    return torch.cat([keys, clock.trajectory_keys[:, None], window_keys.cpu()], dim=1)
 
 
-def shared_rows(keys: Int64[Tensor, "n k"], used: Int64[Tensor, " m"]) -> int:
-    """Count the rows of which at least one key is among the used keys.
+def shared_rows(keys: Int64[Tensor, "n *w k"], used: Int64[Tensor, " m"]) -> int:
+    """Count the rows that were used: by the contents of a pair, or by a state of a window.
+
+    The contents of a window count only if its trajectory was not used: a series that repeats itself has equal windows at
+    different times.
+
+    Args:
+        keys: Keys of pairs, or of w windows in each row, as of [`row_keys`][probneural.provenance.row_keys].
+        used: Keys of the used rows.
 
     Examples:
-        >>> shared_rows(torch.tensor([[1, 2], [3, 4], [5, 6]]), torch.tensor([2, 3, 4]))
+        >>> shared_rows(torch.tensor([[1], [3], [5]]), torch.tensor([2, 3, 4]))
+        1
+        >>> contents, trajectories, states = [1, 1, 1], [7, 7, 8], [4, 5, 6]
+        >>> shared_rows(torch.tensor([contents, trajectories, states]).mT, torch.tensor([1, 7, 4]))
         2
     """
-    return int(torch.isin(keys, used.to(keys)).any(1).sum())
+    is_used = torch.isin(keys, used.to(keys))
+    if keys.shape[-1] > 1:
+        is_used = (is_used[..., 0] & ~is_used[..., 1]) | is_used[..., 2:].any(-1)
+    return int(is_used.flatten(1).any(1).sum() if is_used.ndim > 1 else is_used.sum())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,7 +114,7 @@ class TrainingRecord:
     shape: tuple[int, ...] = ()
     masked: int = 0
 
-    def shares_rows(self, keys: Int64[Tensor, "n k"]) -> bool:
+    def shares_rows(self, keys: Int64[Tensor, "n *w k"]) -> bool:
         """Return whether a row with one of these keys is in the record."""
         return shared_rows(keys, self.row_keys) > 0
 
@@ -151,7 +166,7 @@ def joined_record(records: Iterable[TrainingRecord | None]) -> TrainingRecord | 
 
 
 def check_untrained(
-    keys: Int64[Tensor, "n k"],
+    keys: Int64[Tensor, "n *w k"],
     record: TrainingRecord | None,
     *,
     allow_training_data: bool,

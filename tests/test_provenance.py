@@ -46,9 +46,27 @@ def test_windows_that_share_a_state_share_a_key() -> None:
     data = pairs(4)
     states = torch.tensor([[10.0, 11.0], [11.0, 12.0], [12.0, 13.0], [20.0, 21.0]])
     keys = row_keys(FieldPairs(data.inputs, data.outputs, clock=pn.WindowClock(states, lead=1)))
-    assert keys.shape == (4, 3)
-    assert torch.equal(keys[1:3, 1], keys[:2, 2])
-    assert shared_rows(keys, keys[[0, 3], 2]) == 3
+    assert keys.shape == (4, 4)
+    assert torch.equal(keys[1:3, 2], keys[:2, 3])
+    assert shared_rows(keys, keys[[0, 3], 3]) == 3
+
+
+def test_equal_windows_of_a_series_that_repeats_itself_are_others() -> None:
+    """And so are they in another series, unless that is a copy."""
+    values = normal(4, 1, GRID.size, seed=3).repeat(5, 1, 1)[None]
+    whole = pn.data.Trajectories.from_array(values, times=torch.arange(20.0).double(), periodic=True).windows()
+    first, second = whole.split(10, by="time")
+    copied = pn.data.Trajectories.from_array(values[:, :12], times=torch.arange(12.0).double(), periodic=True).windows()
+    assert torch.equal(first[0].inputs.values, first[4].inputs.values)
+    used = record_of(first).row_keys
+    assert [
+        shared_rows(row_keys(one), used) for one in (first, second, copied, pn.FieldPairs(second[:].inputs, second[:].outputs))
+    ] == [
+        10,
+        0,
+        11,
+        len(second),
+    ]
 
 
 def windows(*, leads: int = 6) -> FieldPairs:
@@ -89,7 +107,7 @@ def test_a_record_holds_times_and_units_of_the_data() -> None:
     assert (record.history, record.lead, record.step) == (2, 3, 0.5)
     joined = joined_record([None, record, record_of(pairs(3, seed=9))])
     assert joined is not None
-    assert (joined.lead, len(joined.row_keys)) == (3, 4 + len(states.unique()) + 3)
+    assert (joined.lead, len(joined.row_keys)) == (3, 4 + 1 + len(states.unique()) + 3)
     assert joined_record([None]) is None
 
 

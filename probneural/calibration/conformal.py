@@ -170,7 +170,7 @@ def check_new(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool
     check_unused(untrained_keys(predictor, pairs, allow_training_data=allow_training_data), predictor.calibrated_on)
 
 
-def check_unused(keys: Int64[Tensor, "n k"], used: Int64[Tensor, " m"]) -> None:
+def check_unused(keys: Int64[Tensor, "n *w k"], used: Int64[Tensor, " m"]) -> None:
     """Raise a CalibrationError if variances were scaled on some of these samples, given by row keys."""
     count = shared_rows(keys, used)
     if count:

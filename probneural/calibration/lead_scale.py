@@ -385,7 +385,7 @@ def _members(factor: float) -> str:
     return "Gaussian states" if factor == 1.0 else f"{(factor + 1.0) / (factor - 1.0):.4g} members"
 
 
-def untrained_steps(forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool) -> Int64[Tensor, "n steps"]:
+def untrained_steps(forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool) -> Int64[Tensor, "n *w k"]:
     """Return the row keys of the steps of trajectories that did not train the predictor.
 
     Raises:

@@ -233,7 +233,7 @@ def _warn_of_training(operator: object, old: TrainingRecord | None, new: Trainin
         operator: Of the head.
         old: Record of the operator; None if it has none.
         new: Record of the head's data.
-        keys: Row keys of the head's data, `(n, k)`: of contents, then of states.
+        keys: Row keys of the head's data, `(n, k)`: of contents, then of the trajectory and of states.
     """
     if old is None:
         if getattr(operator, "has_units", None) is False:
@@ -244,7 +244,7 @@ def _warn_of_training(operator: object, old: TrainingRecord | None, new: Trainin
             )
     elif old.shares_rows(keys[:, :1]):
         return
-    elif old.shares_rows(keys[:, 1:]) and (old.history, old.lead) != (new.history, new.lead):
+    elif old.shares_rows(keys[:, 2:].reshape(-1, 1)) and (old.history, old.lead) != (new.history, new.lead):
         warn(
             f"the operator was trained on windows of history={old.history} and lead={old.lead}, and the head is fitted on "
             f"windows of history={new.history} and lead={new.lead}; give the head windows like those",

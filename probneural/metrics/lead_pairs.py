@@ -86,7 +86,7 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
             yield LeadPart(lead=lead, rows=rows, u=u[rows], truth=source[rows])
 
 
-def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
+def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n *w k"]:
     """Return the row keys of the steps of trajectories, those of `truth.windows()`, or of states where times are uneven.
 
     Args:
@@ -94,7 +94,8 @@ def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
         steps: Number of steps from the start, where the trajectories make no windows.
 
     Returns:
-        `(n, k)`, the keys of a trajectory in a row; or of a window, if trajectories have different numbers of windows.
+        `(n, w, k)`, the keys of the windows of a trajectory in a row; or `(n, k)`, of a window in a row, if trajectories have
+        different numbers of windows.
 
     Raises:
         ArgumentError: If the trajectories are shorter.
@@ -103,7 +104,7 @@ def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
     if windows is not None:
         with contextlib.suppress(ArgumentError):  # uneven times make no windows
             keys = row_keys(windows())
-            return keys if len(keys) % len(truth) else keys.reshape(len(truth), -1)
+            return keys if len(keys) % len(truth) else keys.unflatten(0, (len(truth), -1))
     states = [truth.at(lead) for lead in range(steps + 1)]
     size = max(1, _BATCH_VALUES // (states[0].channels * states[0].grid.size))
     parts = [slice(start, min(start + size, len(truth))) for start in range(0, len(truth), size)]
@@ -112,4 +113,4 @@ def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n k"]:
         for one, following in itertools.pairwise(states)
     ]
     window_keys = getattr(truth, "window_keys", None)
-    return torch.stack([*columns, *([] if window_keys is None else window_keys.unbind(1))], 1)
+    return torch.stack([*columns, *([] if window_keys is None else window_keys.unbind(1))], 1)[..., None]

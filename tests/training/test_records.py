@@ -57,7 +57,7 @@ def test_of_windows_of_several_steps_the_first_step_counts() -> None:
     windows = trajectories.windows(steps=2)
     first = FieldPairs(windows.inputs, Field(windows.outputs.values[:, :1], grid))
     plain = FieldPairs(windows.inputs, windows.outputs)
-    states_of_all = set(trajectories.window_keys.flatten().tolist())
+    states_of_all = {*trajectories.window_keys.flatten().tolist(), *windows.clock.trajectory_keys.tolist()}
     for pairs, expected in ((windows, keys(first) | states_of_all), (plain, keys(first))):
         operator = built("FNO")
         fit(operator, pairs, epochs=1, validation=0.0, unroll=Unroll(steps=2), show_progress=False)
