@@ -88,7 +88,7 @@ def test_active_learning_trains_it_anew_each_round(head: str, tmp_path: Path) ->
         learner = pn.active.ActiveLearner(
             BURGERS,
             HEADS[head],
-            acquisition=pn.active.TopKSelection(),
+            acquisition=pn.active.StochasticSelection(),
             pool=BURGERS.sample_inputs(16, resolution=16, seed=5),
             store=tmp_path,
             training=pn.active.OperatorTraining(untrained, None if alone else TRAIN, warm_start=False),

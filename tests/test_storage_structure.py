@@ -44,7 +44,6 @@ from probneural.storage import load, save
 from probneural.storage.kinds import KINDS
 from probneural.training import files
 from tests import file_mutations as change
-from tests.calibration.synthetic import stacked_along
 from tests.heads import cases
 from tests.helpers import held_out
 
@@ -145,9 +144,6 @@ THINGS: dict[str, Any] = {
     "ensemble": lambda: cases.fitted("deep-ensemble", "fno-1d"),
     "foreign": lambda: cases.operator_case("conv").operator,
     "kernel": _kernel,
-    "stacked": lambda: stacked_along(
-        [cases.fitted("last-layer", "fno-1d"), _calibrated("last-layer", "regression")], cases.PERIODIC
-    ),
     "kernel draw": lambda: _kernel().draw(5),
     "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),

@@ -12,8 +12,8 @@ from probneural.active.loop.history import LearningHistory, Round, RoundErrors, 
 from probneural.active.loop.learner import ActiveLearner
 from probneural.active.loop.plan import LearningPlan, OperatorTraining
 from probneural.active.loop.schedule import Growth
-from probneural.active.selection.greedy_selectors import CoreSetSelection, LCMDSelection
-from probneural.active.selection.latent_selectors import BAITSelection, InformationGainSelection, IntegratedVarianceSelection
+from probneural.active.selection.greedy_selectors import LCMDSelection
+from probneural.active.selection.latent_selectors import BAITSelection, IntegratedVarianceSelection
 from probneural.active.selection.pool_features import (
     FeatureSketch,
     PoolFeatures,
@@ -22,7 +22,7 @@ from probneural.active.selection.pool_features import (
     observation_rows,
     posterior_features,
 )
-from probneural.active.selection.selectors import RandomSelection, Request, Selector, StochasticSelection, TopKSelection
+from probneural.active.selection.selectors import RandomSelection, Request, Selector, StochasticSelection
 from probneural.active.selection.space_filling import SpaceFillingSelection, space_filling_designs
 from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import SimulationReport, simulate
@@ -31,7 +31,6 @@ from probneural.active.simulation.store import Failure, ResultStore
 __all__ = [
     "ActiveLearner",
     "BAITSelection",
-    "CoreSetSelection",
     "Failure",
     "FeatureSketch",
     "FieldAcquisition",
@@ -39,7 +38,6 @@ __all__ = [
     "FieldIntegratedVariance",
     "FieldPosterior",
     "Growth",
-    "InformationGainSelection",
     "IntegratedVarianceSelection",
     "LCMDSelection",
     "LatentPosterior",
@@ -65,7 +63,6 @@ __all__ = [
     "SimulationReport",
     "SpaceFillingSelection",
     "StochasticSelection",
-    "TopKSelection",
     "information_gain",
     "integrated_variances",
     "observation_rows",

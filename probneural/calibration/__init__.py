@@ -15,8 +15,6 @@ from probneural.calibration.horizon import (
 )
 from probneural.calibration.lead_scale import LeadScale, LeadScaling, ScaledForecast
 from probneural.calibration.local_scale import LocalScale
-from probneural.calibration.local_stacking import LocalStacking
-from probneural.calibration.local_weights import LocalWeights
 from probneural.calibration.novelty import Novelty, NoveltyDetector
 from probneural.calibration.novelty_scale import InflatedPredictor, NoveltyScale
 from probneural.calibration.residual_bands import ResidualBand, ResidualBound
@@ -24,7 +22,6 @@ from probneural.calibration.risk_control import RiskBand, RiskControl
 from probneural.calibration.scale import VarianceScale
 from probneural.calibration.scale_mixture import ScaleMixture, ScaleMixturePredictor
 from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stacking import Stacking
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.calibration.synthetic_inputs import synthetic_shifts
@@ -43,8 +40,6 @@ __all__ = [
     "LeadScale",
     "LeadScaling",
     "LocalScale",
-    "LocalStacking",
-    "LocalWeights",
     "MissedExceedance",
     "Novelty",
     "NoveltyDetector",
@@ -59,7 +54,6 @@ __all__ = [
     "ScaledForecast",
     "ScaledPredictor",
     "SimultaneousBand",
-    "StackedPredictor",
     "Stacking",
     "StationaryProcess",
     "TrajectoryBand",

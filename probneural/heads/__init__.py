@@ -18,12 +18,9 @@ from probneural.heads.noise_conditioning import NoiseConditionedPredictor, Noise
 from probneural.heads.swag import SWAG
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.heads.whole_network.bayesian_operator import BayesianOperator
-from probneural.heads.whole_network.chains import SGHMC, SGLD
 
 __all__ = [
     "NUTS",
-    "SGHMC",
-    "SGLD",
     "SWAG",
     "AnchoredEnsemble",
     "BayesianLastLayer",

@@ -16,13 +16,11 @@ from probneural.axes import Axis
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.inflation import Inflation
 from probneural.calibration.local_scale import LocalScale
-from probneural.calibration.local_weights import LocalWeights
 from probneural.calibration.novelty import NoveltyMeasure
 from probneural.calibration.novelty_scale import InflatedPredictor
 from probneural.calibration.novelty_scores import FittedScores, InputScores, LeadingComponents, MahalanobisDistance
 from probneural.calibration.scale_mixture import ScaleMixturePredictor
 from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.calibration.stacked_predictor import StackedPredictor
 from probneural.calibration.stationary_process import StationaryProcess
 from probneural.calibration.variance_curve import VarianceCurve
 from probneural.curvature.jacobian_root import VarianceEstimation
@@ -199,11 +197,9 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
     Kind(ScaleMixturePredictor, on_cpu=("scales", "weights", "calibrated_on")),
-    Kind(StackedPredictor, on_cpu=("local",)),
     Kind(ConditionedPredictor, on_cpu=("matrix", "values", "measurement_noise")),
     Kind(Field),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients", "limits")),
-    Kind(LocalWeights, on_cpu=("reference", "slopes", "amplitudes", "standards", "coefficients")),
     Kind(VarianceCurve, on_cpu=("knots", "heights")),
     Kind(InflatedPredictor, on_cpu=("inflation", "measure", "calibrated_on")),
     Kind(Inflation, on_cpu=("knots", "exponents")),

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.calibration import Decomposition, LocalWeights, ScaledPredictor, StackedPredictor
-from probneural.calibration.local_weights import number_of_features
+from probneural.calibration import Decomposition, ScaledPredictor
 from probneural.distributions import (
     DenseRoot,
     EmpiricalField,
     FieldDistribution,
     GaussianField,
-    MixturePredictor,
     Predictor,
     PredictorTraits,
 )
@@ -82,24 +80,6 @@ def scaled_by(factor: float, predictor: Predictor) -> ScaledPredictor:
         noise=factor * predictor.noise,
         calibrated_on=torch.zeros(0, dtype=torch.int64),
     )
-
-
-def stacked_along(predictors: list[Predictor], grid: Grid) -> StackedPredictor:
-    """A stack whose weights differ along the domain, with the predicted slopes and with what the predictors state."""
-    channels, members = predictors[0].out_channels, len(predictors)
-    count = number_of_features(members, grid)
-    coefficients = 0.4 * normal(channels, members, count + 1, seed=5)
-    coefficients[..., members + 6 :] *= 0.5
-    local = LocalWeights(
-        grid=grid,
-        width=0.1,
-        reference=torch.full((members,), 1.0 / members, dtype=torch.float64),
-        slopes=torch.ones(channels, grid.dimension, dtype=torch.float64),
-        amplitudes=torch.ones(channels, dtype=torch.float64),
-        standards=torch.tensor([0.0, 1.0, -3.0, 3.0]).double()[:, None, None].repeat(1, channels, count),
-        coefficients=coefficients,
-    )
-    return StackedPredictor(MixturePredictor(predictors), local=local)
 
 
 def changed(scaled: ScaledPredictor, **parts: Any) -> ScaledPredictor:

@@ -12,13 +12,11 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.calibration import (
-    LocalStacking,
     Novelty,
     NoveltyScale,
     RiskControl,
     ScaleMixture,
     SimultaneousBand,
-    StackedPredictor,
     Stacking,
     VarianceScale,
     fraction_outside,
@@ -40,8 +38,7 @@ USES: dict[str, Callable[[], Tensor]] = {
     "random scale": lambda: ScaleMixture().fit(HEAD, DATA)(OTHER.inputs).variance,
     "novelty": lambda: Novelty().fit(HEAD, DATA)(OTHER.inputs),
     "widening": lambda: NoveltyScale().fit(HEAD, DATA, shifted=OTHER)(OTHER.inputs).variance,
-    "stack": lambda: StackedPredictor(Stacking().fit([HEAD, WIDER], DATA))(OTHER.inputs).variance,
-    "local stack": lambda: LocalStacking().fit([HEAD, WIDER], DATA)(OTHER.inputs).variance,
+    "stack": lambda: Stacking().fit([HEAD, WIDER], DATA)(OTHER.inputs).variance,
     "band": lambda: SimultaneousBand().fit(HEAD, DATA)(OTHER.inputs).half_width,
     "weighted band": lambda: SimultaneousBand().fit(HEAD, DATA, weights=[1.0] * 60).quantiles([1.0]),
     "risk": lambda: RiskControl(fraction_outside, 0.2).fit(HEAD, DATA)(OTHER.inputs).half_width,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.calibration import LocalStacking, Novelty, RiskControl, SimultaneousBand, VarianceScale, fraction_outside
+from probneural.calibration import Novelty, RiskControl, SimultaneousBand, VarianceScale, fraction_outside
 from probneural.calibration.conformal import conformal_quantile
 from probneural.calibration.decomposition import likelihood_rows
 from probneural.calibration.held_out import group_means, group_numbers
@@ -18,7 +18,6 @@ from probneural.errors import CalibrationError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import GRID, Synthetic, basis, pairs
-from tests.calibration.test_local_stacking import halves, truths
 from tests.helpers import normal
 
 
@@ -55,14 +54,6 @@ def test_functions_that_are_given_twice_count_once() -> None:
     torch.testing.assert_close(two.scale, one.scale)
     for name in ("root_fraction", "white_fraction", "variance"):
         torch.testing.assert_close(getattr(two.decomposition, name), getattr(one.decomposition, name))
-
-
-def test_weights_that_vary_count_functions_that_are_given_twice_once() -> None:
-    data = truths(40, seed=10)
-    one, two = LocalStacking().fit(halves(), data), LocalStacking().fit(halves(), twice(data))
-    assert one.local is not None
-    assert two.local is not None
-    torch.testing.assert_close(two.local.coefficients, one.local.coefficients, rtol=1e-2, atol=1e-2)  # where L-BFGS ends
 
 
 def test_a_local_scale_does_not_learn_trajectories_by_heart() -> None:

@@ -25,7 +25,6 @@ CALIBRATORS: dict[str, Callable[..., Any]] = {
     ),
     "scale mixture": C.ScaleMixture(draws=50).fit,
     "stacking": lambda one, data, **flag: C.Stacking().fit([Synthetic(sd=2.0), one], data, **flag),
-    "local stacking": lambda one, data, **flag: C.LocalStacking().fit([Synthetic(sd=2.0), one], data, **flag),
     "simultaneous band": C.SimultaneousBand(0.8).fit,
     "pointwise band": C.PointwiseBand(0.8, delta=0.2).fit,
     "band by group": lambda one, data, **flag: C.SimultaneousBand(0.8).fit(one, data, groups=[0] * len(data), **flag),

@@ -24,7 +24,6 @@ from probneural.operators import LinearRegression
 from probneural.pairs import FieldPairs
 from probneural.problems import Antiderivative
 from probneural.storage import load, save
-from tests.calibration.synthetic import stacked_along
 
 PROBLEM = Antiderivative(equation="logistic")
 NOISE = 1e-6
@@ -76,11 +75,6 @@ def mixture() -> Predictor:
 
 
 @cache
-def stack() -> Predictor:
-    return stacked_along([scaled("kernel"), scaled("last layer")], pairs().outputs.grid)
-
-
-@cache
 def widened() -> Predictor:
     inputs = synthetic_shifts(pairs()[60:80].inputs, seed=0)["stretched"]
     return NoveltyScale().fit(scaled("kernel"), pairs()[60:], shifted=FieldPairs(inputs, PROBLEM.solve(inputs)))
@@ -92,11 +86,10 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "scaled kernel": lambda: scaled("kernel"),
     "scaled last layer": lambda: scaled("last layer"),
     "scaled mixture": mixture,
-    "stack": stack,
 }
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "stack")) for name in PREDICTORS])
+@pytest.fixture(params=PREDICTORS)
 def predictor(request: pytest.FixtureRequest) -> Predictor:
     return PREDICTORS[request.param]()
 

@@ -10,14 +10,12 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from probneural.calibration import LocalStacking, ScaleMixture, VarianceScale
+from probneural.calibration import ScaleMixture, VarianceScale
 from probneural.distributions import MixturePredictor, Predictor
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
     NUTS,
-    SGHMC,
-    SGLD,
     SWAG,
     AnchoredEnsemble,
     BayesianLastLayer,
@@ -304,8 +302,6 @@ ENSEMBLES = {
         4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
     ),
     "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
-    "sgld": BayesianOperator(SGLD(**_SHORT), laplace=_GIVEN, show_progress=False),
-    "sghmc": BayesianOperator(SGHMC(**_SHORT), laplace=_GIVEN, batch_size=3, show_progress=False),
     "network-variational": BayesianOperator(
         VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
     ),
@@ -319,14 +315,13 @@ ENSEMBLES = {
     "residual-process": KernelOperator(groups=1, iterations=2),
     "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),
-    "local-stack": Combined(LocalStacking().fit),
     "random-scale": Combined(lambda predictors, data: ScaleMixture(draws=50).fit(predictors[0], data)),
     "calibrated-scale": Combined(
         lambda predictors, data: ScaleMixture(draws=50).fit(VarianceScale().fit(predictors[0], data), data)
     ),
 }
 """Heads whose mean is not the operator's own output, or whose scatter is not that of weights."""
-COMBINED = ("mixture", "local-stack", "random-scale", "calibrated-scale")
+COMBINED = ("mixture", "random-scale", "calibrated-scale")
 FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble", "heteroscedastic", "residual-process", "deep-kernel", *COMBINED)
 """Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
@@ -342,7 +337,7 @@ OPERATORS = [case.name for case in operator_cases() if case.name != WITH_DROPOUT
 
 def operators_of(head: str) -> tuple[str, ...]:
     """What contracts run a head on that is in no list of pairs; the first one where one is enough."""
-    if head in ("sgld", "sghmc", "network-variational"):
+    if head == "network-variational":
         return ("fno-1d", "conv", "complex")
     if head == "laplace-ensemble":  # draws weights anew, so every parameter has to belong to a module that can
         return ("fno-1d", "fno-ends", "conv")

@@ -12,7 +12,7 @@ from tests.heads.test_rollouts import check
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:(SGLD|SGHMC|low_rank|nuts|full_rank) has not converged"),
+    pytest.mark.filterwarnings("ignore:(low_rank|nuts|full_rank) has not converged"),
 ]
 
 

@@ -14,12 +14,11 @@ from probneural.fields import Field, evaluate
 from probneural.heads import KernelOperator, LastLayerLaplace, weight_samples
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.operators import FNO, Rollout
-from tests.calibration.synthetic import stacked_along
 from tests.heads.cases import ALL_PAIRS, data_for, fields, fitted, operator_case, small_fno
 from tests.helpers import normal
 
 # four draws are for contracts only
-pytestmark = pytest.mark.filterwarnings("ignore:(SGLD|SGHMC|low_rank|nuts|full_rank) has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:(low_rank|nuts|full_rank) has not converged")
 MORE = [("last-layer", "fno-outputs"), ("last-layer", "channels-last"), ("kronecker", "fno-outputs"), ("deep-ensemble", "conv")]
 """Beside every head on one operator: several channels, channels last, running statistics that differ between members."""
 QUICK = ("last-layer", "diagonal", "deep-ensemble")
@@ -62,18 +61,12 @@ def other(name: str) -> Predictor:
         return other("kernel").sampled(3, seed=1)  # type: ignore[attr-defined]
     if name == "weight samples":
         return fitted("diagonal", "fno-1d").sampled(3, seed=1)
-    if name in ("mixture", "stacked"):
+    if name == "mixture":
         second = small_fno(seed=5)().double()
         head = LastLayerLaplace().fit(second, data_for(second, case.data.inputs, seed=8))
-        if name == "stacked":
-            return stacked_along([fitted("last-layer", "fno-1d"), head, other("scaled kernel")], case.data.outputs.grid)
         return MixturePredictor([fitted("last-layer", "fno-1d"), head], torch.tensor([0.7, 0.3], dtype=torch.float64))
     inner = {"scaled kernel": other("kernel")} if name == "scaled kernel" else {}
-    inner |= (
-        {name: other("mixture" if name == "scaled mixture" else "stacked")}
-        if name in ("scaled mixture", "scaled stack")
-        else {}
-    )
+    inner |= {name: other("mixture")} if name == "scaled mixture" else {}
     inner |= {"scaled ensemble": fitted("deep-ensemble", "fno-1d"), "scaled last layer": fitted("last-layer", "fno-1d")}
     return VarianceScale().fit(inner[name], held_out)
 
@@ -90,8 +83,6 @@ OTHERS = (
     "scaled last layer",
     "mixture",
     "scaled mixture",
-    "stacked",
-    "scaled stack",
 )
 
 

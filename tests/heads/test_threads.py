@@ -62,7 +62,7 @@ HEADS = {name: head for name, head in ALL_HEADS.items() if name not in _REPEATED
     "nuts": BayesianLastLayer(method=NUTS(samples=4, warmup=4, chains=1), show_progress=False),
 }
 HEAD = pytest.mark.parametrize("head", HEADS)
-pytestmark = pytest.mark.filterwarnings("ignore:(nuts|mean_field|full_rank|low_rank|SGLD|SGHMC) has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:(nuts|mean_field|full_rank|low_rank) has not converged")
 
 
 @pytest.fixture(autouse=True)

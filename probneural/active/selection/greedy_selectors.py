@@ -23,48 +23,12 @@ _CHUNK = 2**21
 
 
 @dataclass(frozen=True)
-class CoreSetSelection(Selector):
-    """Greedy k-centre on posterior features: the function farthest from all chosen and labelled ones.
-
-    The distance of two functions is the root of the posterior variance of u(a) - u(a'), averaged over the domain and summed
-    over channels in units of their variation. Without labelled functions the first one is that of the largest variance. The
-    largest distance of the pool to its nearest centre is at most twice the smallest possible. What is certain may be far from
-    all that is not: functions without variance come after all others.
-
-    Args:
-        sketch: How features are kept small.
-
-    Reference:
-        Sener and Savarese (2018), Active learning for convolutional neural networks: a core-set approach, algorithm 1.
-        Deviation: features are those of the posterior, not activations.
-    """
-
-    sketch: FeatureSketch = DEFAULT_SKETCH
-
-    def __post_init__(self) -> None:
-        """Check the sketch."""
-        check_sketch(self.sketch)
-
-    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
-        features = _features(request, self.sketch)
-        norms = squared_distances(features.pool, torch.zeros_like(features.pool[0]))
-        return farthest_points(
-            features.pool,
-            features.labelled,
-            first=norms,
-            available=_uncertain(norms, request.eligible),
-            eligible=request.eligible,
-            count=request.count,
-        )
-
-
-@dataclass(frozen=True)
 class LCMDSelection(Selector):
     """Largest cluster, maximum distance: the farthest function of the cluster that has most left to tell.
 
     Every function of the pool belongs to the cluster of its nearest centre, chosen or labelled; a cluster's size is the sum of
-    its squared distances, those of [`CoreSetSelection`][probneural.active.CoreSetSelection]. Unlike core-set it heeds how many
-    functions there are of a kind, so that outliers get fewer labels.
+    its squared distances. The squared distance of two samples is the posterior variance of u(a) - u(a'), averaged over the
+    domain and summed over channels in units of their variation. Samples without variance come after all others.
 
     Args:
         sketch: How features are kept small.

@@ -21,47 +21,13 @@ from probneural.active.selection.selectors import Request, Selector
 from probneural.checks import check_variances
 from probneural.errors import DataError
 from probneural.fields import Field
-from probneural.linear_algebra.conditioning import information, posterior_root, precision_factor
+from probneural.linear_algebra.conditioning import posterior_root, precision_factor
 from probneural.linear_algebra.principal_components import eigenpairs
 
-_LAZY = 64
-"""Candidates whose gains are brought up to date at once."""
 _AT_ONCE = 16
 """Candidates whose reductions of variance are computed at once, those of the largest bounds first."""
 _OVERSAMPLING = 2
 """BAIT's forward pass takes so many times the batch, as its authors do."""
-
-
-@dataclass(frozen=True)
-class InformationGainSelection(Selector):
-    """The largest joint information gain of observing whole functions: log det(M_S) / 2, one function after another.
-
-    This is BatchBALD in closed form: the mutual information between a batch of noisy observed functions and the latent. It is
-    submodular, so that the greedy batch has at least 63 % of the best one's information, and old gains bound new ones, so that
-    few need computing. Information about every direction of the latent counts alike, whether the prediction depends on it
-    much or little.
-
-    Args:
-        noise: Observation variance, one or one per channel, in physical units squared; the predictor's by default.
-        sketch: `latents` bounds the directions of the latent that are followed.
-
-    Raises:
-        ArgumentError: If the noise is no number, or not positive.
-
-    Reference:
-        Kirsch et al. (2019), BatchBALD; lazy evaluation by Minoux (1978).
-    """
-
-    noise: float | Float[Tensor, " c"] | None = None
-    sketch: FeatureSketch = DEFAULT_SKETCH
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check_settings(self.noise, self.sketch)
-
-    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
-        view = _view(request, self.noise, self.sketch)
-        return _most_informative(view.rows, eligible=request.eligible, count=request.count)
 
 
 @dataclass(frozen=True)
@@ -155,31 +121,6 @@ def _check_settings(noise: float | Tensor | None, sketch: FeatureSketch) -> None
         check_variances(noise, "noise", positive=True)
 
 
-def _most_informative(rows: Float64[Tensor, "n r k"], *, eligible: Candidates, count: int) -> Int64[Tensor, " count"]:
-    """Take, one after another, the function of the largest log det; gains from before are bounds, so few are renewed."""
-    root = torch.eye(rows.shape[2], dtype=torch.float64)  # R with Cov(xi) = R R^T
-    available = eligible.available.clone()
-    bounds = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    bounds[eligible.fresh] = _by_chunks(rows[eligible.fresh], partial(_log_determinants, root=root))
-    reference, chosen = float(bounds.max()), []
-    current = available.clone()
-    for _ in range(min(count, len(eligible.fresh))):
-        while True:
-            top = bounds[current & available].max() if bool((current & available).any()) else torch.tensor(-torch.inf)
-            stale = (available & ~current & (bounds >= top - 1e-9 * reference)).nonzero()[:, 0]
-            if not len(stale):
-                break
-            renewed = stale[bounds[stale].argsort(descending=True)[:_LAZY]]
-            bounds[renewed] = _by_chunks(rows[renewed], partial(_log_determinants, root=root))
-            current[renewed] = True
-        index = eligible.best(bounds, available & current, reference=reference)
-        chosen.append(index)
-        available[index] = False
-        root = _observed(root, rows[index])
-        current.zero_()
-    return eligible.completed(chosen, count)
-
-
 def _smallest_trace(
     rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], *, eligible: Candidates, count: int
 ) -> list[int]:
@@ -259,12 +200,6 @@ def _observed(root: Float64[Tensor, "k k"], rows: Float64[Tensor, "r k"]) -> Flo
     """R of the covariance after an observation: R (I + R^T X^T X R)^(-1/2), which stays positive whatever the rounding."""
     moved = rows @ root
     return posterior_root(root, moved.mT @ moved)[0]
-
-
-def _log_determinants(rows: Float64[Tensor, "n r k"], *, root: Float64[Tensor, "k k"]) -> Float64[Tensor, " n"]:
-    """Information gain of each function, log det(I + X R R^T X^T) / 2, in nats."""
-    moved = rows @ root
-    return information(moved @ moved.mT)
 
 
 def _reductions(

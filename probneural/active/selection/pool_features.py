@@ -316,7 +316,7 @@ class _Stream:
                 raise LatentError(
                     expected=f"predictions driven by one latent, {self._latent}",
                     got=str(_randomness(field)),
-                    remedy="choose by TopKSelection, or from fewer functions at a time",
+                    remedy="choose by StochasticSelection, or from fewer functions at a time",
                 )
             columns = self._columns(field)
             mean = _checked(field.mean.flatten(2), "predicted means")

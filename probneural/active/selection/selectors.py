@@ -118,29 +118,17 @@ class RandomSelection(Selector):
 
 
 @dataclass(frozen=True)
-class TopKSelection(Selector):
-    """The largest integrated variances, each function by itself.
-
-    score(a) = sum over c of the average over the domain of Var u_c(a, x), divided by scale_c², the channel's variance over pool
-    and domain ([`integrated_variances`][probneural.active.integrated_variances]), so that no channel's unit or zero point
-    matters. The noise is left out: it is no reason to
-    look. It takes functions that tell the same story together, and is known to be unreliable for batches.
-    """
-
-    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
-        eligible = request.eligible
-        scores = integrated_variances(request.predictor, request.pool, query=request.query)
-        ranked = eligible.fresh[eligible.order[eligible.fresh].argsort()]  # the stable sort below keeps this order among equals
-        return eligible.completed(ranked[scores[ranked].argsort(descending=True, stable=True)].tolist(), request.count)
-
-
-@dataclass(frozen=True)
 class StochasticSelection(Selector):
     """Draw functions one after another, without replacement, with probability proportional to score^power.
 
-    The score is the integrated variance of [`TopKSelection`][probneural.active.TopKSelection]. Power 0 is random choice, and a
-    large power top-k. It costs no more than top-k and, by chance, takes batches that are less alike. Functions without any
-    variance come after all others.
+    The score of a sample a is its integrated variance
+
+        score(a) = sum over c of the average over the domain of Var u_c(a, x) / scale_c^2,
+
+    with scale_c^2 the channel's variance over pool and domain, see
+    [`integrated_variances`][probneural.active.integrated_variances], so that no channel's unit or zero point matters. The
+    noise is left out: it is no reason to look. Power 0 is random choice, and a large power takes the largest scores. Samples
+    without any variance come after all others.
 
     Args:
         power: Exponent of the score, dimensionless, not negative; 1/2 is proportional to standard deviations.

@@ -1,4 +1,4 @@
-"""The density of all weights that chains and variational families see: its energy, a batch of functions at a time."""
+"""Density of all weights: its energy on batches of samples."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.pairs import Dataset
 from probneural.randomness import stream
 from probneural.threads import copy_for_call
-
-_PROBED_FUNCTIONS, _PROBED_VALUES = 8, 64
-"""Training functions, and values of theirs, that chains are compared by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +66,6 @@ class NetworkTarget:
         return cls(problem, fitted, min(batch_size, problem.data.functions))
 
     @property
-    def moving(self) -> int:
-        """How many weights the prior does not fix."""
-        return int((self.prior_precision > 0).sum())
-
-    @property
     def root(self) -> WeightRoot:
         """R of the Gaussian approximation's covariance R R^T."""
         return self.laplace.weights
@@ -112,14 +104,6 @@ class NetworkTarget:
             (gradient,) = torch.autograd.grad(self.potential(leaf, rows), leaf)
         return gradient
 
-    def scaled(self, gradient: Float64[Tensor, " P"]) -> Float64[Tensor, " k"]:
-        """R^T g: a gradient in the coordinates x of w = centre + R x."""
-        return self.root.transposed_product(gradient[None])[0].to(torch.float64)
-
-    def moved(self, latent: Float64[Tensor, " k"]) -> Float64[Tensor, " P"]:
-        """R x."""
-        return self.root.product(latent[None])[0].to(torch.float64)
-
     def batches(self, seed: int, number: int) -> Iterator[Tensor]:
         """Rows of one batch after the other, all functions once before any comes twice; without end."""
         generator = stream(seed, "weight batches", number)
@@ -128,45 +112,17 @@ class NetworkTarget:
             whole = len(order) // self.batch_size * self.batch_size
             yield from order[:whole].split(self.batch_size)
 
-    def largest_curvature(
-        self, vector: Float64[Tensor, " P"], *, direction: Float64[Tensor, " k"] | None = None, iterations: int = 12
-    ) -> tuple[float, Float64[Tensor, " k"]]:
-        """Largest eigenvalue of R^T H R and where it lies, with H the Gauss-Newton approximation at some weights.
+    def largest_curvature(self, *, iterations: int = 12) -> float:
+        """Largest eigenvalue of R^T H R, with H the Gauss-Newton approximation at the trained weights.
 
-        It is 1 at the trained weights where the Gaussian approximation is exact. Power iteration approaches it from below.
-
-        Args:
-            vector: The weights.
-            direction: Where to start; at random by default.
-            iterations: Products with H.
+        It is 1 where the Gaussian approximation is exact. Power iteration approaches it from below.
         """
-        problem = self.problem
-        if direction is None:
-            generator = stream(0, "stiffest direction")
-            direction = torch.randn(self.root.rank, generator=generator, dtype=torch.float64, device="cpu").to(self.centre)
+        problem, generator = self.problem, stream(0, "stiffest direction")
+        direction = torch.randn(self.root.rank, generator=generator, dtype=torch.float64, device="cpu").to(self.centre)
         for _ in range(iterations):
-            moved = self.moved(direction / direction.norm()).to(problem.vector)
-            likelihood = gauss_newton_vector_product(problem.curvature, vector.to(problem.vector), moved[None])[0]
-            direction = self.scaled(likelihood.to(torch.float64) + self.prior_precision * moved)
-        return float(direction.norm()), direction
-
-    def largest_gradient_noise(self, vector: Float64[Tensor, " P"], *, batches: int = 16) -> float:
-        """Largest eigenvalue of the covariance of batch gradients at some weights, in the coordinates x; estimated.
-
-        0 where a batch is all data. It is the largest eigenvalue of the sample covariance of some batches.
-        """
-        if self.batch_size >= self.problem.data.functions:
-            return 0.0
-        rows = self.batches(0, 0)
-        forces = torch.stack([self.scaled(self.gradient(vector, next(rows))) for _ in range(batches)])
-        deviations = forces - forces.mean(0)
-        return float(torch.linalg.eigvalsh(deviations @ deviations.mT)[-1]) / (batches - 1)
-
-    @torch.no_grad()
-    def probes(self, vector: Float64[Tensor, " P"]) -> Float64[Tensor, " q"]:
-        """Some outputs for some training functions: what can be compared between chains whose weights are not identified."""
-        problem = self.problem
-        inputs = problem.data.some(_PROBED_FUNCTIONS).inputs
-        weights = problem.layout.unflatten(vector.to(problem.vector))
-        values = evaluate(copy_for_call(problem.operator, weights), inputs, problem.query).flatten().to(torch.float64)
-        return values[:: max(1, len(values) // _PROBED_VALUES)].cpu()
+            # x <- R^T (G + diag tau) R x / |x|
+            weights = self.root.product((direction / direction.norm())[None]).to(problem.vector)
+            likelihood = gauss_newton_vector_product(problem.curvature, problem.vector, weights)
+            product = likelihood.to(torch.float64) + self.prior_precision * weights
+            direction = self.root.transposed_product(product)[0].to(torch.float64)
+        return float(direction.norm())

@@ -56,7 +56,7 @@ def variational_posterior(
             guide,
             loss=pyro.infer.Trace_ELBO(num_particles=_PARTICLES),
             steps=method.steps,
-            rate=target.largest_curvature(target.centre)[0] ** -0.5,
+            rate=target.largest_curvature() ** -0.5,
             tick=bar.update,
             bound=_noisy_bound,
         )

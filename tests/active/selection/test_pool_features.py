@@ -326,7 +326,7 @@ def test_a_latent_that_changes_without_reason_is_an_error(monkeypatch: pytest.Mo
         return GaussianField(mean, feature_root(features, mean, grid).root, latent=next(names), grid=grid)
 
     monkeypatch.setattr(pool_features, "_CHUNK_VALUES", 4 * 16)
-    with pytest.raises(LatentError, match="driven by one latent.*TopKSelection"):
+    with pytest.raises(LatentError, match="driven by one latent.*StochasticSelection"):
         posterior_features(FeaturePredictor(fickle), pool(), seed=0)
 
 
