@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import stat
 from collections.abc import Callable, Collection, Iterable
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, DataError, ProbneuralError
+from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError
 
 T = TypeVar("T")
 
@@ -160,6 +161,16 @@ def check_path(value: object, name: str) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise ArgumentError(expected=f"a path as {name}", got=repr(value), remedy="give a text or a pathlib.Path")
     return Path(value)
+
+
+def check_regular(path: Path, what: str, *, remedy: str = "check the path") -> None:
+    """Raise a FileError unless a path is that of a regular file: a pipe waits for its writer, a device may never end."""
+    try:
+        is_regular, got = stat.S_ISREG(os.stat(path).st_mode), "a folder, pipe, socket or device"
+    except (OSError, ValueError) as error:
+        is_regular, got = False, str(error)
+    if not is_regular:
+        raise FileError(expected=f"{what} at {path}", got=got, remedy=remedy)
 
 
 def check_device(value: object, *, is_double: bool = False) -> torch.device:

@@ -25,6 +25,7 @@ from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config, paths_in
 from probneural.runs.folder import own_config
 from probneural.runs.values import convert, hints_of, is_section
+from probneural.training.schema import is_too_deep
 
 
 def _unchecked(kind: type[Any]) -> type[Any]:
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         call = _parsed(words, Config())
         base = call.base() if call.is_step else Config()
         _parsed(words, base)(base)
-    except (ProbneuralError, ImportError) as error:
+    except (ProbneuralError, ImportError, OSError) as error:  # names too long for the file system, a full disk
         if is_debug:
             traceback.print_exc()
         sys.stderr.write(f"probneural: {_told(error)}\n")
@@ -402,7 +403,8 @@ def _summary(function: Callable[..., Any]) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
 
 
 _REGISTRY = ConstructorRegistry()
@@ -443,6 +445,7 @@ def _entry(word: str) -> tuple[str, Any]:
     if not (name and is_there):
         raise ValueError(f"{word!r} is not of the form name=value")
     try:
-        return name, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
         return name, value
+    return name, value if is_too_deep(parsed) else parsed

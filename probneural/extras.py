@@ -8,7 +8,7 @@ from typing import Any
 from probneural.errors import UnsupportedError
 
 _PLOTS = ("matplotlib",)
-_DATA = ("h5netcdf", "h5py", "xarray", "zarr")
+_DATA = ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "cli": ("tyro", *_PLOTS, *_DATA),
     "data": _DATA,

@@ -230,7 +230,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.delitem(sys.modules, "probneural.command_line")
     monkeypatch.delattr("probneural.command_line", raising=False)
     assert __main__.main() == 1
-    assert "pip install tyro matplotlib h5netcdf h5py xarray zarr" in capsys.readouterr().err
+    assert "pip install tyro matplotlib h5netcdf h5py numcodecs xarray zarr" in capsys.readouterr().err
 
 
 def test_bench_is_the_repositorys(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ class StoredFields:
                 values = part.read(places)
             except ProbneuralError:
                 raise
-            except (OSError, RuntimeError, ValueError, LookupError) as error:  # codecs raise any, of files replaced while open
+            except Exception as error:  # codecs raise any, of files replaced while open
                 raise FileError(
                     expected=f"{part.variable.name} to be readable",
                     got=str(error),

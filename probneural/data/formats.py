@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from probneural.data.gate import check_hdf5, check_place, check_variables, check_zarr, guarded
 from probneural.data.hdf5 import is_netcdf
 from probneural.data.in_memory import is_csv, is_torch
 from probneural.data.named import has_dimension_names
@@ -46,14 +47,18 @@ class Format(Enum):
 
 
 def format_of(path: Path) -> Format:
-    """The format of a file or folder.
+    """The format of a file or folder that passes the checks of `probneural.data.gate`.
 
     Raises:
-        FileError: If there is none, or it is of another format.
+        FileError: If there is none, it is of another format, or a check refuses it.
         UnsupportedError: If what reads HDF5 or zarr is not installed.
     """
-    if path.is_dir():
-        return _format_of_folder(path)
+    check_place(path)
+    with guarded(path):
+        return _format_of_folder(path) if path.is_dir() else _format_of_file(path)
+
+
+def _format_of_file(path: Path) -> Format:
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
@@ -97,20 +102,24 @@ def open_hdf5(path: Path) -> Any:
 
 def _format_of_hdf5(path: Path) -> Format:
     with open_hdf5(path) as file:
-        if "_NCProperties" in file.attrs:
-            return Format.NETCDF4
-        if is_the_well(file):
-            return Format.THE_WELL
-        if is_pdebench(file):
-            return Format.PDEBENCH
-        return Format.NETCDF4 if is_netcdf(file) else Format.HDF5
+        count = check_hdf5(file)
+        if "_NCProperties" not in file.attrs:
+            if is_the_well(file):
+                return Format.THE_WELL
+            if is_pdebench(file):
+                return Format.PDEBENCH
+            if not is_netcdf(file):
+                return Format.HDF5
+        check_variables(count, path)
+        return Format.NETCDF4
 
 
 def _format_of_folder(path: Path) -> Format:
     if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray", ".zmetadata")):
+        counts = check_zarr(path)
         arrays = zarr_arrays(path)
         for name, array in arrays.items():
-            _warn_of_gaps(name, array)
+            _warn_of_gaps(name, array, *counts["." if array.path == "" else array.path])
         return Format.NAMED_ZARR if not arrays or any(map(has_dimension_names, arrays.values())) else Format.ZARR
     if any(path.glob("*.npy")):
         return Format.NPY_FOLDER
@@ -126,20 +135,20 @@ def zarr_arrays(path: Path) -> dict[str, Any]:
         FileError: If its metadata cannot be read.
     """
     try:
-        group = require("zarr", "zarr stores").open(path, mode="r")
+        group = require("zarr", "zarr stores").open(path, mode="r", use_consolidated=False)
         return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
     except (ValueError, KeyError) as error:  # JSON, and what it lacks
         raise FileError(expected=f"a zarr store in {path}", got=str(error), remedy="it is damaged: copy it again") from error
 
 
-def _warn_of_gaps(name: str, array: Any) -> None:
+def _warn_of_gaps(name: str, array: Any, count: int, written: int) -> None:
     """Chunks that a store does not have read as its fill value: left out as such, or lost on the way."""
     if not np.issubdtype(array.dtype, np.number):
         return
-    missing = array.nchunks - array.nchunks_initialized
-    if missing and np.isfinite(array.fill_value):  # what is not finite is refused when it is read
+    missing = count - written
+    if missing > 0 and np.isfinite(array.fill_value):  # what is not finite is refused when it is read
         warn(
-            f"{missing} of {array.nchunks} chunks of {name!r} are not there, and are read as {array.fill_value}: if they were "
+            f"{missing} of {count} chunks of {name!r} are not there, and are read as {array.fill_value}: if they were "
             "not left out because they hold nothing else, copy the store again",
             DataWarning,
         )

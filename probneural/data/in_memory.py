@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.data.gate import check_unpacked
 from probneural.data.readers import ArrayReader, SlicedReader
 from probneural.errors import DataWarning, FileError
 from probneural.notices import warn
@@ -20,23 +22,38 @@ TABLE = "values"
 """Name of all columns of a CSV file together, and of a file that holds one array."""
 
 
+_MATLAB_NUMBERS = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+"""Classes of MATLAB's arrays that are read."""
+
+
 def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     """The numeric arrays of a MATLAB file of version 5 to 7.
 
     Raises:
         FileError: If it cannot be read.
     """
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
+    from scipy.io import loadmat, whosmat
 
     try:
-        arrays = loadmat(path, mat_dtype=False, struct_as_record=True)
-    except (MatReadError, OSError, ValueError, TypeError, NotImplementedError, EOFError, IndexError, KeyError) as error:
+        variables = [(name, shape) for name, shape, kind in whosmat(path) if kind in _MATLAB_NUMBERS]
+        size = 8 * sum(math.prod(shape) for _, shape in variables)
+        check_unpacked(size, _bytes_on_disk(path), f"the variables of {path}")
+        names = [name for name, _ in variables]
+        arrays = loadmat(path, mat_dtype=False, struct_as_record=True, variable_names=names) if names else {}
+    except FileError:
+        raise
+    except Exception as error:  # of damaged files, SciPy raises whatever its code happens to
         raise FileError(
             expected=f"a MATLAB file at {path}", got=str(error), remedy="save it again: save('file.mat', 'a', 'u', '-v7.3')"
         ) from error
     kinds = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.dtype.kind in "biufc"}
     return {name: SlicedReader(array) for name, array in kinds.items()}
+
+
+def _bytes_on_disk(path: Path) -> int:
+    """Bytes that a file takes, holes left out."""
+    state = path.stat()
+    return min(state.st_size, 512 * getattr(state, "st_blocks", state.st_size))
 
 
 def is_torch(path: Path) -> bool:
@@ -55,7 +72,12 @@ def torch_readers(path: Path) -> dict[str, ArrayReader]:
         FileError: If it holds anything but tensors.
     """
     try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        check_unpacked(size, _bytes_on_disk(path), f"the tensors of {path}")
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except FileError:
+        raise
     except Exception as error:
         raise FileError(
             expected=f"tensors alone in {path}",
@@ -83,8 +105,9 @@ def _numbers(tensor: Tensor, name: str) -> NDArray[Any]:
         FileError: If NumPy has no such numbers.
     """
     try:
+        check_unpacked(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes(), name)
         return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().resolve_conj().numpy())
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, NotImplementedError) as error:
         raise FileError(
             expected=f"a dense tensor of numbers as {name}",
             got=f"{tensor.dtype}, {tensor.layout}",
@@ -103,6 +126,7 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
     Raises:
         FileError: If it is no table of numbers, or two columns have one name.
     """
+    check_unpacked(path.stat().st_size, _bytes_on_disk(path), f"the table {path}")
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         while lines and lines[0].lstrip().startswith("#"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from probneural.checks import check_path
 from probneural.data.formats import Format, format_of, open_hdf5
+from probneural.data.gate import guarded
 from probneural.data.hdf5 import texts
 from probneural.data.named import groups_of, named_sources
 from probneural.data.opening import sources_of
@@ -55,6 +56,11 @@ def list_variables(path: str | os.PathLike[str]) -> list[FileVariable]:
     """
     where = check_path(path, "path")
     kind = format_of(where)
+    with guarded(where):
+        return _listed(where, kind)
+
+
+def _listed(where: Path, kind: Format) -> list[FileVariable]:
     if kind is Format.THE_WELL:
         with open_hdf5(where) as file:
             groups = [group for group in (*ORDERS, "scalars") if group in file]

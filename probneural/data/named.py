@@ -99,7 +99,7 @@ def named_sources(path: Path, engine: str, group: str | None = None) -> dict[str
         placed = _with_outer_coordinates(opened, file)
         sources = {str(name): _source(file, variable) for name, variable in placed.data_vars.items()}
     if engine == "zarr":
-        arrays = require("zarr", "zarr stores").open_group(path, mode="r", path=group).arrays()
+        arrays = require("zarr", "zarr stores").open_group(path, mode="r", path=group, use_consolidated=False).arrays()
         unnamed = {name: SlicedReader(array) for name, array in arrays if not has_dimension_names(array)}
         sources |= {name: Source(name=name, reader=reader) for name, reader in sorted(unnamed.items())}
     if not sources:
@@ -148,8 +148,12 @@ def groups_of(path: Path, engine: str) -> list[str]:
     if engine == "scipy":
         return []
     if engine == "zarr":
-        members = require("zarr", "zarr stores").open_group(path, mode="r").members(max_depth=None)
+        members = require("zarr", "zarr stores").open_group(path, mode="r", use_consolidated=False).members(max_depth=None)
         return sorted(name for name, member in members if hasattr(member, "members"))
+    h5py = require("h5py", "NetCDF files")
+    with h5py.File(path, "r") as file:
+        if not any(file.get(name, getclass=True) is h5py.Group for name in file):
+            return []  # xarray reads all variables to tell
     opened = require("xarray", "NetCDF files and zarr stores").open_datatree(
         path, engine=engine, decode_times=False, phony_dims="sort"
     )

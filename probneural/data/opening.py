@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from probneural.data.arranged import arranged
 from probneural.data.contents import AxisNames, Contents, Request
 from probneural.data.fields import StoredFields
 from probneural.data.formats import Format, format_of, open_hdf5, zarr_arrays
+from probneural.data.gate import guarded
 from probneural.data.hdf5 import hdf5_sources
 from probneural.data.in_memory import TABLE, csv_readers, matlab_readers, torch_readers
 from probneural.data.joining import joined_contents
@@ -116,7 +118,8 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         group=group,
         dtype=dtype,
     )
-    data = _contents(path, request, outputs_path).data(dtype)
+    with guarded(path):
+        data = _contents(path, request, outputs_path).data(dtype)
     if isinstance(data, StoredPairs):
         masked = replace(data, inputs=with_mask(data.inputs, mask, other=data.outputs), outputs=with_mask(data.outputs, mask))
         return masked.looked_at()
@@ -180,7 +183,10 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
         group=group,
         dtype=dtype,
     )
-    return with_mask(_contents(path, request).fields(dtype, history=check_integer(history, "history")), mask)
+    steps = check_integer(history, "history")
+    with guarded(path):
+        fields = _contents(path, request).fields(dtype, history=steps)
+    return with_mask(fields, mask)
 
 
 def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: Any, channel: Any, **options: Any) -> Request:
@@ -199,7 +205,12 @@ def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: 
 
 
 def _names(names: Sequence[str] | None, side: str) -> tuple[str, ...] | None:
-    return None if names is None else check_sequence(names, side, remedy=f'write {side}=["u"]')
+    if names is None:
+        return None
+    chosen = check_sequence(names, side, remedy=f'write {side}=["u"]')
+    if any(name in chosen[:number] for number, name in enumerate(chosen)):
+        raise ArgumentError(expected=f"each name once in {side}=", got=f"{chosen}"[:100], remedy="leave the others out")
+    return chosen
 
 
 def _refuse(request: Request, why: str, *names: str) -> None:
@@ -241,7 +252,7 @@ def paths_of(path: object) -> list[Path]:
             raise ArgumentError(expected="one path or more", got="an empty list", remedy="name the files")
         return [file for one in path for file in paths_of(one)]
     where = check_path(path, "path")
-    if where.exists() or not glob.has_magic(str(where)):
+    if os.path.exists(where) or not glob.has_magic(str(where)):
         return [where]
     files = sorted(Path(name) for name in glob.glob(str(where)))
     if not files:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from probneural.axes import Axis
-from probneural.checks import check_instance, check_path
+from probneural.checks import check_instance, check_path, check_regular
 from probneural.clocks import WindowClock, split_in_time
 from probneural.data import StoredPairs
 from probneural.errors import ArgumentError, DataError, DataWarning, FileError, UnsupportedError
@@ -381,6 +381,7 @@ def read_json(path: Path, *, remedy: str = "it is damaged: remove the folder") -
     Raises:
         FileError: If there is none.
     """
+    check_regular(path, "JSON", remedy=remedy)
     try:
         content = schema.parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -10,11 +10,12 @@ from typing import Any
 from probneural.checks import check_path
 from probneural.data import list_variables
 from probneural.errors import FileError
+from probneural.runs.config import Config
 from probneural.runs.folder import OF_ONE_STEP, PARTS, read_json, read_record
 from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERATOR, REPORT, SCORES
 from probneural.storage.kinds import OPERATORS
 from probneural.storage.modules import CONFIGURATION, FOREIGN
-from probneural.training import files
+from probneural.training import files, schema
 
 _STEPS = (
     ("trained", OPERATOR),
@@ -96,22 +97,23 @@ def _configurations(described: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _run(path: Path) -> dict[str, Any]:
     record = read_record(path)
-    data, split = record["config"]["data"], record["split"]
+    config, split = Config.from_dict(record["config"]), record["split"]
+    data = config.data
     facts: dict[str, Any] = {
         "what": "run",
-        "data": f"{data['path']}: {', '.join(data['inputs'])} -> {', '.join(data['outputs'])}",
+        "data": f"{data.path}: {', '.join(data.inputs)} -> {', '.join(data.outputs)}",
         "fingerprint": record["fingerprint"],
-        "split": ", ".join(f"{len(split[part])} {part}" for part in PARTS),
-        "operator": record["config"]["operator"]["name"],
-        "head": record["config"]["head"]["name"],
+        "split": ", ".join(f"{len(split.get(part, ()))} {part}" for part in PARTS),
+        "operator": config.operator.name,
+        "head": config.head.name,
         "done": ", ".join(name for name, file in _STEPS if (path / file).exists()) or "nothing",
         "versions": ", ".join(f"{name} {version}" for name, version in record["versions"].items()),
     }
     if (path / CHECKPOINT).exists() and not (path / OPERATOR).exists():
-        facts["epochs done"] = f"{_saved(path / CHECKPOINT)['epochs done']} of {record['config']['training']['epochs']}"
+        facts["epochs done"] = f"{_saved(path / CHECKPOINT)['epochs done']} of {config.training.epochs}"
     if (path / HISTORY).exists():
         losses = read_json(path / HISTORY, remedy=OF_ONE_STEP)
-        facts["training loss"] = (losses.get("train") or [None])[-1]
+        facts["training loss"] = schema.instance(losses.get("train") or [None], list, where=HISTORY)[-1]
         if losses.get("restored") is not None:
             facts["weights of epoch"] = losses["restored"]
     if (path / SCORES).exists():

@@ -16,7 +16,7 @@ from probneural.runs.progress import Progress
 from probneural.runs.recipes import MEMBER, build_head, build_operator, has_no_operator, train_operator
 from probneural.runs.scoring import TestScores, scores_of
 from probneural.storage import load, save
-from probneural.training import History, atomic
+from probneural.training import History, atomic, schema
 
 OPERATOR, HISTORY, CHECKPOINT = "operator.safetensors", "history.json", "checkpoint.safetensors"
 HEAD, PREDICTOR, CALIBRATION = "head.safetensors", "predictor.safetensors", "calibration.json"
@@ -244,7 +244,8 @@ def read_history(run: RunFolder) -> History:
         FileError: If the file is damaged.
     """
     found = run.read(HISTORY)
-    train, validation, seconds = (tuple(found.get(name, ())) for name in ("train", "validation", "seconds"))
+    names = ("train", "validation", "seconds")
+    train, validation, seconds = (tuple(schema.instance(found.get(name, []), list, where=HISTORY)) for name in names)
     return History(train=train, validation=validation, seconds=seconds, restored=found.get("restored"))
 
 

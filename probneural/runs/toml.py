@@ -14,15 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from probneural.checks import check_path
+from probneural.checks import check_path, check_regular
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs.config import Config, Source, with_paths
 from probneural.runs.places import place_in
 from probneural.runs.values import convert, explanations, hints_of, is_section, joined
-from probneural.training import atomic
+from probneural.training import atomic, schema
 
 _WIDTH = 110
 """Letters of a comment's line."""
+_MOST = 2**16
+"""Bytes of a configuration; with all explanations it has some 8,000."""
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -95,12 +97,15 @@ def read_config(path: str | os.PathLike[str]) -> Config:
         ConfigurationError: If it is no TOML, or a setting is unknown, of another type or out of range; with its line.
     """
     file = check_path(path, "path")
+    remedy = f"write one: probneural init --output {file}"
+    check_regular(file, "a configuration", remedy=remedy)
     try:
+        size = file.stat().st_size
+        if size > _MOST:
+            raise ValueError(f"{size} bytes, more than {_MOST}")
         text = file.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(
-            expected=f"a configuration at {file}", got=str(error), remedy=f"write one: probneural init --output {file}"
-        ) from error
+    except (OSError, ValueError) as error:
+        raise FileError(expected=f"a configuration at {file}", got=str(error), remedy=remedy) from error
     return parsed_config(text, name=file.name, folder=file.parent)
 
 
@@ -118,7 +123,9 @@ def parsed_config(text: str, *, name: str, folder: Path | None = None) -> Config
     text = text.replace("\r\n", "\n")
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        if schema.is_too_deep(tables):
+            raise ValueError(f"more than {schema.DEEPEST} levels")
+    except (ValueError, RecursionError) as error:  # integers of more digits than Python reads, too
         raise ConfigurationError(
             expected=f"TOML in {name}", got=str(error) or "too many brackets", remedy="see https://toml.io, or write it anew"
         ) from error

@@ -462,7 +462,7 @@ class TestFiles:
             return real(name, package)
 
         monkeypatch.setattr(importlib, "import_module", without)
-        with pytest.raises(UnsupportedError, match=rf"expected {module}, .*pip install h5netcdf h5py xarray zarr"):
+        with pytest.raises(UnsupportedError, match=rf"expected {module}, .*pip install h5netcdf h5py numcodecs xarray zarr"):
             pn_data.open(path, inputs=["a"], outputs=["a"], periodic=True)
 
     @pytest.mark.bad_input
