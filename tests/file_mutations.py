@@ -150,6 +150,37 @@ def mutated(content: Any, draw: random.Random) -> tuple[str, Any]:
             continue
 
 
+def damaged(found: Opened, draw: random.Random) -> tuple[str, Opened]:
+    """Return what was done, and a file with one tensor removed, renamed, exchanged or of another shape, dtype or value."""
+    tensors = dict(found.tensors)
+    owners = sorted({name.partition(".")[0] for name in tensors})
+    owner = draw.choice(owners)
+    name = draw.choice([name for name in tensors if name.partition(".")[0] == owner])
+    value, other = tensors[name], draw.choice(list(tensors))
+    nothing = torch.nan if value.is_floating_point() else draw.choice((-1, 255, 10**6))
+    what = draw.choice(("remove", "rename", "add", "swap", "shape", "scalar", "empty", "flat", "wide", "dtype", "value"))
+    if what in ("remove", "rename"):
+        del tensors[name]
+    if what in ("rename", "add"):
+        tensors[f"{name}x" if what == "rename" else f"{name.rpartition('.')[0]}.{other.rpartition('.')[2]}"] = value.clone()
+    elif what == "swap":
+        tensors[name], tensors[other] = tensors[other].clone(), value.clone()
+    elif what == "dtype":
+        tensors[name] = value.to(
+            draw.choice((torch.float64, torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool))
+        )
+    elif what == "value":
+        tensors[name] = torch.full_like(value, nothing if value.dtype != torch.uint8 else 255)
+    elif what != "remove":
+        shape = {"shape": (3, 7), "scalar": (), "empty": (0,), "flat": (value.numel(),), "wide": (*value.shape, 1)}[what]
+        tensors[name] = value.reshape(shape).clone() if what in ("flat", "wide") else torch.ones(shape, dtype=value.dtype)
+    pairs = [one for one in found.content["complex"] if one in tensors and tensors[one].shape[-1:] == (2,)]
+    content = {**found.content, "complex": [one for one in pairs if tensors[one].is_floating_point()]}
+    dims = {one: tensor.ndim - (one in content["complex"]) for one, tensor in tensors.items()}
+    content["orders"] = {one: order for one, order in found.content["orders"].items() if dims.get(one) == len(order)}
+    return f"{what} {name}", Opened(tensors, found.header, content)
+
+
 def repeated_key(content: Any, draw: random.Random) -> str:
     """The content as text in which one object names a key twice."""
     text = json.dumps(content)

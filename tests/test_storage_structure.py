@@ -11,7 +11,7 @@ import sys
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataWarning, FileError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, ProbneuralError, UnsupportedError
+from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
@@ -147,6 +148,9 @@ THINGS: dict[str, Any] = {
     "kernel draw": lambda: _kernel().draw(5),
     "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),
+    "noise": lambda: cases.fitted("noise-conditioned", "fno-1d"),
+    "dropout": lambda: cases.fitted("mc-dropout", cases.WITH_DROPOUT),
+    "swag": lambda: cases.fitted("swag", "fno-1d"),
 }
 
 
@@ -230,7 +234,21 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def outcome(path: Path, content: Any, given: nn.Module | None) -> str:
+def _used(loaded: Any, inputs: Field) -> None:
+    """Predict, and draw."""
+    if isinstance(loaded, Predictor):
+        assert loaded(inputs).variance.shape[0] == len(inputs)
+        assert loaded.draw(0)(inputs.values, grid=inputs.grid).shape[0] == len(inputs)
+
+
+def _inputs(thing: Any) -> Field | None:
+    """Inputs of a predictor on the grid of its training inputs."""
+    if not isinstance(thing, Predictor):
+        return None
+    return cases.fields(thing.domain, 2, thing.in_channels, seed=9).to(thing.dtype)
+
+
+def outcome(path: Path, content: Any, given: nn.Module | None, inputs: Field | None = None) -> str:
     """What became of a file: "refused", "as it says", or how it broke the promise."""
     size = path.stat().st_size
     peak = Peak()
@@ -252,6 +270,13 @@ def outcome(path: Path, content: Any, given: nn.Module | None) -> str:
         verdict = (
             "as it says" if agrees(_without_class(says(loaded, path.parent)), _without_class(content)) else "another thing"
         )
+        if inputs is not None:
+            try:
+                _used(loaded, inputs)
+            except ProbneuralError:  # of values that are not finite, or of another domain
+                pass
+            except Exception as error:  # noqa: BLE001
+                return f"raw {type(error).__name__} in use"
     if peak.growth > MEMORY_FACTOR * size + MEMORY_SLACK:
         return f"too large: {peak.growth:,} bytes for a file of {size:,}"
     return verdict
@@ -269,10 +294,17 @@ def run(corpus: dict[str, change.Opened], folder: Path, *, each: int, seed: int)
     wrong = []
     for name, found in corpus.items():
         draw = random.Random(zlib.crc32(f"{name} {seed}".encode()))
+        change.write(folder / "file", found, found.content)
+        inputs = _inputs(load(folder / "file", operator=GIVEN.get(name)))
         for number in range(each):
-            what, content = change.mutated(found.content, draw)
-            change.write(folder / "file", found, content)
-            verdict = outcome(folder / "file", content, GIVEN.get(name))
+            if number % 2:
+                what, damaged = change.damaged(found, draw)
+                content = damaged.content
+            else:
+                damaged = found
+                what, content = change.mutated(found.content, draw)
+            change.write(folder / "file", damaged, content)
+            verdict = outcome(folder / "file", content, GIVEN.get(name), inputs)
             counts[verdict] += 1
             if verdict not in ("refused", "as it says"):
                 wrong.append(f"{name} {number} ({what}): {verdict}")
@@ -314,6 +346,16 @@ def test_operators_larger_than_their_file_are_refused_before_they_are_built(
             assert outcome(tmp_path / "file", content, None) == "refused", size
             changed += 1
     assert changed >= 3
+
+
+@pytest.mark.parametrize(("size", "number"), [("width", 20_000), ("width", 10**12), ("depth", 10**7)])
+def test_networks_of_noise_larger_than_their_file_are_refused_before_they_are_built(
+    size: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
+) -> None:
+    content = copy.deepcopy(corpus["noise"].content)
+    content["metadata"]["parts"]["operator"]["parts"]["embedding"]["parts"][size] = number
+    change.write(tmp_path / "file", corpus["noise"], content)
+    assert outcome(tmp_path / "file", content, None) == "refused"
 
 
 def test_nothing_is_refused_where_several_types_are_possible(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
@@ -464,6 +506,37 @@ def test_every_tensor_has_its_place(corpus: dict[str, change.Opened], tmp_path: 
     change.write(tmp_path / "file", change.Opened(swapped, opened.header, opened.content), opened.content)
     with pytest.raises(FileError, match=r"Float64\[Tensor, .*sizes of equal name being equal"):
         load(tmp_path / "file")
+
+
+DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
+    ("kronecker draw", "predictor.inner.weights.blocks.0.rows", lambda tensor: tensor[..., None]),
+    ("kronecker draw", "predictor.inner.weights.blocks.0.positions", Tensor.double),
+    ("kronecker draw", "predictor.inner.weights.noise_scale", lambda tensor: tensor.new_ones(0)),
+    ("dropout", "buffers.mask_0", lambda tensor: tensor.new_ones(())),
+    ("swag", "weights.std", Tensor.half),
+    ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
+    ("updated", "shift", lambda tensor: tensor[:-1]),
+    ("noise", "operator.weights.layers.0.bias", Tensor.long),
+]
+
+
+@pytest.mark.parametrize(("name", "tensor", "damage"), DAMAGED, ids=[f"{name} {tensor}" for name, tensor, _ in DAMAGED])
+def test_tensors_that_do_not_fit_the_rest_are_refused(
+    name: str, tensor: str, damage: Callable[[Tensor], Tensor], corpus: dict[str, change.Opened], tmp_path: Path
+) -> None:
+    opened = corpus[name]
+    tensors = {**opened.tensors, tensor: damage(opened.tensors[tensor]).contiguous()}
+    change.write(tmp_path / "file", change.Opened(tensors, opened.header, opened.content), opened.content)
+    with pytest.raises(FileError):
+        load(tmp_path / "file")
+
+
+def test_coordinates_that_are_not_finite_are_refused(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    opened = corpus["kernel"]
+    tensors = {**opened.tensors, "inputs.unit": torch.full_like(opened.tensors["inputs.unit"], torch.nan)}
+    change.write(tmp_path / "file", change.Opened(tensors, opened.header, opened.content), opened.content)
+    with pytest.raises(DataError, match="coordinates of inputs"):
+        load(tmp_path / "file")(cases.operator_case("fno-outputs").data.inputs)
 
 
 WAITING = """

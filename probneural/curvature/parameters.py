@@ -80,6 +80,11 @@ class ParameterVector:
                 remedy="ParameterVector.of(module, names) lays them out",
             )
 
+    def check_size(self, name: str, size: int) -> None:
+        """Raise a ShapeError unless what has this name has one entry, or row, per real coordinate."""
+        if size != self.size:
+            raise ShapeError(expected=f"{name} of {self.size} parameters", got=str(size), remedy="ParameterVector.flatten")
+
     @property
     def size(self) -> int:
         """Number of real coordinates P."""

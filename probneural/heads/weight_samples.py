@@ -14,7 +14,7 @@ from torch.func import vmap
 from probneural.curvature import ParameterVector
 from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
 from probneural.distributions.predictor import DrawsWithField, JointDraws, drawn_member, draws_of_members
-from probneural.errors import ProbneuralError
+from probneural.errors import ProbneuralError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import check_some
@@ -62,6 +62,15 @@ class WeightSampledPredictor(Predictor):
         report: Mapping[str, float] | None = None,
     ) -> None:
         layout.check(operator)
+        layout.check_size("vectors", vectors.shape[1])
+        forms = {name: (len(vectors), *one.shape, one.dtype) for name, one in operator.named_buffers()}
+        for name, values in (buffers or {}).items():
+            if forms.get(name) != (*values.shape, values.dtype):
+                raise ShapeError(
+                    expected=f"{len(vectors)} values of a buffer of {type(operator).__name__} as {name}",
+                    got=f"{values.dtype} {tuple(values.shape)}",
+                    remedy="see named_buffers()",
+                )
         super().__init__(PredictorTraits(in_channels=in_channels, noise=noise, domain=domain, like=vectors))
         self.operator = operator
         self.layout = layout

@@ -257,7 +257,7 @@ class NoiseConditionedOperator(Operator):
         layers: tuple[str, ...],
         embedding: HiddenLayers,
         samples: int,
-        weights: Mapping[str, Tensor] | None,
+        weights: Mapping[str, Float[Tensor, "..."]] | None,
     ) -> NoiseConditionedOperator:
         """Build it from what a file holds.
 

@@ -83,12 +83,14 @@ class Kind:
         parts: From an instance to what a file must hold, by name; by default its constructor's arguments.
         build: From the parts to an instance; by default the constructor. Its annotations say what the parts are.
         on_cpu: Parts that stay on the CPU, wherever the rest goes.
+        state: From the parts of a module to the tensors that bound what its constructor makes; None if that makes no tensors.
     """
 
     cls: type
     parts: Callable[[Any], Mapping[str, Any]] | None = None
     build: Callable[..., Any] | None = None
     on_cpu: tuple[str, ...] = ()
+    state: Callable[[Mapping[str, Any]], Mapping[str, Tensor]] | None = None
 
     @property
     def name(self) -> str:
@@ -213,7 +215,12 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(TrainingRecord, on_cpu=("row_keys",)),
     Kind(FunctionDraw),
     Kind(Rollout),
-    Kind(NoiseConditionedOperator, parts=NoiseConditionedOperator.parts, build=NoiseConditionedOperator.from_parts),
+    Kind(
+        NoiseConditionedOperator,
+        parts=NoiseConditionedOperator.parts,
+        build=NoiseConditionedOperator.from_parts,
+        state=lambda parts: {**parts["operator"].state_dict(), **(parts["weights"] or {})},
+    ),
     Kind(NoiseField),
     Kind(MaskedOperator),
     Kind(Readout),

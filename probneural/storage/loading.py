@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from inspect import Parameter
 from typing import Any, TypeAlias, Union, get_args, get_origin
 
@@ -17,7 +18,7 @@ from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError
 from probneural.provenance import TrainingRecord
 from probneural.storage.kinds import KINDS, OPERATORS, Kind
-from probneural.storage.modules import CONFIGURATION, FOREIGN, RECORD, SavedModule
+from probneural.storage.modules import CONFIGURATION, FOREIGN, RECORD, Bounded, SavedModule
 from probneural.training import files, schema
 from probneural.training.devices import resolve_device
 
@@ -148,9 +149,13 @@ class Reader:
             schema.check_names(described, ["kind", "parts"], where=f"a {named}")
             prefix = f"{name}." if name else ""
             plans = self._parts(schema.instance(described["parts"], dict, where=f"{prefix}parts"), kind, prefix)
-            return lambda device: kind.put_together(
-                {part: plan(_CPU if part in kind.on_cpu else device) for part, plan in plans.items()}
-            )
+
+            def built(device: torch.device) -> Any:
+                arguments = {part: plan(_CPU if part in kind.on_cpu else device) for part, plan in plans.items()}
+                with nullcontext() if kind.state is None else Bounded(kind.name, kind.state(arguments)):
+                    return kind.put_together(arguments)
+
+            return built
         if isinstance(named, str) and named in (*OPERATORS, FOREIGN) and issubclass(nn.Module, wanted):
             return self._module(described, name)
         schema.refuse(f"a {getattr(wanted, '__name__', wanted)}", named, where=name)
@@ -168,9 +173,11 @@ class Reader:
         plans = self._all(described, lambda key: parameters[key].annotation if key in parameters else rest, prefix)
         with jaxtyped("context"):  # where axes remember their sizes from one tensor to the next
             misfits = [claim for claim in self._claims if not isinstance(claim[1], claim[2])]
+        free = [claim for claim in self._claims if len(getattr(claim[2], "dtypes", ())) > 1 and claim[1].is_floating_point()]
+        misfits += [claim for claim in free if claim[1].dtype not in _REAL or claim[1].dtype != free[0][1].dtype]
         self._claims = outer
         for name, tensor, wanted in misfits:
-            expected = f"a tensor {wanted.__name__}, sizes of equal name being equal,"
+            expected = f"a tensor {wanted.__name__}, sizes of equal name being equal, and its dtype that of the others,"
             schema.refuse(expected, f"{tensor.dtype} {tuple(tensor.shape)}", where=name)
         return plans
 
@@ -205,3 +212,5 @@ def _with_record(operator: nn.Module, record: TrainingRecord | None) -> nn.Modul
 
 
 _CPU = torch.device("cpu")
+_REAL = (torch.float32, torch.float64)
+"""Dtypes of fields, and of the tensors of predictors."""

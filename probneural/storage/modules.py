@@ -69,7 +69,7 @@ class SavedModule:
             FileError: If the arguments are no operator's, or those of one that the state does not fit.
         """
         assert self.kind is not None
-        with torch.device("meta"), _Bounded(self.kind.name, state):
+        with torch.device("meta"), Bounded(self.kind.name, state):
             operator: nn.Module = self.kind.put_together(arguments)
         if self.kind.taken_apart(operator) != arguments:
             schema.refuse("the configuration that an operator gives", arguments, where=f"the configuration of {self.kind.name}")
@@ -163,7 +163,7 @@ def trained_parameters(module: nn.Module) -> dict[str, bool]:
     return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
 
 
-class _Bounded(TorchFunctionMode):
+class Bounded(TorchFunctionMode):
     """Within it, building stops as soon as it asks for more than a file holds: larger tensors, or many more of them.
 
     Args:

@@ -127,17 +127,15 @@ def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor])
     """Raise a FileError unless weights have the names, shapes and dtypes of others."""
     forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in side.items()} for side in (weights, expected)]
     if forms[0] != forms[1]:
-        raise other("weights of the operator's names, shapes and dtypes")
+        raise other("weights and moments of this run's names, shapes and dtypes")
 
 
-def check_moments(moments: Mapping[str, Tensor], parameters: list[Tensor]) -> None:
-    """Raise a FileError unless each moment has the shape of its parameter, in the optimiser's order, or none."""
-    for name, tensor in moments.items():
-        number = name.partition(".")[0]
-        if number not in map(str, range(len(parameters))):
-            raise other(f"moments of this run's parameters, not {name[:80]}")
-        if tuple(tensor.shape) not in ((), tuple(parameters[int(number)].shape)):
-            raise other(f"moments of this run's parameters, not {name} of shape {tuple(tensor.shape)}")
+def check_moments(moments: Mapping[int, Mapping[str, Any]], expected: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise a FileError unless the moments of each parameter have the names, shapes and dtypes of others."""
+    for number, tensors in moments.items():
+        if number not in expected or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise other("moments of this run's parameters")
+        check_weights(tensors, expected[number])
 
 
 def other(expected: str) -> FileError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import time
@@ -15,9 +16,13 @@ import torch
 from probneural.errors import FileError
 from probneural.fingerprints import identity_of
 from probneural.processes import gathered, rank, world_size
+from probneural.randomness import seeded
 from probneural.training import atomic, checkpoints, files, optimizers, parallel, weights
 from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
+
+_FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of an optimiser that is given the state of another."""
 
 
 class Keeper:
@@ -119,28 +124,52 @@ class Keeper:
         )
         if extends:
             groups, schedule = self._moved_on(len(metadata["losses"]) * run.steps)
-        if is_builtin:
-            checkpoints.check_moments(found.optimizer, [one for group in run.optimizer.param_groups for one in group["params"]])
-            if metadata["state"]:
-                raise checkpoints.other("the moments of this run's optimiser")
-        has_begun = bool(metadata["losses"] or metadata["step"])
-        if run.average is not None and has_begun:
-            checkpoints.check_weights(found.average, run.average.trained)
+        has_average = run.average is not None and bool(metadata["losses"] or metadata["step"])
+        checkpoints.check_weights(found.average, run.average.trained if run.average is not None and has_average else {})
         stop = options.early_stopping
-        if stop is not None and stop.restore_best and metadata["watched"]:
-            checkpoints.check_weights(found.best, weights.state_of(run.operator))
+        has_best = stop is not None and stop.restore_best and bool(metadata["watched"])
+        checkpoints.check_weights(found.best, weights.state_of(run.operator) if has_best else {})
+        names = dict(run.operator.named_parameters())
+        if not all(weights.are_finite({name: one[name] for name in names if name in one}) for one in vars(found).values()):
+            raise checkpoints.other("finite weights")
+        if bool(found.random) != bool(metadata["step"]):
+            raise checkpoints.other("states of random generators within an epoch, and none between epochs")
+        weights.check_random_states(found.random, run.device)
         try:
-            state = optimizers.unpacked(found.optimizer, metadata["state"])
-            run.optimizer.load_state_dict({"state": state, "param_groups": groups})
-            run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
-            if metadata["scaler"]:
-                run.scaler.load_state_dict(metadata["scaler"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            state = {"state": optimizers.unpacked(found.optimizer, metadata["state"]), "param_groups": groups}
+            self._try(state, schedule, is_builtin=is_builtin, is_finished=len(metadata["losses"]) == run.plan.epochs)
+        except _FAILURES as error:
             raise checkpoints.other("the state of this run's optimiser") from error
-        self._take_over(found, metadata)
+        self._take_over(found, metadata, state, schedule)
 
-    def _take_over(self, found: checkpoints.Tensors, metadata: dict[str, Any]) -> None:
+    def _try(self, state: dict[str, Any], schedule: dict[str, Any], *, is_builtin: bool, is_finished: bool) -> None:
+        """Take a step of an optimiser in this state, with ones in place of the weights; a state of another form fails.
+
+        Raises:
+            FileError: If moments of an optimiser of ours have other names, shapes or dtypes.
+        """
+        plan = self.run.plan
+        ones = [torch.ones_like(parameter, requires_grad=True) for parameter in self.run.parameters]
+        trial = optimizers.make_optimizer(ones, learning_rate=plan.learning_rate, options=plan.optimization)
+        steps = optimizers.make_schedule(trial, steps=plan.epochs * self.run.steps, options=plan.optimization)
+        with seeded(plan.seed, "training", devices=[self.run.device]):
+            if plan.optimization.optimizer in WITH_DECAY:
+                optimizers.trial_step(trial)
+                checkpoints.check_moments(state["state"], trial.state_dict()["state"])
+            trial.load_state_dict(copy.deepcopy(state))
+            optimizers.trial_step(trial)
+            steps.load_state_dict({**steps.state_dict(), **schedule})
+            if not (is_builtin or is_finished):
+                steps.step()
+
+    def _take_over(
+        self, found: checkpoints.Tensors, metadata: dict[str, Any], state: dict[str, Any], schedule: dict[str, Any]
+    ) -> None:
         run = self.run
+        run.optimizer.load_state_dict(state)
+        run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
+        if metadata["scaler"]:
+            run.scaler.load_state_dict(metadata["scaler"])
         weights.put_back(run.operator, found.model)
         if run.average is not None:
             run.average.load(found.average)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from probneural.errors import ArgumentError, ConvergenceWarning, TrainingError
+from probneural.errors import ArgumentError, ConvergenceWarning, ProbneuralError, TrainingError
 from probneural.notices import warn
 from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, world_size
@@ -129,7 +129,14 @@ class Run:
             weights.set_random_states(self.restored_random, self.device)
             self.restored_random = {}
             self._given_back = given_back
-            self._pass(after_step)
+            try:
+                self._pass(after_step)
+            except BaseException as error:  # of a diverged step, of the loss at weights that are not finite, of a callback
+                if not weights.are_finite(dict(self.operator.named_parameters())):
+                    weights.put_back(self.operator, before)
+                    if isinstance(error, RuntimeError) and not isinstance(error, ProbneuralError):
+                        raise self._diverged(f"weights not finite within epoch {len(self.losses)}") from error
+                raise
             self._given_back = contextlib.nullcontext
             count = sum(self.order.lengths)
             mean = float(parallel.summed(self.total)) / count
@@ -217,11 +224,15 @@ class Run:
         if not (finite and math.isfinite(mean)):
             weights.put_back(self.operator, before)
             after = "finite" if finite else "not finite"
-            raise TrainingError(
-                expected="a finite loss and finite weights",
-                got=f"a mean loss of {mean} in epoch {len(self.losses)}, weights {after} after it",
-                remedy="lower learning_rate, or check the data's scale; the operator is as it was before this epoch",
-            )
+            raise self._diverged(f"a mean loss of {mean} in epoch {len(self.losses)}, weights {after} after it")
+
+    @staticmethod
+    def _diverged(got: str) -> TrainingError:
+        return TrainingError(
+            expected="a finite loss and finite weights",
+            got=got,
+            remedy="lower learning_rate, or check the data's scale; the operator is as it was before this epoch",
+        )
 
     @torch.no_grad()
     def _watch(self) -> float:

@@ -90,21 +90,25 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     return states
 
 
-def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set those states.
-
-    Raises:
-        FileError: If they are none.
-    """
+def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Raise a FileError unless states, by process and kind, are those of generators."""
     try:
-        if "cpu" in states:
-            torch.set_rng_state(states["cpu"])
-        if "cuda" in states and device.type == "cuda":
-            torch.cuda.set_rng_state(states["cuda"], device)
-        if "mps" in states and device.type == "mps":
-            torch.mps.set_rng_state(states["mps"])
+        for name, state in states.items():
+            kind = name.partition(".")[2]
+            if kind in ("cpu", device.type):
+                torch.Generator(device if kind == device.type else kind).set_state(state)
     except (RuntimeError, TypeError) as error:
         raise checkpoints.other("states of random generators") from error
+
+
+def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Set those states."""
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+    if "mps" in states and device.type == "mps":
+        torch.mps.set_rng_state(states["mps"])
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import os
 import random
@@ -9,14 +11,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from probneural.errors import FileError
-from probneural.training import Callback, Checkpoint, EachEpoch, EarlyStopping, History, Optimization, Progress, files, fit
+from probneural.errors import FileError, TrainingError
+from probneural.training import (
+    Callback,
+    Checkpoint,
+    EachEpoch,
+    EarlyStopping,
+    History,
+    Optimization,
+    Progress,
+    files,
+    fit,
+    weights,
+)
+from tests import file_mutations as change
 from tests.training.cases import built, data, same
 
 OPTIONS = {
@@ -183,6 +198,33 @@ def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
         fit(built("FNO"), data(23), loss=explode, **settings("default", path))
     assert files.read(path)[1]["step"] == 2
     assert all(bool(torch.isfinite(tensor).all()) for tensor in files.read(path)[0].values())
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_a_resume_that_fails_changes_no_weight(name: str, tmp_path: Path) -> None:
+    """Checkpoints within and between epochs, with damaged tensors or JSON; a changed learning rate may be too high."""
+    path, outcomes = tmp_path / "run", Counter[str]()
+    for kind, step in (("FNO", 6), ("FNO" if name == "float16" else "Complex", 20)):  # PyTorch does not scale complex gradients
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(Killed):
+            fit(built(kind), data(23), **settings(name, path), callbacks=[KillAt(step)])
+        opened, draw = change.opened(path), random.Random(step)
+        for number in range(9):
+            found = change.damaged(opened, draw)[1] if number % 3 else opened
+            change.write(path, found, found.content if number % 3 else change.mutated(opened.content, draw)[1])
+            operator = built(kind, seed=1)
+            before, generator = copy.deepcopy(operator.state_dict()), torch.get_rng_state()
+            try:
+                fit(operator, data(23), **settings(name, path))
+                outcomes["resumed"] += 1
+            except TrainingError:
+                outcomes["diverged"] += 1
+            except FileError:
+                assert same(operator.state_dict(), before), (kind, step, number)
+                outcomes["refused"] += 1
+            assert weights.are_finite(dict(operator.named_parameters())), (kind, step, number)
+            assert torch.equal(torch.get_rng_state(), generator)
+    assert outcomes["refused"] > outcomes["resumed"]
 
 
 VICTIM = """

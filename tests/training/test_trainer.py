@@ -25,6 +25,7 @@ from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.pairs import FieldPairs
 from probneural.training import (
+    Callback,
     EachEpoch,
     History,
     Optimization,
@@ -343,6 +344,28 @@ def test_a_gradient_that_is_not_finite_ends_training() -> None:
 
     with pytest.raises(TrainingError, match="weights not finite after it"):
         fit(module, data(6), epochs=1, loss=steep, show_progress=False)
+
+
+class Poison(Callback):
+    def on_step(self, progress: Progress) -> None:
+        next(progress.operator.parameters()).data.fill_(torch.nan)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (TrainingError, {"optimization": Optimization(optimizer="lbfgs", schedule=None), "learning_rate": 1e30}),
+        (KeyboardInterrupt, {"callbacks": [Poison()]}),
+    ],
+)
+def test_an_epoch_that_fails_at_weights_that_are_not_finite_restores_them(
+    error: type[BaseException], options: dict[str, Any]
+) -> None:
+    module = built("FNO")
+    with pytest.raises(error):
+        fit(module, data(), **{**QUICK, **options})
+    assert all(bool(value.isfinite().all()) for value in module.state_dict().values())
     assert all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters())
 
 

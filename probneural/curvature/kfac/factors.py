@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, jaxtyped
 from torch import Tensor
 
 from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing
@@ -110,6 +111,7 @@ class KroneckerFactors:
                 got=f"no {', '.join(missing) or 'blocks'} among {', '.join(tensors)}",
                 remedy="was the file written by KroneckerFactors or KroneckerWeights?",
             )
+        _check_tensors(tensors, count)
         rebuilt = []
         for number in range(count):
             blocks = MatrixBlocks(tensors[f"blocks.{number}.positions"], tensors[f"blocks.{number}.layers"])
@@ -214,5 +216,34 @@ class KroneckerWeights(WeightRoot):
             raise ArgumentError(
                 expected="what tensors() returned", got=f"no {', '.join(missing)}", remedy="add them, or keep only the factors"
             )
+        if tensors["noise_scale"].numel() != 1:
+            raise ShapeError(expected="one noise scale", got=str(tuple(tensors["noise_scale"].shape)), remedy="use tensors()")
         noise_scale = float(tensors["noise_scale"])
         return cls(factors, prior_std=tensors["prior_std"], noise_scale=noise_scale, scale=tensors["scale"])
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], count: int) -> None:
+    """Raise a ShapeError unless the factors' tensors have the shapes and dtypes of `count` bases and their mixing."""
+    forms: dict[str, Any] = {"eigenvalues": Float[Tensor, " P"], "layers": Int64[Tensor, " P"]}
+    forms |= {f"mixing.{name}": (Int64 if name in ("first", "second") else Float)[Tensor, " t"] for name in _MIXING}
+    for number in range(count):
+        b, m, n, pair = (f"{axis}{number}" for axis in ("b", "m", "n", "*pair"))
+        forms |= {
+            f"blocks.{number}.positions": Int64[Tensor, f"{b} {m} {n} {pair}"],
+            f"blocks.{number}.layers": Int64[Tensor, b],
+            f"blocks.{number}.rows": Float[Tensor, f"{b} {m} {m} {pair}"],
+            f"blocks.{number}.columns": Float[Tensor, f"{b} {n} {n} {pair}"],
+        }
+    with jaxtyped("context"):  # where axes remember their sizes from one tensor to the next
+        misfits = [name for name, form in forms.items() if not isinstance(tensors[name], form)]
+    dtype, size = tensors["eigenvalues"].dtype, len(tensors["layers"])
+    misfits += [name for name in forms if tensors[name].is_floating_point() and tensors[name].dtype != dtype]
+    misfits += [name for name in forms if name.endswith("positions") and tensors[name].shape[3:] not in ((), (2,))]
+    places = [name for name in ("mixing.first", "mixing.second") if name not in misfits]
+    misfits += [name for name in places if not bool(((tensors[name] >= 0) & (tensors[name] < size)).all())]
+    if misfits:
+        raise ShapeError(
+            expected=f"factors of one dtype that cover each of {size} parameters, in shapes that fit together",
+            got=f"others of {', '.join(misfits[:5])}",
+            remedy="use what tensors() returned",
+        )

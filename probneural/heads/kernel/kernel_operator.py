@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_choice, check_flag, check_integer, check_module, check_real
+from probneural.checks import assign, check_choice, check_finite, check_flag, check_integer, check_module, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
@@ -359,6 +359,7 @@ class KernelPredictor(Predictor):
         for inputs, _ in sets:
             check_some(inputs)
             points.append(self.coordinates(inputs))
+            check_finite(points[-1], "coordinates of inputs", remedy="inputs may be far outside the training data")
         everywhere, rows = _distinct(torch.cat(points))
         variances = torch.stack([process.variance(everywhere) for process in self.processes])
         factors = cache(partial(_factors, self.processes, everywhere))

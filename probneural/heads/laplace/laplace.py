@@ -190,6 +190,8 @@ class LaplacePredictor(Predictor):
                 got=repr(structure),
                 remedy="name the weights' structure",
             )
+        layout.check_size("weights", weights.size)
+        layout.check_size("shift", layout.size if shift is None else len(shift))
         self._vector = layout.flatten(dict(operator.named_parameters()))
         traits = PredictorTraits(in_channels=in_channels, noise=hyperparameters.noise, domain=domain, like=self._vector)
         super().__init__(traits)
