@@ -46,7 +46,7 @@ test-all: venv  ## Every gate, slow tests included
 	@$(MAKE) --no-print-directory gpu-all
 	@$(MAKE) --no-print-directory unit-all
 
-gates: docs lint types contracts doctests bad-input  ## Every gate but the tests
+gates: docs lint types contracts doctests bad-input device  ## Every gate but the tests
 
 unit: venv  ## The fast tests; in the outer layers, shapes are checked at run time
 	$(PYTEST) -m "$(FAST)" $(UNCHECKED)
@@ -55,7 +55,8 @@ unit: venv  ## The fast tests; in the outer layers, shapes are checked at run ti
 unit-all: venv  ## All tests, with shapes checked at run time
 	$(CHECKED) -m "not bad_input and not gpu"
 
-device: venv  # compiles in seconds, and again after a change only
+# In seconds, once for each version of the source and of PyTorch.
+device: venv  ## Compile the simulated GPU, unless that is done
 	$(BIN)/python -m tests.device.simulated
 
 gpu: device  ## The tests marked gpu, without the slow ones: on CUDA, or else on a simulated GPU

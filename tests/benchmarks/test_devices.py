@@ -28,6 +28,7 @@ def test_a_device_that_is_not_there() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_another_device(tmp_path: Path) -> None:
     written = devices.main(mode="small", output=tmp_path, device=accelerator())
     assert written["machine"]["accelerator"]

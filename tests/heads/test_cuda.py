@@ -38,7 +38,7 @@ def test_agrees_with_the_cpu(head: str, operator: str, data_device: str) -> None
 
 
 @pytest.mark.parametrize("head", ALL_HEADS)
-@pytest.mark.parametrize("draws", ["trajectory", "step"])
+@pytest.mark.parametrize("draws", ["trajectory", pytest.param("step", marks=pytest.mark.slow)])
 def test_rolls_out(head: str, draws: str) -> None:
     case = operator_case("fno-1d" if "fno-1d" in operators_of(head) else operators_of(head)[0])
     predictor = ALL_HEADS[head].fit(copy.deepcopy(case.operator).to(accelerator()), case.data)

@@ -54,6 +54,7 @@ def test_agrees_with_the_cpu() -> None:
     assert there.train[-1] == pytest.approx(here.train[-1], rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinned_batches_change_no_bit(workers: int) -> None:
     expected, weights = trained(data(33), loading=Loading(pin_memory=False))
