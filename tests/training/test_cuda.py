@@ -13,6 +13,7 @@ import torch
 from probneural.operators import FNO
 from probneural.pairs import Dataset
 from probneural.training import History, Loading, Optimization, fit
+from tests.device import simulated
 from tests.helpers import accelerator
 from tests.training.cases import built, data, same
 from tests.training.lazy import lazy
@@ -68,6 +69,20 @@ def test_pinned_batches_change_no_bit(workers: int) -> None:
 def test_data_on_the_device_are_not_pinned() -> None:
     expected, weights = trained(data(33))
     found, theirs = trained(data(33).to(accelerator()), loading=Loading(pin_memory=True))
+    assert outcome(found) == outcome(expected)
+    assert same(theirs, weights)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_needs_no_double_precision(is_moved: bool) -> None:
+    """MPS has none, whether the data lie there or come in batches."""
+    device = accelerator()
+    if device != simulated.NAME:
+        pytest.skip("CUDA has float64")
+    train = data(33).to(device) if is_moved else data(33)
+    expected, weights = trained(data(33))
+    with simulated.without_float64():
+        found, theirs = trained(train)
     assert outcome(found) == outcome(expected)
     assert same(theirs, weights)
 
