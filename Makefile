@@ -12,13 +12,16 @@ CHECKED := $(PYTEST) --jaxtyping-packages=probneural,beartype.beartype
 # Checking shapes at run time doubles the time of a test: `make test-all` checks them everywhere.
 UNCHECKED := $(addprefix tests/,active benchmarks calibration curvature data export forecasts heads metrics problems runs training)
 
+# Files with tests that need CUDA, or the simulated GPU of tests/device.
+GPU_FILES = $(shell grep -rlF mark.gpu --include='*.py' tests)
+
 # Two single-threaded workers beat one process with two threads.
-unit unit-all bad-input doctests docs: export OMP_NUM_THREADS := 1
-unit unit-all bad-input doctests docs: export MPLBACKEND := Agg
+unit unit-all gpu gpu-all bad-input doctests docs: export OMP_NUM_THREADS := 1
+unit unit-all gpu gpu-all bad-input doctests docs: export MPLBACKEND := Agg
 docs: export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv gates test test-all unit unit-all bad-input doctests bench bench-full lint format types contracts docs \
+.PHONY: help venv gates test test-all unit unit-all device gpu gpu-all bad-input doctests bench bench-full lint format types contracts docs \
         gallery peers clean distclean
 
 help:  ## List the targets
@@ -35,20 +38,32 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # Cheap gates first, side by side; the last lines of the log are the test suite's summary.
 test: venv  ## Every gate, without the slow tests
 	@$(MAKE) --no-print-directory -j $(WORKERS) gates
+	@$(MAKE) --no-print-directory gpu
 	@$(MAKE) --no-print-directory unit
 
 test-all: venv  ## Every gate, slow tests included
 	@$(MAKE) --no-print-directory -j $(WORKERS) gates
+	@$(MAKE) --no-print-directory gpu-all
 	@$(MAKE) --no-print-directory unit-all
 
-gates: docs lint types contracts doctests bad-input  ## Every gate but the tests
+gates: docs lint types contracts doctests bad-input device  ## Every gate but the tests
 
 unit: venv  ## The fast tests; in the outer layers, shapes are checked at run time
 	$(PYTEST) -m "$(FAST)" $(UNCHECKED)
 	$(CHECKED) -m "$(FAST)" $(addprefix --ignore=,$(UNCHECKED))
 
 unit-all: venv  ## All tests, with shapes checked at run time
-	$(CHECKED) -m "not bad_input"
+	$(CHECKED) -m "not bad_input and not gpu"
+
+# In seconds, once for each version of the source and of PyTorch.
+device: venv  ## Compile the simulated GPU, unless that is done
+	$(BIN)/python -m tests.device.simulated
+
+gpu: device  ## The tests marked gpu, without the slow ones: on CUDA, or else on a simulated GPU
+	$(PYTEST) -m "gpu and not slow" $(GPU_FILES)
+
+gpu-all: device  ## The tests marked gpu, with shapes checked at run time
+	$(CHECKED) -m gpu $(GPU_FILES)
 
 bad-input: venv  ## Tests of error messages, which the run-time checks would pre-empt
 	$(BIN)/python -m pytest -q -m bad_input

@@ -33,8 +33,8 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "memory_gib": round(memory, 1),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    if device.startswith("cuda"):
-        facts["accelerator"] = torch.cuda.get_device_name(device)
+    if device != "cpu":
+        facts["accelerator"] = torch.get_device_module(device).get_device_name(device)
     return facts
 
 

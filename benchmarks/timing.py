@@ -30,8 +30,8 @@ def interleaved(
 
 def wait(device: str) -> None:
     """Until a device has done what it was told."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+    if device != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def quartiles(seconds: Sequence[float]) -> str:

@@ -258,7 +258,7 @@ def seeded(
         seed: Names the experiment; a non-negative integer.
         purpose: One of `PURPOSES`.
         indices: Tell the streams of one purpose from each other.
-        devices: Whose generators take part beside the CPU's; where CUDA is in use already, so does its current device.
+        devices: Whose generators take part beside the CPU's. The current device of a GPU in use takes part too.
 
     Raises:
         ArgumentError: If the seed is none, or the purpose is not registered.
@@ -312,15 +312,22 @@ def _start(generator: torch.Generator, seed: int, purpose: str, indices: Iterabl
     generator.set_state(torch.from_numpy(state))
 
 
+def global_generator(device: torch.device) -> torch.Generator:
+    """PyTorch's global generator of a device."""
+    if device.type in ("cpu", "meta"):
+        return torch.default_generator
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    module = torch.get_device_module(device)
+    module.init()
+    return module.default_generators[module.current_device() if device.index is None else device.index]
+
+
 def _global_generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
-    """Torch's own generators of the CPU and of the devices, each once."""
-    generators, numbers = [torch.default_generator], set()
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.init()
-            numbers.add(torch.cuda.current_device() if device.index is None else device.index)
-        elif device.type == "mps":
-            generators.append(torch.mps._get_default_mps_generator())
-    if torch.cuda.is_initialized():
-        numbers.add(torch.cuda.current_device())
-    return generators + [torch.cuda.default_generators[number] for number in sorted(numbers)]
+    """PyTorch's global generators of the CPU, of the devices and of a GPU in use, each once."""
+    places = [torch.device("cpu"), *devices]
+    gpu = torch.accelerator.current_accelerator()
+    if gpu is not None and gpu.type != "mps" and torch.get_device_module(gpu).is_initialized():
+        places.append(gpu)
+    generators = [global_generator(place) for place in places]
+    return list({id(generator): generator for generator in generators}.values())

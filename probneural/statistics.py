@@ -60,7 +60,11 @@ class Statistics:
         """Those of functions in memory, taken at once."""
         if not len(field):
             return cls.empty(field.channels)
-        values = field.values.detach().to(torch.float64).flatten(2)
+        values = field.values.detach()
+        try:
+            values = values.to(torch.float64).flatten(2)
+        except TypeError:  # MPS has no float64
+            values = values.cpu().to(torch.float64).flatten(2)
         largest = values.abs().amax((0, 2))
         units = torch.where(largest == 0, largest, power_of_two(largest))
         values = (values / torch.where(units == 0, 1.0, units)[:, None]).contiguous()
@@ -176,7 +180,7 @@ def units(
         over_processes: See [`statistics`][probneural.statistics.statistics].
 
     Returns:
-        Mean and scale, on the source's device.
+        Mean and scale, on the CPU.
 
     Raises:
         DataError: If there is no function, or sources have different channels.
@@ -198,7 +202,7 @@ def units(
     mean, scale = total.mean, total.std
     rounding = max(torch.finfo(part.dtype).eps for part in sources)
     flat = scale <= rounding * mean.abs()
-    return mean.to(sources[0].device), torch.where(flat, 1.0, scale).to(sources[0].device)
+    return mean, torch.where(flat, 1.0, scale)
 
 
 def _packed(part: Statistics) -> Float64[Tensor, " numbers"]:

@@ -1,4 +1,4 @@
-"""What every test runs under: one thread, its own seeds, and a reason where CUDA is missing."""
+"""What every test runs under: one thread, and its own seeds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ settings.register_profile("gates", deadline=None, derandomize=True, max_examples
 settings.load_profile("gates")
 
 torch.set_num_threads(1)  # worker processes share the cores, see the Makefile
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
 
 
 @pytest.hookimpl(wrapper=True)

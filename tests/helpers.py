@@ -8,14 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+import pytest
 import torch
 from torch import Tensor
 
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_order
+from tests.device import simulated
 
 DTYPE = torch.float64
+
+
+def accelerator() -> str:
+    """The device of tests marked `gpu`: CUDA, or else the simulated GPU; without either, the test is skipped."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if not simulated.library().exists():
+        pytest.skip("needs CUDA, or the simulated GPU that `python -m tests.device.simulated` compiles")
+    simulated.load()
+    return simulated.NAME
 
 
 def generator(seed: int | str = 0) -> torch.Generator:

@@ -19,6 +19,7 @@ from torch import Tensor
 from probneural import randomness
 from probneural.errors import ArgumentError
 from probneural.randomness import PURPOSES, check_seed, seeded, stream, stream_seed
+from tests.helpers import accelerator
 
 ROOT = Path(__file__).parents[1]
 FAR = (2**31, 2**32, 2**32 + 1, 2**33, 2**63, 2**64, 2**128)
@@ -150,17 +151,17 @@ def test_what_was_drawn_before_leaves_no_trace() -> None:
 
 @pytest.mark.gpu
 def test_devices_take_part_and_are_given_back() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    torch.cuda.manual_seed(1)
-    state = torch.cuda.get_rng_state()
+    device = torch.device(accelerator(), 0)
+    generator = torch.get_device_module(device).default_generators[0].manual_seed(1)
+    state = generator.get_state()
     with seeded(0, "weights", devices=[device]):
         first_draw = torch.rand(5, device=device)
-    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.equal(generator.get_state(), state)
     torch.rand(3, device=device)
-    with seeded(0, "weights", devices=[torch.device("cuda")]):
+    with seeded(0, "weights", devices=[torch.device(device.type)]):
         assert torch.equal(torch.rand(5, device=device), first_draw)
     assert torch.equal(torch.rand(5, device=device, generator=stream(0, "weights", device=device)), first_draw)
-    with seeded(0, "weights"):  # CUDA is in use
+    with seeded(0, "weights"):  # the device is in use
         assert torch.equal(torch.rand(5, device=device), first_draw)
     with seeded(1, "weights", devices=[device]):
         assert not torch.equal(torch.rand(5, device=device), first_draw)

@@ -25,7 +25,7 @@ from probneural.storage import load, save
 from probneural.training import EarlyStopping, Optimization, files, fit
 from tests.calibration.synthetic import scaled_by
 from tests.heads import cases
-from tests.helpers import held_out
+from tests.helpers import accelerator, held_out
 from tests.training.cases import BUILDERS, built, data, same
 
 SAVED = [name for name in cases.HEADS if name != "iterative"]
@@ -574,11 +574,11 @@ def test_files_of_other_versions_are_named(change: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("head", SAVED)
 def test_a_file_moves_between_devices(head: str, tmp_path: Path) -> None:
     case = cases.operator_case("fno-outputs")
-    predictor = cases.HEADS[head].fit(copy.deepcopy(case.operator).cuda(), case.data)
+    predictor = cases.HEADS[head].fit(copy.deepcopy(case.operator).to(accelerator()), case.data)
     save(predictor, tmp_path / "predictor")
-    there, here = load(tmp_path / "predictor", device="cuda"), load(tmp_path / "predictor")
+    there, here = load(tmp_path / "predictor", device=accelerator()), load(tmp_path / "predictor")
     assert_predicts_the_same(predictor, there, case.inputs)
-    assert there.device.type == "cuda"
+    assert there.device.type == accelerator()
     assert there.noise.device == predictor.noise.device
     if hasattr(predictor, "prior_precision"):
         assert there.prior_precision.device == predictor.prior_precision.device

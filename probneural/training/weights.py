@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from probneural.randomness import global_generator
 from probneural.training import checkpoints
 
 
@@ -82,12 +83,7 @@ class Average:
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """States of torch's global generators that a training on this device draws from, by kind."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        states["mps"] = torch.mps.get_rng_state()
-    return states
+    return {one.type: global_generator(one).get_state() for one in (torch.device("cpu"), device)}
 
 
 def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
@@ -103,12 +99,9 @@ def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> N
 
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
     """Set those states."""
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"], device)
-    if "mps" in states and device.type == "mps":
-        torch.mps.set_rng_state(states["mps"])
+    for one in (torch.device("cpu"), device):
+        if one.type in states:
+            global_generator(one).set_state(states[one.type])
 
 
 @contextlib.contextmanager

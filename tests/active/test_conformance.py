@@ -52,6 +52,7 @@ from tests.active.predictors import (
     three_numbers,
 )
 from tests.heads.cases import data_for, fields
+from tests.helpers import accelerator
 
 Make = Callable[[Callable[..., OperatorModel]], AcquisitionFunction]
 
@@ -386,14 +387,14 @@ def test_designs_on_a_gpu_score_as_on_the_cpu(name: str, where: str, monkeypatch
     make = {**CASES, **LOOK_AHEAD}[name]
     expected = score_of(make, "last layer")
     if where == "predictor and designs":
-        predictor = head_of("last layer", torch.device("cuda"))
+        predictor = head_of("last layer", torch.device(accelerator()))
         monkeypatch.setitem(PREDICTORS, "last layer", lambda: predictor)
     size = getattr(expected, "get_augmented_q_batch_size", lambda q: q)(1)
     X = designs(3, size, seed=49)
     with torch.random.fork_rng():  # paths are drawn when they are first asked for
         torch.manual_seed(3)
-        value = score_of(make, "last layer").to("cuda")(X.cuda().requires_grad_())
-    assert value.device.type == "cuda"
+        value = score_of(make, "last layer").to(accelerator())(X.to(accelerator()).requires_grad_())
+    assert value.device.type == accelerator()
     with torch.random.fork_rng():
         torch.manual_seed(3)
         torch.testing.assert_close(value.cpu(), expected(X), rtol=1e-7, atol=1e-8)

@@ -31,27 +31,28 @@ from tests.distributions.cases import (
     on_every_empirical,
     on_every_gaussian,
 )
+from tests.helpers import accelerator
 
 pytestmark = pytest.mark.gpu
 
 
 def root_on_cuda(root: Root) -> Root:
     if isinstance(root, DenseRoot):
-        return DenseRoot(root.matrix.cuda())
+        return DenseRoot(root.matrix.to(accelerator()))
     if isinstance(root, WeightedRoot):
-        return WeightedRoot(root_on_cuda(root.base), root.weights.cuda())
+        return WeightedRoot(root_on_cuda(root.base), root.weights.to(accelerator()))
     if isinstance(root, CorrectedRoot):
-        return CorrectedRoot(root_on_cuda(root.base), root.columns.cuda(), root.rows.cuda())
+        return CorrectedRoot(root_on_cuda(root.base), root.columns.to(accelerator()), root.rows.to(accelerator()))
     assert isinstance(root, FeatureRoot)
-    return FeatureRoot(root.features.cuda(), root.factor.cuda())
+    return FeatureRoot(root.features.to(accelerator()), root.factor.to(accelerator()))
 
 
 def on_cuda(field: GaussianField) -> GaussianField:
-    return GaussianField(field.mean.cuda(), root_on_cuda(field.root), latent=field.latent, grid=field.grid)
+    return GaussianField(field.mean.to(accelerator()), root_on_cuda(field.root), latent=field.latent, grid=field.grid)
 
 
 def check(there: Tensor, here: Tensor, tolerance: float) -> None:
-    assert there.device.type == "cuda"
+    assert there.device.type == accelerator()
     assert there.dtype == here.dtype
     assert_close(there.cpu(), here, tolerance)
 
@@ -104,7 +105,7 @@ def test_mixtures_with_weights_on_the_cpu(case: GaussianCase) -> None:
 @on_every_empirical
 def test_empirical_fields(case: EmpiricalCase) -> None:
     here = case.field
-    there = EmpiricalField(here.samples.cuda(), case.weights, grid=here.grid)
+    there = EmpiricalField(here.samples.to(accelerator()), case.weights, grid=here.grid)
     for f in functionals(here.grid):
         check(there.apply(f).variance, here.apply(f).variance, case.tolerance)
     check(there.rsample((9,), seed=0), here.rsample((9,), seed=0), 0.0)
@@ -118,7 +119,7 @@ def test_empirical_fields(case: EmpiricalCase) -> None:
 def test_fields_and_functionals(dtype: torch.dtype) -> None:
     grid, tolerance = Grid.uniform((6, 7), periodic=(True, False)), 1e-5 if dtype == torch.float32 else 1e-12
     here = Field(normal("field", 3, 2, 6, 7, dtype=dtype), grid)
-    there = here.to("cuda")
+    there = here.to(accelerator())
     check(there.norm(), here.norm(), tolerance)
     check(there.resample(grid.resized((9, 8))).values, here.resample(grid.resized((9, 8))).values, tolerance)
     check(there[[2, 0]].values, here[[2, 0]].values, 0.0)

@@ -14,7 +14,7 @@ from probneural.heads import DeepEnsemble, KernelOperator, LastLayerLaplace
 from probneural.pairs import FieldPairs
 from probneural.provenance import row_keys
 from tests.heads.cases import ALL_HEADS, fields, fitted, operator_case, operators_of
-from tests.helpers import held_out
+from tests.helpers import accelerator, held_out
 
 pytestmark = pytest.mark.filterwarnings("ignore:(low_rank|nuts|full_rank) has not converged")
 
@@ -129,9 +129,9 @@ def test_moved_predictors_share_no_memory() -> None:
 def test_predictors_move_to_a_gpu_and_back(head: str) -> None:
     case = operator_case(operators_of(head)[0])
     predictor = fitted(head, case.name)
-    moved = predictor.to("cuda")
+    moved = predictor.to(accelerator())
     u, v = predictor(case.inputs), moved(case.inputs)
-    assert moved.device.type == v.mean.device.type == "cuda"
+    assert moved.device.type == v.mean.device.type == accelerator()
     torch.testing.assert_close(v.mean.cpu(), u.mean, rtol=1e-8, atol=1e-10 * float(u.mean.abs().max()))
     torch.testing.assert_close(v.variance.cpu(), u.variance, rtol=1e-5, atol=0)
     pn.calibration.VarianceScale().fit(moved, held_out(case.data))

@@ -43,6 +43,7 @@ from probneural.problems import (
     dealias,
     spectral_derivative,
 )
+from tests.helpers import accelerator
 
 
 @dataclass(frozen=True)
@@ -476,20 +477,20 @@ def test_problems_are_values(case: Case) -> None:
 @cases
 def test_cuda_agrees_with_the_cpu(case: Case) -> None:
     problem, inputs, direction = case.problem, case.inputs(), case.inputs(seed=4)
-    on_device, direction_on_device = inputs.to("cuda"), direction.to("cuda")
+    on_device, direction_on_device = inputs.to(accelerator()), direction.to(accelerator())
     design = torch.full((2, problem.design_dim), 0.3, dtype=torch.float64)
     pairs = [
         (problem.solve(inputs), problem.solve(on_device)),
-        (problem.encode(design, grid=case.grid()), problem.encode(design.cuda(), grid=case.grid())),
+        (problem.encode(design, grid=case.grid()), problem.encode(design.to(accelerator()), grid=case.grid())),
     ]
     if case.differentiable:
         pairs.append((problem.derivative(inputs, direction), problem.derivative(on_device, direction_on_device)))
     options: dict[str, Any] = {"resolution": case.resolution, "seed": 3, "dtype": torch.float64}
-    here, there = (problem.sample(2, **options, device=device) for device in ("cpu", "cuda"))
+    here, there = (problem.sample(2, **options, device=device) for device in ("cpu", accelerator()))
     pairs += [(here.inputs, there.inputs), (here.outputs, there.outputs)]
-    pairs.append((here.inputs, problem.sample_inputs(2, **options, device="cuda")))
+    pairs.append((here.inputs, problem.sample_inputs(2, **options, device=accelerator())))
     for one, other in pairs:
-        assert other.device.type == "cuda"
+        assert other.device.type == accelerator()
         assert relative(other.values.cpu() - one.values, one.values) < 1e-11
 
 

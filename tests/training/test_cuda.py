@@ -13,6 +13,8 @@ import torch
 from probneural.operators import FNO
 from probneural.pairs import Dataset
 from probneural.training import History, Loading, Optimization, fit
+from tests.device import simulated
+from tests.helpers import accelerator
 from tests.training.cases import built, data, same
 from tests.training.lazy import lazy
 from tests.training.test_resuming import KillAt, Killed, outcome, settings
@@ -28,10 +30,10 @@ def deterministic_convolutions() -> Iterator[None]:
 
 
 def trained(train: Dataset, **changes: Any) -> tuple[History, dict[str, torch.Tensor]]:
-    chosen = {"epochs": 10, "batch_size": 6, "seed": 4, "device": "cuda", "show_progress": False} | changes
+    chosen = {"epochs": 10, "batch_size": 6, "seed": 4, "device": accelerator(), "show_progress": False} | changes
     operator = FNO(1, 1, modes=(4,), width=8, depth=2, seed=0)
     history = fit(operator, train, **chosen)
-    assert {one.device.type for one in operator.state_dict().values()} == {"cuda"}
+    assert {one.device.type for one in operator.state_dict().values()} == {accelerator()}
     assert {parameter.dtype for parameter in operator.parameters()} == {torch.float32}
     return history, operator.state_dict()
 
@@ -53,6 +55,7 @@ def test_agrees_with_the_cpu() -> None:
     assert there.train[-1] == pytest.approx(here.train[-1], rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinned_batches_change_no_bit(workers: int) -> None:
     expected, weights = trained(data(33), loading=Loading(pin_memory=False))
@@ -65,7 +68,21 @@ def test_pinned_batches_change_no_bit(workers: int) -> None:
 
 def test_data_on_the_device_are_not_pinned() -> None:
     expected, weights = trained(data(33))
-    found, theirs = trained(data(33).to("cuda"), loading=Loading(pin_memory=True))
+    found, theirs = trained(data(33).to(accelerator()), loading=Loading(pin_memory=True))
+    assert outcome(found) == outcome(expected)
+    assert same(theirs, weights)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_needs_no_double_precision(is_moved: bool) -> None:
+    """MPS has none, whether the data lie there or come in batches."""
+    device = accelerator()
+    if device != simulated.NAME:
+        pytest.skip("CUDA has float64")
+    train = data(33).to(device) if is_moved else data(33)
+    expected, weights = trained(data(33))
+    with simulated.without_float64():
+        found, theirs = trained(train)
     assert outcome(found) == outcome(expected)
     assert same(theirs, weights)
 
@@ -73,7 +90,7 @@ def test_data_on_the_device_are_not_pinned() -> None:
 def test_groups_of_data_on_the_device() -> None:
     groups = torch.arange(11).repeat(3)
     expected, weights = trained(replace(data(33), groups=groups))
-    found, theirs = trained(replace(data(33), groups=groups).to("cuda"))
+    found, theirs = trained(replace(data(33), groups=groups).to(accelerator()))
     assert outcome(found) == outcome(expected)
     assert same(theirs, weights)
 
@@ -81,7 +98,7 @@ def test_groups_of_data_on_the_device() -> None:
 @pytest.mark.parametrize("name", ["default", "adamw", "averaged", "bfloat16", "float16"])
 def test_resumes_at_the_same_bits_within_an_epoch(name: str, tmp_path: Path) -> None:
     """Dropout draws on the device, so its generator is part of what is kept."""
-    options = {"device": "cuda"}
+    options = {"device": accelerator()}
     whole = built("Convolutional")
     expected = fit(whole, data(23), **settings(name, None, **options))
     path = tmp_path / "run"
@@ -89,6 +106,6 @@ def test_resumes_at_the_same_bits_within_an_epoch(name: str, tmp_path: Path) -> 
         with pytest.raises(Killed):
             fit(built("Convolutional", seed=step - 2), data(23), callbacks=[KillAt(step)], **settings(name, path, **options))
     resumed = built("Convolutional", seed=99)
-    torch.rand(7, device="cuda")
+    torch.rand(7, device=accelerator())
     assert outcome(fit(resumed, data(23), **settings(name, path, **options))) == outcome(expected)
     assert same(resumed.state_dict(), whole.state_dict())
