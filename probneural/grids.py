@@ -13,18 +13,13 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
+from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes, read_line, transfer
 from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
-from probneural.contexts import outside_of_export, outside_of_transforms, remembered, undisturbed
+from probneural.contexts import outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 
-_CHUNK_ELEMENTS = 2**24
-"""Largest interpolation matrix built at once (128 MiB in float64)."""
-
-
-@remembered(128)
-def _transfer(source: Axis, target: Axis, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return source.matrix(target.coordinates).to(device, dtype)
+_CHUNK_ELEMENTS = 2**21
+"""Largest interpolation matrix built at once (16 MiB in float64)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -572,6 +567,16 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
     Raises:
         GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
+    _check_readable(grid, points)
+    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
+    for number, axis in enumerate(grid.axes):
+        factor = axis.matrix(points[:, number], order=orders[number] if orders else 0)
+        matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
+    return matrix
+
+
+def _check_readable(grid: Grid, points: Tensor) -> None:
+    """Raise a GridError unless the grid is uniform, and the points lie within its domain."""
     if not check_grid(grid).is_uniform:
         raise GridError(
             expected="a uniform grid to interpolate from",
@@ -582,7 +587,6 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
         raise GridError(
             expected=f"points of shape (m, {grid.dimension})", got=str(tuple(points.shape)), remedy="one row per point"
         )
-    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
     for number, axis in enumerate(grid.axes):
         along = points[:, number]
         slack = 1e-9 * axis.length
@@ -593,9 +597,6 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
                 got=f"{along[outside][0]:g}",
                 remedy="take coordinates modulo the period" if axis.periodic else "move the point into the domain",
             )
-        factor = axis.matrix(along, order=orders[number] if orders else 0)
-        matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
-    return matrix
 
 
 def along_axis(values: Tensor, matrix: Tensor, axis: int) -> Tensor:
@@ -642,18 +643,25 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
                     remedy="use source.resized(shape), or scattered points for a part of the domain",
                 )
             if have != want:
-                values = along_axis(values, _transfer(have, want, values.dtype, values.device), number - source.dimension)
+                values = transfer(values, have, want, dim=number - source.dimension)
         return values
-    flat = values.flatten(values.ndim - len(source.shape))
-    rows = max(1, _CHUNK_ELEMENTS // source.size)
-    parts = [slice(start, start + rows) for start in range(0, target.size, rows)]
-    pieces = [flat @ _matrix_at(source, target, part).to(values).mT for part in parts]
-    return torch.cat(pieces, dim=-1).unflatten(-1, target.shape)
+    if source.size * target.size <= _CHUNK_ELEMENTS or torch.compiler.is_exporting():
+        with outside_of_export():
+            matrix = interpolation_matrix(source, target.points)
+        return (values.flatten(values.ndim - len(source.shape)) @ matrix.to(values).mT).unflatten(-1, target.shape)
+    _check_readable(source, target.points)
+    lines = values.numel() // max(1, source.shape[-1]) * (math.isqrt(source.shape[-1]) + 1)
+    parts = target.points.split(max(1, _CHUNK_ELEMENTS // max(1, lines)))
+    return torch.cat([_read(values, source, part) for part in parts], dim=-1).unflatten(-1, target.shape)
 
 
-def _matrix_at(source: Grid, target: Grid, part: slice) -> Tensor:
-    with outside_of_export():
-        return interpolation_matrix(source, target.points[part])
+def _read(values: Tensor, source: Grid, points: Tensor) -> Tensor:
+    """Values `(..., *source.shape)` of the interpolant at points `(m, d)`: `(..., m)`, one axis after another."""
+    *others, last = source.axes
+    values = read_line(values, last, points[:, -1])
+    for number in reversed(range(len(others))):
+        values = (values * others[number].matrix(points[:, number]).to(values).mT).sum(-2)
+    return values
 
 
 def check_on_grid(values: Tensor, grid: Grid) -> None:

@@ -186,7 +186,7 @@ def _fit_local_weights(
 ) -> LocalWeights | None:
     """Fit each channel's weights, or None if none gains over the constant ones."""
     count = len(logs)
-    blank, reader = _blank(members, constant, count=count, grid=grid), Reader.of(grid, grid, width=_WIDTH)
+    blank, reader = _blank(members, constant, count=count, grid=grid), Reader.of(grid, width=_WIDTH)
     wanted = max(1, min(grid.size, _VALUES // count))
     points = torch.randperm(grid.size, generator=stream(0, "local weight points"))[:wanted].sort().values
     parts = []
@@ -226,7 +226,7 @@ def _blank(members: _Members, constant: Float64[Tensor, " m"], *, count: int, gr
         standards=torch.stack([zeros, zeros + 1.0, zeros - math.inf, zeros + math.inf]),
         coefficients=coefficients,
     )
-    reader, slopes, amplitudes = Reader.of(grid, grid, width=_WIDTH), blank.slopes.clone(), blank.amplitudes.clone()
+    reader, slopes, amplitudes = Reader.of(grid, width=_WIDTH), blank.slopes.clone(), blank.amplitudes.clone()
     for chunk in members:
         read, _ = blank.read(chunk.means, chunk.variances, reader=reader)
         slopes += (read.slopes @ read.mean_weights).sum(0) / count

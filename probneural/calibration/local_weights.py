@@ -10,9 +10,17 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.calibration.local_scale import Quantities, Reader, shape_features, spans, standardised, wave_numbers
+from probneural.calibration.local_scale import (
+    Quantities,
+    Reader,
+    interpolated,
+    shape_features,
+    spans,
+    standardised,
+    wave_numbers,
+)
 from probneural.errors import ShapeError
-from probneural.grids import Grid
+from probneural.grids import Grid, resample
 
 _TINY = 1e-30
 """Of the sum of variances, added to each before a logarithm."""
@@ -27,9 +35,9 @@ class LocalWeights:
     Features phi are dimensionless and know nothing of the truth: the logarithm of each predictor's variance relative to
     their average; of the mean, averaged over predictors by `reference`, what [`LocalScale`][probneural.calibration.LocalScale]
     reads: its slope, the square of that, its size, and both along the whole function; and waves of the position. Variances and
-    squares are averaged over a neighbourhood, so that weights are smooth. Slopes are taken over a spacing of the calibration
-    grid, so weights are one function, seen at several resolutions. Features are kept in the range that calibration fields
-    span: nothing is extrapolated.
+    squares are averaged over a neighbourhood, so that weights are smooth. Features are read on the calibration grid, and
+    interpolated to others, so weights are one function, seen at several resolutions. They are kept in the range that
+    calibration fields span: nothing is extrapolated.
 
     Args:
         grid: That of the calibration outputs, uniform.
@@ -99,13 +107,19 @@ class LocalWeights:
     def linear(
         self, means: Sequence[Float[Tensor, "n c *grid"]], variances: Sequence[Float[Tensor, "n c *grid"]], *, grid: Grid
     ) -> Float64[Tensor, "m n c p"]:
-        """What the features make of it on a grid that is covered: logarithms of weights, up to a and to what all have."""
-        reader = Reader.of(grid, self.grid, width=self.width)
+        """What the features make of it on a grid that is covered: logarithms of weights, up to a and to what all have.
+
+        They are read on the calibration grid, and interpolated.
+        """
+        there = self.grid.unmasked
+        means = [resample(one, grid, there) for one in means]
+        variances = [resample(one, grid, there).clamp_min(0.0) for one in variances]
+        reader = Reader.of(self.grid, width=self.width)
         total = torch.zeros((), dtype=torch.float64, device=means[0].device)
         for index, feature in enumerate(self.features(means, variances, reader=reader)):
             slopes = self.coefficients[:, :, index + 1].mT[:, None, :, None].to(feature)
             total = total + slopes * standardised(feature, self.standards[..., index])
-        return total
+        return interpolated(total, there, grid)
 
     def weights(self, linear: Float64[Tensor, "m n c p"]) -> Float64[Tensor, "m n c p"]:
         """The weights that follow, positive, with the sum 1 over the predictors."""

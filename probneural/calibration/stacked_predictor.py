@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.calibration.decomposition import gaussian_of
+from probneural.calibration.local_scale import interpolated
 from probneural.calibration.local_weights import LocalWeights
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
@@ -21,7 +22,7 @@ from probneural.distributions.pooling import pooled
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
-from probneural.grids import Grid, resample
+from probneural.grids import Grid
 from probneural.randomness import stream, stream_seed
 
 
@@ -116,8 +117,7 @@ class StackedPredictor(Predictor):
             return _Parts(components, self.local.weights(self._linear(self.local, components)))
         there = self.inner._components([one(inputs, self.local.grid) for one in self._predictors])
         known = self._linear(self.local, [gaussian_of(one) for one in there])
-        found = resample(known.unflatten(-1, self.local.grid.shape), self.local.grid, grid).flatten(3)
-        return _Parts(components, self.local.weights(found))
+        return _Parts(components, self.local.weights(interpolated(known, self.local.grid, grid)))
 
     def _linear(self, local: LocalWeights, components: Sequence[GaussianField]) -> Float64[Tensor, "m n c p"]:
         grid = components[0].grid
