@@ -204,14 +204,14 @@ class Grid:
 
     @property
     def points(self) -> Tensor:
-        """Coordinates, `(p, d)`, float64, last axis fastest."""
-        return self._unmasked_tensors[0]
+        """Coordinates, `(p, d)`, float64, last axis fastest; a copy, which may be changed in place."""
+        return _lazy_copy(self._unmasked_tensors[0])
 
     @property
     def weights(self) -> Tensor:
-        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume. Of a batch of n grids, `(n, p)`."""
+        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume. Of a batch of n grids, `(n, p)`. A copy."""
         weights = self._unmasked_tensors[1]
-        return weights if self._observed is None else weights * self._observed
+        return _lazy_copy(weights) if self._observed is None else weights * self._observed
 
     @property
     def _unmasked_tensors(self) -> tuple[Tensor, Tensor]:
@@ -240,7 +240,7 @@ class Grid:
     @property
     def dimension(self) -> int:
         """Number of space dimensions d."""
-        return len(self.axes) if self.axes else self.points.shape[1]
+        return len(self.axes) if self.axes else self._unmasked_tensors[0].shape[1]
 
     def masked(self, observed: Tensor) -> Grid:
         """Return the grid with weights of zero at points whose values are missing: land, or gaps of some samples.
@@ -264,7 +264,8 @@ class Grid:
             >>> grid.masked(torch.tensor([True, True, False, True])).weights.tolist()
             [0.25, 0.25, 0.0, 0.25]
         """
-        mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)").detach().cpu()
+        mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)")
+        mask = mask.detach().cpu().clone()
         if mask.dtype != torch.bool:
             raise DataError(expected="truth values as observed", got=str(mask.dtype), remedy="write values.isfinite()")
         if tuple(mask.shape) != self.shape and tuple(mask.shape[1:]) != self.shape:
@@ -313,10 +314,10 @@ class Grid:
 
     @property
     def observed(self) -> Tensor:
-        """Where values are not missing, truth values `(*shape,)`, or `(n, *shape)` of a batch."""
+        """Where values are not missing, truth values `(*shape,)`, or `(n, *shape)` of a batch; a copy."""
         if self._observed is None:
             return torch.ones(self.shape, dtype=torch.bool, device="cpu")
-        return self._observed.reshape(*self._observed.shape[:-1], *self.shape)
+        return _lazy_copy(self._observed).reshape(*self._observed.shape[:-1], *self.shape)
 
     def select(self, index: slice | Tensor) -> Grid:
         """Select grids of a batch; one grid for all samples stays as it is."""
@@ -482,7 +483,7 @@ class Grid:
 
     def __hash__(self) -> int:
         """Hash on the axes, or on the scattered points."""
-        return hash(self.axes) if self.axes else hash((self.shape, self.points.numpy().tobytes()))
+        return hash(self.axes) if self.axes else hash((self.shape, self._unmasked_tensors[0].numpy().tobytes()))
 
     def __repr__(self) -> str:
         """A short description."""
@@ -498,6 +499,14 @@ class Grid:
         text = f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint}{start})"
         latitudes = [number for number, axis in enumerate(self.axes) if axis.latitudes is not None]
         return f"{text}.on_sphere(latitude={latitudes[0]})" if latitudes else text
+
+
+def _lazy_copy(tensor: Tensor) -> Tensor:
+    """A copy that shares memory until one of the two is written to, so that no caller changes a grid in place."""
+    if torch.compiler.is_dynamo_compiling():
+        return tensor
+    with outside_of_transforms():
+        return torch._lazy_clone(tensor)
 
 
 def _same_mask(first: Tensor | None, second: Tensor | None) -> bool:
