@@ -7,15 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import real_tensor
+from probneural.contexts import remembered
 from probneural.errors import GridError
-from probneural.interpolation import polynomial_matrix, trigonometric_matrix
+from probneural.interpolation import (
+    evaluate_at_fractions,
+    evaluate_trigonometric,
+    polynomial_matrix,
+    polynomial_stencils,
+    trigonometric_matrix,
+)
 
 CIRCLE, POLE = 360.0, 90.0
 """Degrees of longitude around the sphere, and of latitude from the equator to a pole."""
+_MATRIX_ENTRIES = 2**16
+"""Largest matrix between two axes; above it, Fourier transforms or the few entries of each row take its place."""
 SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate in degrees from equal spacing, as a fraction of the spacing."""
 
@@ -92,6 +102,66 @@ class Axis:
         if self.periodic:
             return trigonometric_matrix(self.size, points, length=self.length, origin=self.origin, order=order)
         return polynomial_matrix(self.coordinates, points, order=order)
+
+
+def transfer(
+    values: Tensor, source: Axis, target: Axis, *, dim: int, order: int = 0, transposed: bool = False
+) -> Float[Tensor, "..."]:
+    """Evaluate the interpolant of nodal values, or its derivative, at the nodes of another axis of the same domain.
+
+    Time and memory are linear in the number of nodes, up to a logarithm.
+
+    Args:
+        values: Values at the source's nodes along one dimension, real numbers.
+        source: Where the values are.
+        target: Where to evaluate.
+        dim: The dimension.
+        order: Derivative to evaluate; 0 is the value.
+        transposed: Whether to apply the transposed map instead, from an axis to itself.
+    """
+    moved = values.movedim(dim, -1)
+    if source.size * target.size <= _MATRIX_ENTRIES or (source.periodic and torch.compiler.is_exporting()):
+        matrix = _matrix(source, target, order, values.dtype, values.device)
+        result = moved @ (matrix if transposed else matrix.mT)
+    elif source.periodic:
+        # D^T = (-1)^order D: waves are differentiated by (2 pi i k / length)^order.
+        sign = -1.0 if transposed and order % 2 else 1.0
+        wide = moved if moved.dtype in (torch.float32, torch.float64) else moved.float()  # no transform of half precision
+        result = sign * evaluate_at_fractions(wide, target.size, length=source.length, order=order).to(moved)
+    else:
+        indices, weights = _stencils(source, target, order, values.dtype, values.device)
+        parts = zip(indices, weights, strict=True)
+        if transposed:
+            result = torch.zeros_like(moved)
+            for index, weight in parts:
+                result = result.index_add(-1, index, moved * weight)
+        else:
+            result = torch.stack([moved.index_select(-1, index) * weight for index, weight in parts]).sum(0)
+    return result.movedim(-1, dim)
+
+
+def read_line(values: Float[Tensor, "*b size"], axis: Axis, points: Float64[Tensor, " m"]) -> Float[Tensor, "*b m"]:
+    """Evaluate the interpolant along an axis, the last one of the values, at any points, without its matrix."""
+    if axis.periodic:
+        wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
+        found = evaluate_trigonometric(wide, points.to(values.device), length=axis.length, origin=axis.origin)
+        return found.to(values)
+    indices, weights = polynomial_stencils(axis.coordinates, points)
+    parts = zip(indices.mT.to(values.device), weights.mT.to(values), strict=True)
+    return torch.stack([values.index_select(-1, index) * weight for index, weight in parts]).sum(0)
+
+
+@remembered(2**26)
+def _matrix(source: Axis, target: Axis, order: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return source.matrix(target.coordinates, order=order).to(device, dtype)
+
+
+@remembered(2**26)
+def _stencils(
+    source: Axis, target: Axis, order: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Int64[Tensor, "w m"], Tensor]:
+    indices, weights = polynomial_stencils(source.coordinates, target.coordinates, order=order)
+    return indices.mT.contiguous().to(device), weights.mT.contiguous().to(device, dtype)
 
 
 def axis_in_degrees(coordinates: Tensor | NDArray[Any] | Sequence[float], name: str) -> Axis:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import lru_cache, wraps
-from typing import ParamSpec
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 _AUTOCAST = ("cpu", "cuda", "mps")
 
 _P = ParamSpec("_P")
+_R = TypeVar("_R", bound=Tensor | tuple[Tensor, ...])
 
 
 @contextlib.contextmanager
@@ -79,34 +80,50 @@ def outside_of_transforms() -> Iterator[None]:
         yield
 
 
-def remembered(size: int) -> Callable[[Callable[_P, Tensor]], Callable[_P, Tensor]]:
+def remembered(capacity: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Remember the last tensors that a function of hashable arguments made, apart from a caller's modes and transforms.
 
     `torch.compile` cannot follow a cache; there the function becomes a part of the graph.
 
     Args:
-        size: How many results are kept.
+        capacity: Bytes of the results that are kept, at most; larger results are made anew at each call.
 
     Examples:
-        >>> @remembered(8)
+        >>> @remembered(1024)
         ... def counted(size):
         ...     return torch.arange(size)
         >>> counted(3) is counted(3)
         True
     """
 
-    def decorate(function: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
-        @lru_cache(maxsize=size)
-        def computed(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
-            with outside_of_transforms():
-                return function(*args, **kwargs)
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        results: dict[Any, _R] = {}  # the least recent first; without a lock, which a fork would leave taken
 
         @wraps(function)
-        def recalled(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        def recalled(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if torch.compiler.is_dynamo_compiling():
                 return function(*args, **kwargs)
-            return computed(*args, **kwargs)  # type: ignore[arg-type]
+            key = (args, *kwargs.items())
+            result = results.pop(key, None)
+            if result is None:
+                with outside_of_transforms():
+                    result = function(*args, **kwargs)
+            results[key] = result
+            entries = tuple(results.items())
+            excess = sum(_bytes(one) for _, one in entries) - capacity
+            for old, one in entries:
+                if excess <= 0:
+                    break
+                results.pop(old, None)
+                excess -= _bytes(one)
+            return result
 
         return recalled
 
     return decorate
+
+
+def _bytes(result: Tensor | tuple[Tensor, ...]) -> int:
+    """Memory of one tensor, or of several."""
+    tensors = (result,) if isinstance(result, Tensor) else result
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)

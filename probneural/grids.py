@@ -13,18 +13,13 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
+from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes, read_line, transfer
 from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
-from probneural.contexts import outside_of_export, outside_of_transforms, remembered, undisturbed
+from probneural.contexts import outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 
-_CHUNK_ELEMENTS = 2**24
-"""Largest interpolation matrix built at once (128 MiB in float64)."""
-
-
-@remembered(128)
-def _transfer(source: Axis, target: Axis, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return source.matrix(target.coordinates).to(device, dtype)
+_CHUNK_ELEMENTS = 2**21
+"""Largest interpolation matrix built at once (16 MiB in float64)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -209,14 +204,14 @@ class Grid:
 
     @property
     def points(self) -> Tensor:
-        """Coordinates, `(p, d)`, float64, last axis fastest."""
-        return self._unmasked_tensors[0]
+        """Coordinates, `(p, d)`, float64, last axis fastest; a copy, which may be changed in place."""
+        return _lazy_copy(self._unmasked_tensors[0])
 
     @property
     def weights(self) -> Tensor:
-        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume. Of a batch of n grids, `(n, p)`."""
+        """Quadrature weights, `(p,)`, float64; their sum is the domain's volume. Of a batch of n grids, `(n, p)`. A copy."""
         weights = self._unmasked_tensors[1]
-        return weights if self._observed is None else weights * self._observed
+        return _lazy_copy(weights) if self._observed is None else weights * self._observed
 
     @property
     def _unmasked_tensors(self) -> tuple[Tensor, Tensor]:
@@ -245,7 +240,7 @@ class Grid:
     @property
     def dimension(self) -> int:
         """Number of space dimensions d."""
-        return len(self.axes) if self.axes else self.points.shape[1]
+        return len(self.axes) if self.axes else self._unmasked_tensors[0].shape[1]
 
     def masked(self, observed: Tensor) -> Grid:
         """Return the grid with weights of zero at points whose values are missing: land, or gaps of some samples.
@@ -269,7 +264,8 @@ class Grid:
             >>> grid.masked(torch.tensor([True, True, False, True])).weights.tolist()
             [0.25, 0.25, 0.0, 0.25]
         """
-        mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)").detach().cpu()
+        mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)")
+        mask = mask.detach().cpu().clone()
         if mask.dtype != torch.bool:
             raise DataError(expected="truth values as observed", got=str(mask.dtype), remedy="write values.isfinite()")
         if tuple(mask.shape) != self.shape and tuple(mask.shape[1:]) != self.shape:
@@ -318,10 +314,10 @@ class Grid:
 
     @property
     def observed(self) -> Tensor:
-        """Where values are not missing, truth values `(*shape,)`, or `(n, *shape)` of a batch."""
+        """Where values are not missing, truth values `(*shape,)`, or `(n, *shape)` of a batch; a copy."""
         if self._observed is None:
             return torch.ones(self.shape, dtype=torch.bool, device="cpu")
-        return self._observed.reshape(*self._observed.shape[:-1], *self.shape)
+        return _lazy_copy(self._observed).reshape(*self._observed.shape[:-1], *self.shape)
 
     def select(self, index: slice | Tensor) -> Grid:
         """Select grids of a batch; one grid for all samples stays as it is."""
@@ -487,7 +483,7 @@ class Grid:
 
     def __hash__(self) -> int:
         """Hash on the axes, or on the scattered points."""
-        return hash(self.axes) if self.axes else hash((self.shape, self.points.numpy().tobytes()))
+        return hash(self.axes) if self.axes else hash((self.shape, self._unmasked_tensors[0].numpy().tobytes()))
 
     def __repr__(self) -> str:
         """A short description."""
@@ -503,6 +499,14 @@ class Grid:
         text = f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint}{start})"
         latitudes = [number for number, axis in enumerate(self.axes) if axis.latitudes is not None]
         return f"{text}.on_sphere(latitude={latitudes[0]})" if latitudes else text
+
+
+def _lazy_copy(tensor: Tensor) -> Tensor:
+    """A copy that shares memory until one of the two is written to, so that no caller changes a grid in place."""
+    if torch.compiler.is_dynamo_compiling():
+        return tensor
+    with outside_of_transforms():
+        return torch._lazy_clone(tensor)
 
 
 def _same_mask(first: Tensor | None, second: Tensor | None) -> bool:
@@ -572,6 +576,16 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
     Raises:
         GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
+    _check_readable(grid, points)
+    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
+    for number, axis in enumerate(grid.axes):
+        factor = axis.matrix(points[:, number], order=orders[number] if orders else 0)
+        matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
+    return matrix
+
+
+def _check_readable(grid: Grid, points: Tensor) -> None:
+    """Raise a GridError unless the grid is uniform, and the points lie within its domain."""
     if not check_grid(grid).is_uniform:
         raise GridError(
             expected="a uniform grid to interpolate from",
@@ -582,7 +596,6 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
         raise GridError(
             expected=f"points of shape (m, {grid.dimension})", got=str(tuple(points.shape)), remedy="one row per point"
         )
-    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
     for number, axis in enumerate(grid.axes):
         along = points[:, number]
         slack = 1e-9 * axis.length
@@ -593,9 +606,6 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
                 got=f"{along[outside][0]:g}",
                 remedy="take coordinates modulo the period" if axis.periodic else "move the point into the domain",
             )
-        factor = axis.matrix(along, order=orders[number] if orders else 0)
-        matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
-    return matrix
 
 
 def along_axis(values: Tensor, matrix: Tensor, axis: int) -> Tensor:
@@ -642,18 +652,25 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
                     remedy="use source.resized(shape), or scattered points for a part of the domain",
                 )
             if have != want:
-                values = along_axis(values, _transfer(have, want, values.dtype, values.device), number - source.dimension)
+                values = transfer(values, have, want, dim=number - source.dimension)
         return values
-    flat = values.flatten(values.ndim - len(source.shape))
-    rows = max(1, _CHUNK_ELEMENTS // source.size)
-    parts = [slice(start, start + rows) for start in range(0, target.size, rows)]
-    pieces = [flat @ _matrix_at(source, target, part).to(values).mT for part in parts]
-    return torch.cat(pieces, dim=-1).unflatten(-1, target.shape)
+    if source.size * target.size <= _CHUNK_ELEMENTS or torch.compiler.is_exporting():
+        with outside_of_export():
+            matrix = interpolation_matrix(source, target.points)
+        return (values.flatten(values.ndim - len(source.shape)) @ matrix.to(values).mT).unflatten(-1, target.shape)
+    _check_readable(source, target.points)
+    lines = values.numel() // max(1, source.shape[-1]) * (math.isqrt(source.shape[-1]) + 1)
+    parts = target.points.split(max(1, _CHUNK_ELEMENTS // max(1, lines)))
+    return torch.cat([_read(values, source, part) for part in parts], dim=-1).unflatten(-1, target.shape)
 
 
-def _matrix_at(source: Grid, target: Grid, part: slice) -> Tensor:
-    with outside_of_export():
-        return interpolation_matrix(source, target.points[part])
+def _read(values: Tensor, source: Grid, points: Tensor) -> Tensor:
+    """Values `(..., *source.shape)` of the interpolant at points `(m, d)`: `(..., m)`, one axis after another."""
+    *others, last = source.axes
+    values = read_line(values, last, points[:, -1])
+    for number in reversed(range(len(others))):
+        values = (values * others[number].matrix(points[:, number]).to(values).mT).sum(-2)
+    return values
 
 
 def check_on_grid(values: Tensor, grid: Grid) -> None:

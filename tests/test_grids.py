@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import numpy as np
@@ -440,3 +440,31 @@ class TestSphere:
     def test_coordinates_that_are_none_are_refused(self, latitudes: list[float], longitudes: list[float]) -> None:
         with pytest.raises(GridError):
             Grid.latlon(latitudes, longitudes)
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda tensor: tensor.zero_(),
+    "through a view": lambda tensor: tensor.view(-1)[1:].fill_(0),
+    "through NumPy": lambda tensor: tensor.numpy().fill(0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("kind", ["uniform", "scattered", "masked"])
+def test_grids_cannot_be_changed_through_their_tensors(kind: str, write: str) -> None:
+    mask = torch.tensor([True, False, True, True, True, True])
+    grid = Grid.uniform(6, periodic=False)
+    grid = {"uniform": grid, "scattered": Grid.scattered(grid.points, grid.weights), "masked": grid.masked(mask)}[kind]
+    names = ("points", "weights", "observed")
+    expected = {name: getattr(grid, name).clone() for name in names}
+    for tensor in (mask, *(getattr(grid, name) for name in names), grid.unmasked.weights):
+        WRITES[write](tensor)
+    for name in names:
+        assert torch.equal(getattr(grid, name), expected[name])
+
+
+def test_reading_points_copies_nothing() -> None:
+    points = Grid.uniform(100).points
+    assert torch._C._is_cow_tensor(points)
+    points.sum(0)
+    assert torch._C._is_cow_tensor(points)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from probneural import axes
+from probneural.axes import Axis, read_line, transfer
 from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix, trigonometric_matrix
 
 LENGTH, ORIGIN = 2.5, -0.75
@@ -122,3 +124,26 @@ def test_matrices_are_float64_on_the_points_device(mode: type[torch.inference_mo
     with mode():
         matrices = [trigonometric_matrix(4, points, length=1.0), polynomial_matrix(nodes, points)]
     assert [(matrix.dtype, matrix.device) for matrix in matrices] == [(torch.float64, points.device)] * 2
+
+
+@pytest.mark.parametrize("periodic", [True, False], ids=["periodic", "walls"])
+@pytest.mark.parametrize(("size", "count"), [(1, 3), (2, 5), (6, 6), (7, 7), (8, 19), (9, 4), (16, 3)])
+def test_fast_maps_between_axes_are_those_of_the_matrices(
+    size: int, count: int, periodic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(axes, "_MATRIX_ENTRIES", 0)
+    source, target = (Axis(one, LENGTH, periodic=periodic, endpoint=not periodic, origin=ORIGIN) for one in (size, count))
+    values = torch.randn(2, size, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    points = somewhere(11)
+    for order in range(4):
+        matrix = source.matrix(target.coordinates, order=order)
+        scale = matrix.abs().sum(1).amax() + 1.0
+        moved = transfer(values, source, target, dim=1, order=order)
+        assert (moved - torch.einsum("mk,bkc->bmc", matrix, values)).abs().max() <= 1e-13 * scale
+        if size == count:
+            back = transfer(values, source, source, dim=-2, order=order, transposed=True)
+            assert (back - torch.einsum("km,bkc->bmc", matrix, values)).abs().max() <= 1e-13 * scale
+    read = read_line(values.mT, source, points)
+    assert (read - values.mT @ source.matrix(points).mT).abs().max() <= 1e-13
+    half = transfer(values.bfloat16(), source, target, dim=1)
+    assert half.dtype == torch.bfloat16

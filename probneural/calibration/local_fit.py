@@ -76,7 +76,7 @@ def fit_local_scale(
     count = len(groups)
     if number_of(groups) < _LEAST or not grid.is_uniform or grid.is_masked:
         return None
-    reader = Reader.of(grid, grid, width=_WIDTH)
+    reader = Reader.of(grid, width=_WIDTH)
     blank = _blank(parts, reader, count=count, grid=grid)
     points = _points(grid, count)
     features: list[list[Tensor]] = [[] for _ in range(blank.standards.shape[2])]

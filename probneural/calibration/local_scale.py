@@ -12,8 +12,9 @@ from torch import Tensor
 from probneural.axes import Axis
 from probneural.calibration.stationary_process import box_of, evaluate_waves, waves_of
 from probneural.calibration.variance_curve import VarianceCurve
+from probneural.contexts import remembered
 from probneural.errors import ShapeError
-from probneural.grids import Grid, along_axis
+from probneural.grids import Grid, along_axis, resample
 
 _FLOOR = 0.03
 """Slopes and amplitudes, relative to their root mean squares, below which they count as equal."""
@@ -21,6 +22,8 @@ _TINY = 1e-30
 """Added to relative squares before a logarithm."""
 _WAVES = 17
 """Waves of the position in one dimension, the constant included; half as many more for each further dimension."""
+_PLACES = 256
+"""Places of the averages along an axis, at most."""
 POINTWISE = 8
 """Features that are no waves."""
 FINE = 2
@@ -42,8 +45,8 @@ class LocalScale:
     The curve g corrects the result as a function of itself: of the logarithm of t times what the features make of it. It is
     straight between knots and constant beyond, so that variances over many orders of magnitude are right at each.
 
-    A slope is a difference over one spacing of the calibration grid to either side, on whatever grid: the factor is
-    one function, seen at several resolutions.
+    Features are read off the interpolants of mean and variance at the points of the calibration grid, and the logarithm of the
+    factor is interpolated to others: the factor is one function, seen at several resolutions, up to the walls.
 
     Args:
         grid: That of the calibration outputs, uniform.
@@ -91,7 +94,7 @@ class LocalScale:
 
     def on(self, grid: Grid) -> LocalFactor:
         """The factor as a function of predictions on a grid that is covered."""
-        return LocalFactor(self, Reader.of(grid, self.grid, width=self.width))
+        return LocalFactor(self, Reader.of(self.grid, width=self.width), grid)
 
     def standardised(self, feature: Float64[Tensor, "#n c p"], index: int) -> Float64[Tensor, "#n c p"]:
         """A feature in units of its spread about its mean, kept within its bounds."""
@@ -133,6 +136,14 @@ def shape_features(
     yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
 
 
+def interpolated(logs: Float64[Tensor, "*b p"], source: Grid, target: Grid) -> Float64[Tensor, "*b q"]:
+    """Logarithms at the points of one grid, read at those of another, within the range that they have."""
+    if source == target:
+        return logs
+    values = resample(logs.unflatten(-1, source.shape), source, target).flatten(logs.ndim - 1)
+    return torch.minimum(torch.maximum(values, logs.amin(-1, keepdim=True)), logs.amax(-1, keepdim=True))
+
+
 def standardised(feature: Float64[Tensor, "n c p"], standards: Float64[Tensor, "4 c"]) -> Float64[Tensor, "n c p"]:
     """A feature less its mean, in units of its standard deviation, kept between its least and its largest value."""
     center, spread, lower, upper = (part[:, None].to(feature) for part in standards)
@@ -145,11 +156,13 @@ class LocalFactor:
 
     Attributes:
         local: The local scale.
-        reader: What reads predictions there.
+        reader: What reads predictions on the calibration grid.
+        grid: Where predictions are.
     """
 
     local: LocalScale
     reader: Reader
+    grid: Grid
 
     def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c p"]:
         """The factor of the predictive variances of n functions, dimensionless.
@@ -158,11 +171,14 @@ class LocalFactor:
             mean: Predicted means, in physical units.
             variance: Predictive variances t, in physical units squared.
         """
-        local, read = self.local, self.reader(mean, variance)
+        local, there = self.local, self.local.grid.unmasked
+        grid = self.grid.unmasked
+        read = self.reader(resample(mean, grid, there), resample(variance, grid, there).clamp_min(0.0))
         smooth, fine = self.linear(read)
         lower, upper = (limit[:, None].to(smooth) for limit in local.limits)
         total = torch.minimum(torch.maximum(smooth + fine, lower), upper)
-        return (total if local.curve is None else total + local.curve(smooth + local.logs(read))).exp()
+        logs = total if local.curve is None else total + local.curve(smooth + local.logs(read))
+        return interpolated(logs, there, grid).exp()
 
     def linear(self, read: Quantities) -> tuple[Float64[Tensor, "n c p"], Float64[Tensor, "n c p"]]:
         """What the features make of it: the logarithm of the factor before limits and curve, and what the fine one adds."""
@@ -206,31 +222,30 @@ class Reader:
     """Reads predictions on one grid.
 
     Attributes:
-        differences: One per axis.
-        averages: Over neighbourhoods, one per axis, `(m, m)`.
+        axes: Of the grid.
+        averages: Over neighbourhoods, one per axis, see `average_matrix`.
         waves: Of the position, `(p, w)`.
         mean_weights: Weights of averages over the domain, `(p,)`.
     """
 
-    differences: tuple[Difference, ...]
-    averages: tuple[Float64[Tensor, "m m"], ...]
+    axes: tuple[Axis, ...]
+    averages: tuple[Float64[Tensor, "_ _"], ...]
     waves: Float64[Tensor, "p w"]
     mean_weights: Float64[Tensor, " p"]
 
     @classmethod
-    def of(cls, grid: Grid, reference: Grid, *, width: float) -> Reader:
-        """What reads predictions on a grid, with slopes over the spacings of the reference grid, and averages of this width."""
-        lower, lengths = box_of(reference)
-        waves = evaluate_waves(wave_numbers(reference), grid.points, lower=lower, lengths=lengths, periodic=reference.periodic)
-        pairs = zip(grid.axes, reference.axes, strict=True)
-        differences = tuple(Difference.of(axis, step=spacing(other), along=along) for along, (axis, other) in enumerate(pairs))
+    def of(cls, grid: Grid, *, width: float) -> Reader:
+        """What reads predictions on a grid, with averages of this width in lengths of the domain."""
+        lower, lengths = box_of(grid)
+        waves = evaluate_waves(wave_numbers(grid), grid.points, lower=lower, lengths=lengths, periodic=grid.periodic)
         averages = tuple(average_matrix(axis, width * axis.length) for axis in grid.axes)
-        return cls(differences=differences, averages=averages, waves=waves, mean_weights=grid.mean_weights)
+        return cls(axes=grid.axes, averages=averages, waves=waves, mean_weights=grid.mean_weights)
 
     def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Quantities:
         """Read the predictions of n functions."""
         values = mean.to(torch.float64)
-        slopes = torch.stack([self._smooth(difference(values).square()).flatten(2) for difference in self.differences], 2)
+        differences = [difference(values, axis, along=along) for along, axis in enumerate(self.axes)]
+        slopes = torch.stack([self._smooth(one.square()).flatten(2) for one in differences], 2)
         flat, weights = values.flatten(2), self.mean_weights.to(values)
         return Quantities(
             variances=variance.to(torch.float64).flatten(2),
@@ -247,57 +262,55 @@ class Reader:
 
     def _smooth(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
         """Average over neighbourhoods."""
-        for along, matrix in enumerate(self.averages):
-            values = along_axis(values, matrix.to(values), along - len(self.averages))
+        for along, (axis, matrix) in enumerate(zip(self.axes, self.averages, strict=True)):
+            dim = along - len(self.axes)
+            values = along_axis(values, matrix, dim)
+            if len(matrix) < axis.size:
+                values = linear(values, axis.size, periodic=axis.periodic, dim=dim)
         return values
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Difference:
-    """(u(x + s) - u(x - s)) / 2 s along one axis, linear between nodes; one-sided where the domain ends.
+def difference(values: Float64[Tensor, "n c *grid"], axis: Axis, *, along: int) -> Float64[Tensor, "n c *grid"]:
+    """Central differences along one axis, in the values' units per the grid's units; one-sided where the domain ends."""
+    dim = along + 2
+    if axis.periodic or axis.size == 1:
+        return (values.roll(-1, dim) - values.roll(1, dim)) / (2.0 * spacing(axis))
+    steps = values.diff(dim=dim) / spacing(axis)
+    count = axis.size - 2
+    inside = 0.5 * (steps.narrow(dim, 0, count) + steps.narrow(dim, 1, count))
+    return torch.cat([steps.narrow(dim, 0, 1), inside, steps.narrow(dim, count, 1)], dim)
 
-    Attributes:
-        along: Number of the axis.
-        nodes: Nodes below and above x + s and then x - s, `(4, m)`.
-        fractions: Of the upper node in each of the two, `(2, m)`.
-        distance: Between the two places, `(m,)`, in the grid's units.
+
+@remembered(2**26)
+def average_matrix(axis: Axis, width: float) -> Float64[Tensor, "q m"]:
+    """Averages of nodal values under Gaussians of standard deviation `width`, in the grid's units: all weights are positive.
+
+    The Gaussians stand at the nodes; of a long axis, at fewer places, a small fraction of the width apart.
     """
-
-    along: int
-    nodes: Int64[Tensor, "4 m"]
-    fractions: Float64[Tensor, "2 m"]
-    distance: Float64[Tensor, " m"]
-
-    @classmethod
-    def of(cls, axis: Axis, *, step: float, along: int) -> Difference:
-        """The difference over `step` to either side, in the grid's units."""
-        unit, last = spacing(axis), axis.size - 1
-        place = torch.arange(axis.size, dtype=torch.float64)
-        ends = torch.stack([place + step / unit, place - step / unit])
-        if not axis.periodic:
-            ends = ends.clamp(0.0, float(last))
-        lower = ends.floor().long()
-        around = [lower[0], lower[0] + 1, lower[1], lower[1] + 1]
-        nodes = torch.stack([part % axis.size if axis.periodic else part.clamp(0, last) for part in around])
-        distance = (ends[0] - ends[1]) * unit
-        return cls(along=along, nodes=nodes, fractions=ends - lower, distance=torch.where(distance > 0, distance, 1.0))
-
-    def __call__(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
-        """Differences at all nodes, in the values' units per the grid's units."""
-        behind = (-1, *(1,) * (values.ndim - self.along - 3))
-        picked = [values.index_select(2 + self.along, nodes.to(values.device)) for nodes in self.nodes]
-        right, left = (part.to(values).reshape(behind) for part in self.fractions)
-        difference = picked[0] + right * (picked[1] - picked[0]) - picked[2] - left * (picked[3] - picked[2])
-        return difference / self.distance.to(values).reshape(behind)
-
-
-def average_matrix(axis: Axis, width: float) -> Float64[Tensor, "m m"]:
-    """Averages of nodal values under a Gaussian about each node, of standard deviation `width` in the grid's units."""
-    distance = (axis.coordinates[:, None] - axis.coordinates).abs()
+    places = axis.coordinates if axis.size <= _PLACES else _places(axis)
+    distance = (places[:, None] - axis.coordinates).abs()
     if axis.periodic:
         distance = torch.minimum(distance, axis.length - distance)
     kernel = axis.weights * torch.exp(-0.5 * (distance / width).square())
     return kernel / kernel.sum(1, keepdim=True)
+
+
+def _places(axis: Axis) -> Float64[Tensor, " q"]:
+    """Equispaced places along an axis, from its first node to its last one, or around."""
+    steps = torch.arange(_PLACES, dtype=torch.float64) / (_PLACES if axis.periodic else _PLACES - 1)
+    extent = axis.length if axis.periodic else axis.coordinates[-1] - axis.coordinates[0]
+    return axis.coordinates[0] + steps * extent
+
+
+def linear(values: Float64[Tensor, "*b"], size: int, *, periodic: bool, dim: int) -> Float64[Tensor, "*b"]:
+    """Linear interpolation from equispaced places to more of them, between the same ends or around."""
+    count = values.shape[dim]
+    place = torch.arange(size, dtype=torch.float64, device=values.device)
+    place = place * (count / size if periodic else (count - 1) / (size - 1))
+    lower = place.long().clamp_max(count - 1 if periodic else count - 2)
+    upper = (lower + 1) % count
+    fraction = (place - lower).reshape(-1, *(1,) * (-1 - dim))
+    return torch.lerp(values.index_select(dim, lower), values.index_select(dim, upper), fraction)
 
 
 def spacing(axis: Axis) -> float:

@@ -69,9 +69,9 @@ class Novelty:
 
     Outputs take no part. One p-value per score is valid by itself; the smallest of several is not, `"combined"` is. A function
     has one description on every grid: it is brought to the calibration inputs' grid, and what that one does not resolve counts
-    as power in a last band. So what is promised of p-values holds on the calibration grid, and on finer ones where the first
-    resolves ordinary functions: otherwise they have power on the finer one that no calibration function could show, and a
-    warning says so.
+    as power in a last band; along walls, as far as it exceeds what half of the points do not resolve. So what is promised of
+    p-values holds on the calibration grid, and on finer ones where the first resolves ordinary functions: otherwise they have
+    power on the finer one that no calibration function could show, and a warning says so.
 
     Args:
         fraction: Of the calibration functions that scores are fitted on, between 0 and 1.

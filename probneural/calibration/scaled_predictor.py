@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.decomposition import Decomposition, gaussian_of
-from probneural.calibration.local_scale import LocalScale
+from probneural.calibration.local_scale import LocalScale, interpolated
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, check_factors
 from probneural.distributions.empirical import EmpiricalField
@@ -25,7 +25,7 @@ from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ShapeError
 from probneural.fields import Field
-from probneural.grids import Grid, resample
+from probneural.grids import Grid
 
 _DRAWN_POINTS = 2**18
 """Grid points of inputs at which draws are evaluated together."""
@@ -141,9 +141,7 @@ class ScaledPredictor(Predictor):
         if self.local.covers(u.grid):
             return self._ratio(self.local, u)
         there = gaussian_of(self.inner(inputs, self.local.grid))
-        known = self._ratio(self.local, there).log()
-        found = resample(known.unflatten(-1, there.grid.shape), there.grid, u.grid).flatten(2)
-        return torch.minimum(torch.maximum(found, known.amin(-1, keepdim=True)), known.amax(-1, keepdim=True)).exp()
+        return interpolated(self._ratio(self.local, there).log(), there.grid, u.grid).exp()
 
     def _ratio(self, local: LocalScale, u: GaussianField) -> Float64[Tensor, "n c p"]:
         per_channel = (-1, *(1,) * len(u.grid.shape))

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from probneural.axes import Axis
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid
 
@@ -103,7 +104,8 @@ class Waves:
         self.grid = grid
         self.lower, self.lengths = box_of(grid)
         self.candidates, self.frequencies = waves_of(grid)
-        self._weighted = [self._along(axis) for axis in range(grid.dimension)] if grid.is_uniform else [self._scattered()]
+        self._counts = (self.candidates.amax(0) + 1).tolist()
+        self._weighted = None if grid.is_uniform else self._scattered()
 
     def __len__(self) -> int:
         """Number K of waves."""
@@ -111,26 +113,19 @@ class Waves:
 
     def coefficients(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
         """Coefficients of samples, by quadrature: axis by axis, so that no matrix of points and waves is formed."""
-        if not self.grid.is_uniform:
-            return values @ self._weighted[0]
+        if self._weighted is not None:
+            return values @ self._weighted
         found = values.unflatten(-1, self.grid.shape)
-        for along in reversed(self._weighted):
-            found = (found @ along).movedim(-1, 2)
+        for axis, count in reversed([*zip(self.grid.axes, self._counts, strict=True)]):
+            found = _analysed(found, axis, count).movedim(-1, 2)
         place = torch.zeros(len(self), dtype=torch.long)
-        for number, along in zip(self.candidates.mT, self._weighted, strict=True):
-            place = place * along.shape[1] + number
+        for number, count in zip(self.candidates.mT, self._counts, strict=True):
+            place = place * count + number
         return found.flatten(2)[..., place]
 
     def powers(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
         """Squared coefficients of samples."""
         return self.coefficients(values).square()
-
-    def _along(self, axis: int) -> Float64[Tensor, "m k"]:
-        """Waves along one axis times its share of the weights."""
-        one = self.grid.axes[axis]
-        position = (one.coordinates - self.lower[axis]) / self.lengths[axis]
-        numbers = torch.arange(int(self.candidates[:, axis].max()) + 1)
-        return (one.weights / one.weights.sum())[:, None] * _waves_along(position, numbers, is_periodic=one.periodic)
 
     def _scattered(self) -> Float64[Tensor, "p K"]:
         grid = self.grid
@@ -224,9 +219,24 @@ def evaluate_waves(waves: Tensor, points: Tensor, *, lower: Tensor, lengths: Ten
     return products
 
 
+def _analysed(values: Float64[Tensor, "*b m"], axis: Axis, count: int) -> Float64[Tensor, "*b k"]:
+    """Coefficients of the first waves along an axis, the last one of the values, by quadrature and a fast Fourier transform."""
+    intervals = max(axis.size - 1, 1) if axis.endpoint else axis.size
+    # Nodes lie at n / intervals of the length: cos(pi j t) has a period of twice the intervals.
+    weighted = values * (axis.weights / axis.weights.sum()).to(values)
+    spectrum = torch.fft.rfft(weighted, n=intervals if axis.periodic else 2 * intervals)
+    if axis.periodic:  # cosine and sine of each number of periods, but the constant
+        waves = torch.stack([spectrum.real, -spectrum.imag], -1).flatten(-2)
+        waves = torch.cat([waves[..., :1], waves[..., 2:]], -1)
+    else:
+        waves = spectrum.real
+    amplitudes = torch.full((count,), math.sqrt(2.0), dtype=torch.float64).index_fill(0, torch.tensor(0), 1.0)
+    return waves[..., :count] * amplitudes.to(values)
+
+
 def _waves_along(position: Tensor, number: Tensor, *, is_periodic: bool) -> Tensor:
     """Waves of these numbers along an axis, `(p, k)`, at positions from 0 to 1."""
     frequencies = _frequencies(number[:, None], [is_periodic])[:, 0]
-    argument = math.pi * frequencies.to(torch.float64) * position[:, None]
-    values = math.sqrt(2.0) * torch.where((number % 2 == 0) & is_periodic, argument.sin(), argument.cos())
-    return torch.where(number == 0, torch.ones_like(values), values)
+    is_sine = (number % 2 == 0) & (number > 0) & is_periodic
+    argument = math.pi * (frequencies.to(torch.float64) * position[:, None] - 0.5 * is_sine)
+    return argument.cos_().mul_(torch.where(number == 0, 1.0, math.sqrt(2.0)))

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from probneural.distributions.trajectory import Trajectory
 
 
+_DRAWN_VALUES = 2**20
+"""Values that a draw is evaluated at together, some 600 bytes each."""
 AnyPredictor = TypeVar("AnyPredictor", bound="Predictor")
 JointDraws = Callable[[Tensor, Grid], Tensor]
 """From values `(s, n, c, *grid)` on a grid, those at index i for draw i, to the draws' values `(s, n, c', *grid)`."""
@@ -481,7 +483,7 @@ class FunctionDraw(nn.Module):
     def forward(
         self, values: Float[Tensor, "..."], *, grid: Grid | None = None, query: Grid | None = None
     ) -> Float[Tensor, "n c *grid"]:
-        """Evaluate the draw.
+        """Evaluate the draw, a few functions at a time where all have more than a million values: some 600 MB are enough.
 
         Args:
             values: Inputs, `(n, c, *grid)`.
@@ -494,4 +496,10 @@ class FunctionDraw(nn.Module):
         check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
-        return self.predictor._draw(Field(values, where), query, self.seed)
+        inputs = Field(values, where)
+        size = max(self.in_channels * where.size, self.out_channels * (where if query is None else query).size)
+        step = max(1, _DRAWN_VALUES // max(1, size))
+        if len(inputs) <= step:
+            return self.predictor._draw(inputs, query, self.seed)
+        parts = (inputs[start : start + step] for start in range(0, len(inputs), step))
+        return torch.cat([self.predictor._draw(part, query, self.seed) for part in parts])

@@ -66,7 +66,7 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
     return _taper(grid, radius)
 
 
-@remembered(8)
+@remembered(8 * _LARGEST**2)
 def _taper(grid: Grid, radius: float) -> Tensor:
     points = grid.points
     squares = torch.zeros(grid.size, grid.size, dtype=torch.float64)

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.axes import transfer
 from probneural.checks import check_instance, check_real, check_sequence, real_tensor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid, along_axis, check_on_grid
+from probneural.grids import Grid, check_on_grid
 
 _NORM_ROWS = 256
 """Rows of a functional's matrix formed at once."""
@@ -83,8 +84,9 @@ class Functional(ABC):
 
         They tell how much of the values' rounding its numbers inherit; those of order 1, how much their own sums add.
         """
-        identity = torch.eye(self.size, dtype=torch.float64, device="cpu")
-        return torch.cat([self._adjoint(rows).flatten(1).norm(order, dim=1) for rows in identity.split(_NORM_ROWS)])
+        numbers = torch.arange(self.size, device="cpu")
+        parts = ((some[:, None] == numbers).to(torch.float64) for some in numbers.split(_NORM_ROWS))
+        return torch.cat([self._adjoint(rows).flatten(1).norm(order, dim=1) for rows in parts])
 
     def named(self, labels: str | Sequence[str]) -> Functional:
         """The same functional with other names, one for each of its numbers.
@@ -160,12 +162,12 @@ class MatrixFunctional(Functional):
 
 @dataclass(frozen=True, eq=False)
 class AlongAxis(Functional):
-    """A square matrix `(size, size)`, float64, applied along one axis of a uniform grid; m is the number of grid points."""
+    """The derivative of some order along one axis of a uniform grid, at all grid points."""
 
     grid: Grid
-    matrix: Float64[Tensor, "size size"]
     _: KW_ONLY
     axis: int
+    order: int
 
     @property
     def size(self) -> int:
@@ -173,11 +175,14 @@ class AlongAxis(Functional):
         return self.grid.size
 
     def _forward(self, values: Tensor) -> Tensor:
-        moved = along_axis(values, self.matrix, self.axis - self.grid.dimension)
-        return moved.flatten(values.ndim - len(self.grid.shape))
+        return self._transferred(values).flatten(values.ndim - len(self.grid.shape))
 
     def _adjoint(self, numbers: Tensor) -> Tensor:
-        return along_axis(numbers.unflatten(-1, self.grid.shape), self.matrix.mT, self.axis - self.grid.dimension)
+        return self._transferred(numbers.unflatten(-1, self.grid.shape), transposed=True)
+
+    def _transferred(self, values: Tensor, *, transposed: bool = False) -> Tensor:
+        line = self.grid.axes[self.axis]
+        return transfer(values, line, line, dim=self.axis - self.grid.dimension, order=self.order, transposed=transposed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ def derivative(
         grid: A uniform grid.
         axis: Which space dimension to differentiate along.
         order: Order of the derivative, at least 1.
-        at: Coordinates, `(m, d)`; every grid point by default (then the work is one small matrix along one axis).
+        at: Coordinates, `(m, d)`; every grid point by default.
 
     Returns:
         A functional of size m, in the values' units over the length's units to the power `order`.
@@ -86,7 +86,7 @@ def derivative(
         points = _locations(at)
         name = f"derivative {order} along axis {axis} at" if order > 1 else f"derivative along axis {axis} at"
         return MatrixFunctional(grid, interpolation_matrix(grid, points, orders=orders), labels=_labels(name, points))
-    return AlongAxis(grid, line.matrix(line.coordinates, order=order), axis=axis)
+    return AlongAxis(grid, axis=axis, order=order)
 
 
 @dataclass(frozen=True, eq=False)

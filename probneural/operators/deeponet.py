@@ -249,7 +249,7 @@ def _embedding(points: Float64[Tensor, "p d"], domain: Grid, frequencies: int) -
     return joined(columns)
 
 
-@remembered(16)
+@remembered(2**26)
 def _embedding_of_grid(
     grid: Grid, domain: Grid, frequencies: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "p e"]:

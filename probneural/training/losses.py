@@ -15,12 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.axes import Axis
+from probneural.axes import transfer
 from probneural.checks import assign, check_callable, check_integer, check_positive, check_real, check_sequence
-from probneural.contexts import remembered
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field, power_of_two
-from probneural.grids import Grid, along_axis, check_grid, check_unmasked
+from probneural.grids import Grid, check_grid, check_unmasked
 
 Loss: TypeAlias = Callable[..., Tensor]
 """Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over functions.
@@ -123,7 +122,7 @@ class RelativeH1:
     def _with_slopes(self, values: Tensor, grid: Grid) -> Tensor:
         """Values and their slopes times the length, one after the other: `(n, c, (1 + d) p)`."""
         slopes = [
-            self.length * along_axis(values, _slopes(axis, values.dtype, values.device), number - grid.dimension)
+            self.length * transfer(values, axis, axis, dim=number - grid.dimension, order=1)
             for number, axis in enumerate(grid.axes)
         ]
         return torch.cat([part.flatten(2) for part in (values, *slopes)], dim=2)
@@ -428,9 +427,3 @@ def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:
             remedy="return all channels of one sample after the other",
         )
     return predicted.unflatten(1, (count, target.shape[1]))
-
-
-@remembered(32)
-def _slopes(axis: Axis, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The matrix that differentiates nodal values along an axis."""
-    return axis.matrix(axis.coordinates, order=1).to(device, dtype)

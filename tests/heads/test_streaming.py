@@ -223,6 +223,17 @@ def test_calibration_predicts_anew_what_it_does_not_keep(monkeypatch: pytest.Mon
     assert torch.equal(kept.calibrated_on, again.calibrated_on)
 
 
+def test_draws_of_many_functions_are_evaluated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator, pairs = operator_and_pairs(30)
+    streamed = Stated(LastLayerLaplace().fit(operator, pairs))
+    whole = streamed.draw(3)(pairs.inputs.values)
+    assert streamed.most == 30
+    streamed.most = 0
+    monkeypatch.setattr("probneural.distributions.predictor._DRAWN_VALUES", 7 * pairs.outputs.grid.size)
+    torch.testing.assert_close(streamed.draw(3)(pairs.inputs.values), whole)
+    assert streamed.most == 7
+
+
 @pytest.mark.bad_input
 def test_every_process_needs_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     _, pairs = operator_and_pairs(2)

@@ -81,4 +81,4 @@ def _channels(grid: Grid, embedding: Embedding, continuation: str, dtype: torch.
     return torch.stack(channels)[None].to(device, dtype)
 
 
-_remembered_channels = remembered(8)(_channels)
+_remembered_channels = remembered(2**26)(_channels)

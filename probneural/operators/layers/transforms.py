@@ -135,7 +135,7 @@ def _product(matrix: Tensor, values: Tensor) -> Tensor:
     return torch.bmm(matrix.expand(values.shape[0], *matrix.shape), values)
 
 
-@remembered(64)
+@remembered(2**26)
 def _matrix(transform: TruncatedTransform, inverse: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Build the real matrix of one direction, in float64 first.
 
