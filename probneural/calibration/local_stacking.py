@@ -121,7 +121,8 @@ class LocalStacking:
             found = local.weights(local.linear(chunk.means, chunk.variances, grid=grid))
             mean += (found @ grid.mean_weights).mean(2).sum(1) / len(calibration)
         shares = mean.clamp_min(_LEAST_WEIGHT)
-        return StackedPredictor(MixturePredictor(known, shares, calibrated_on=used), local=local)
+        stacked = StackedPredictor(MixturePredictor(known, shares, calibrated_on=used), local=local)
+        return stacked._with_discrepancy(calibration)
 
 
 class _Chunk(NamedTuple):

@@ -63,7 +63,7 @@ class ScaledPredictor(Predictor):
         calibrated_on: Int64[Tensor, " n"],
         local: LocalScale | None = None,
     ) -> None:
-        super().__init__(replace(inner.traits, noise=noise))
+        super().__init__(replace(inner.traits, noise=noise, discrepancy_variance=tuple(decomposition.variance.tolist())))
         channels = inner.out_channels
         self.inner = inner
         self.scale = check_factors(scale, channels, "scale")
@@ -82,11 +82,6 @@ class ScaledPredictor(Predictor):
         self.local = local
         self.calibrated_on = calibrated_on
         self.effective_observations = inner.effective_observations
-
-    @property
-    def residual_variance(self) -> Float64[Tensor, " c"]:
-        """Variance by which one value departs from the shared operator, noise and discrepancy, `(c,)`, on the CPU."""
-        return self.noise.detach().to("cpu", torch.float64) + self.decomposition.variance
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         return self._calibrated(inputs, query).field

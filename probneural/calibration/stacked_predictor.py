@@ -72,11 +72,6 @@ class StackedPredictor(Predictor):
         """Mean weight of each predictor over the domain, the channels and the calibration functions, `(m,)`, with the sum 1."""
         return self.inner.weights
 
-    @property
-    def residual_variance(self) -> Float64[Tensor, " c"]:
-        """Variance by which one value departs from a predictor's shared operator, on average, `(c,)`, on the CPU."""
-        return self.inner.residual_variance
-
     def weights_at(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, "m n c *grid"]:
         """The weight of each predictor at each point of its predictions, `(m, n, c, *grid)`, with the sum 1 over predictors.
 

@@ -276,6 +276,11 @@ class FieldDistribution(ABC):
         self.provenance = None if source is None else source.of_image()
         return self
 
+    @property
+    def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:
+        """Pointwise variance of the discrepancies of the samples, the part of the variance that they do not share."""
+        return torch.zeros_like(self.mean)
+
     def _observed_std(self, noise: float | Tensor) -> Float64[Tensor, "n c *grid"]:
         """Standard deviation of a measurement with noise, in float64; neither part is squared."""
         std = self.standard_deviation.to(torch.float64)

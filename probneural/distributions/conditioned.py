@@ -100,11 +100,6 @@ class ConditionedPredictor(Predictor):
             measurement_noise=noise_variance(noise, tuple(numbers.shape), numbers).detach().clone(),
         )
 
-    @property
-    def residual_variance(self) -> Float[Tensor, " c"]:
-        """That of the wrapped predictor."""
-        return self.inner.residual_variance
-
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         return self._predict_together([(inputs, query)])[0]
 

@@ -140,6 +140,12 @@ class GaussianField(FieldDistribution):
             return self._each.row_norms().unflatten(-1, self.grid.shape).to(self._mean)
 
     @property
+    def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:
+        if self.discrepancy is None:
+            return super()._discrepancy_variance
+        return self.discrepancy.row_squares().unflatten(-1, self.grid.shape)
+
+    @property
     def base_shape(self) -> torch.Size:
         """`(k + n r,)`: the latent vector that drives all n functions, then each function's own, once if selected twice."""
         discrepancy_rank = 0 if self.discrepancy is None else self._functions.number * self.discrepancy.shape[3]

@@ -167,6 +167,10 @@ class MixtureField(FieldDistribution):
         return square_root(self._mixed([(size / unit).square() for size in sizes])) * unit
 
     @property
+    def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:
+        return self._mixed([field._discrepancy_variance for field in self.components])
+
+    @property
     def base_shape(self) -> torch.Size:
         """`(1 + k_1 + ... + k_m,)`: a number that chooses the component, then what drives each of them."""
         return torch.Size([1 + sum(field.base_shape[0] for field in self.components)])

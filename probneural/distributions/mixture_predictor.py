@@ -72,9 +72,9 @@ class MixturePredictor(Predictor):
         self._active = [index for index, weight in enumerate(self.weights.tolist()) if weight > 0.0]
         noises = torch.stack([one.noise.detach().to(first.noise) for one in self.predictors])
         noise = noises[self._active].amin(0)
-        super().__init__(
-            replace(first.traits, noise=noise, trained_on=joined_record(one.trained_on for one in self.predictors))
-        )
+        residual = self.weights @ torch.stack([one.residual_variance for one in self.predictors])
+        traits = replace(first.traits, noise=noise, trained_on=joined_record(one.trained_on for one in self.predictors))
+        super().__init__(replace(traits, discrepancy_variance=tuple((residual - noise.cpu()).clamp_min(0.0).tolist())))
         own = [] if calibrated_on is None else [calibrated_on]
         self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
         excess = noises - noise
@@ -83,11 +83,6 @@ class MixturePredictor(Predictor):
         counts = [one.effective_observations.detach().cpu() for one in active if one.effective_observations is not None]
         if len(counts) == len(active):
             self.effective_observations = self.weights[self._active] @ torch.stack(counts).to(self.weights)
-
-    @property
-    def residual_variance(self) -> Float64[Tensor, " c"]:
-        """Variance by which one value departs from a component's shared operator, on average, `(c,)`, on the CPU."""
-        return self.weights @ torch.stack([one.residual_variance for one in self.predictors])
 
     def with_predictors(self, predictors: Sequence[Predictor]) -> MixturePredictor:
         """Return the mixture of other predictors with the same weights, which were fitted on what they were fitted on."""

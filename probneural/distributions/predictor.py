@@ -22,6 +22,7 @@ from probneural.fields import MISSING, Field, check_field
 from probneural.fill_values import warn_of_fill_values
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
+from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys
 from probneural.randomness import check_seed, stream
 from probneural.synonyms import missing_attribute
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 
 
 AnyPredictor = TypeVar("AnyPredictor", bound="Predictor")
+_SAMPLES = 64
+"""Maximum number of samples over which the variance of a discrepancy is averaged."""
+_VALUES = 2**16
+"""Values of these samples that are predicted at once."""
 JointDraws = Callable[[Tensor, Grid], Tensor]
 """From values `(s, n, c, *grid)` on a grid, those at index i for draw i, to the draws' values `(s, n, c', *grid)`."""
 DrawsWithField = Callable[[Tensor, Grid], tuple[Tensor, FieldDistribution]]
@@ -49,6 +54,8 @@ class PredictorTraits:
         domain: The grid of the training inputs; other inputs may have another resolution.
         like: A tensor of the dtype, or of its complex counterpart, and on the device that the operator computes with.
         trained_on: Record of the pairs that trained the operator and the head; None if unknown.
+        discrepancy_variance: Mean variance of the discrepancy of its fields per channel, c numbers, in physical units squared;
+            empty where fields have none.
     """
 
     in_channels: int
@@ -56,6 +63,7 @@ class PredictorTraits:
     domain: Grid
     like: Tensor
     trained_on: TrainingRecord | None = None
+    discrepancy_variance: tuple[float, ...] = ()
 
 
 class Predictor(ABC):
@@ -124,12 +132,34 @@ class Predictor(ABC):
         return self.traits.like.device
 
     @property
-    def residual_variance(self) -> Float[Tensor, " c"]:
-        """Variance by which one observed value departs from the operator that all functions share, `(c,)`, on the CPU.
+    def discrepancy_variance(self) -> tuple[float, ...]:
+        """Mean variance of the discrepancy of its fields per channel, in physical units squared; empty if they have none."""
+        return self.traits.discrepancy_variance
 
-        In physical units squared: the noise, and what a calibrated field holds as each function's own discrepancy.
+    @property
+    def residual_variance(self) -> Float64[Tensor, " c"]:
+        """Variance of one observed value about the operator that all samples share, noise and discrepancy, `(c,)`, on the CPU.
+
+        In physical units squared. The discrepancy's part is its mean over the domain and over samples of the fit.
         """
-        return self.noise.detach().to("cpu", torch.float64)
+        noise = self.noise.detach().to("cpu", torch.float64)
+        return noise + noise.new_tensor(self.discrepancy_variance or (0.0,))
+
+    @torch.no_grad()
+    def _with_discrepancy(self: AnyPredictor, pairs: Dataset) -> AnyPredictor:
+        """This very predictor, just made, with the mean variance of the discrepancy of its fields at some of these pairs."""
+        some = pairs[evenly_spread_rows(len(pairs), _SAMPLES)]
+        total, grid = torch.zeros(self.out_channels, dtype=torch.float64, device="cpu"), some.outputs.grid.shared
+        for part in batches(some, max(1, _VALUES // (self.out_channels * grid.size))):
+            u = self(part.inputs.detached(), grid)
+            variance = u.grid.fill(u._discrepancy_variance.to("cpu", torch.float64))
+            total += u.grid.mean(variance.flatten(2)).sum(0) / len(some)
+        return self._with_discrepancy_variance(total.tolist())
+
+    def _with_discrepancy_variance(self: AnyPredictor, variance: Sequence[float]) -> AnyPredictor:
+        """This very predictor, just made, with the mean variance of the discrepancy of its fields."""
+        self.__dict__["traits"] = replace(self.traits, discrepancy_variance=tuple(variance))
+        return self
 
     def _with_records(self: AnyPredictor, *records: TrainingRecord | None) -> AnyPredictor:
         """This very predictor, just made, with the union of training records."""
