@@ -27,7 +27,7 @@ from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
 from probneural.notices import warn
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, stream, stream_seed
+from probneural.randomness import check_seed, stream_seed
 
 _LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
 """Logarithms of the scales that weights are found for: a quarter to four times the middle one."""
@@ -263,7 +263,7 @@ class ScaleMixturePredictor(Predictor):
 
     def _scale(self, seed: int) -> float:
         """The scale of the draw of this seed."""
-        uniform = torch.rand(1, generator=stream(seed, "drawn scale", self._level), dtype=torch.float64, device="cpu")
+        uniform = torch.rand(1, generator=self._stream(seed, "drawn scale"), dtype=torch.float64, device="cpu")
         return float(self.scales[int(choose(self.weights, uniform, 1))])
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:

@@ -188,7 +188,8 @@ class MixtureField(FieldDistribution):
         A draw is differentiable through the component that it came from; the choice is not.
         """
         count, mean = sample_size(sample_shape), self.mean
-        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
+        name = ",".join(field.latent.key for field in self.components)
+        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=name)
         numbers = numbers.reshape(count, *self.base_shape)
         uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
         chosen = choose(self.weights.detach().cpu(), uniform, len(self))

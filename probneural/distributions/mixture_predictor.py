@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float64, Int64
@@ -23,13 +21,9 @@ from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.provenance import joined_record
-from probneural.randomness import stream
 
 _SAME_NOISE = 1e-6
 """Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""
-_NUMBERS = itertools.count()
-_NAMES: WeakKeyDictionary[Predictor, int] = WeakKeyDictionary()
-"""Numbers of predictors whose members were made a Gaussian field's latent: those of two predictors are not the same."""
 
 
 class MixturePredictor(Predictor):
@@ -108,7 +102,7 @@ class MixturePredictor(Predictor):
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""
-        uniform = torch.rand(1, generator=stream(seed, "mixture component", self._level), dtype=torch.float64, device="cpu")
+        uniform = torch.rand(1, generator=self._stream(seed, "mixture component"), dtype=torch.float64, device="cpu")
         return int(choose(self.weights, uniform, 1))
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:
@@ -201,8 +195,7 @@ def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Pr
         return MixtureField([_component(field, excess, owner=owner) for field in u.components], u.weights)
     if isinstance(u, EmpiricalField):
         matched = u.moment_matched()  # its latent has one number per member, the same members in every call
-        number = _NAMES.setdefault(owner, next(_NUMBERS))
-        u = GaussianField(matched.mean, matched.root, latent=f"members of predictor {number}", grid=u.grid)
+        u = GaussianField(matched.mean, matched.root, latent=owner._identity, grid=u.grid)
     if not isinstance(u, GaussianField):
         raise UnsupportedError(
             expected="predictors of Gaussian or empirical fields, or of mixtures",

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_finite, check_instance
+from probneural.checks import check_finite, check_flag, check_instance
 from probneural.contexts import undisturbed
-from probneural.distributions.base import FieldDistribution, draw_stream
+from probneural.distributions.base import FieldDistribution, common_random_numbers, draw_keys, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.latent import Latent
 from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fill_values import warn_of_fill_values
+from probneural.fingerprints import identity_of
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
@@ -316,13 +322,18 @@ class Predictor(ABC):
         """
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
-            return field.samples[drawn_member(field.weights, seed)]
+            return field.samples[drawn_member(field.weights, seed, self._identity)]
         if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
             )
-        drawn = _shared_part(field, seed)
+        drawn = self._shared_part(field, seed)
         return drawn if field.discrepancy is None else drawn + self._draw_discrepancy(field.discrepancy, field, seed)
+
+    def _shared_part(self, field: GaussianField, seed: int) -> Float[Tensor, "n c *grid"]:
+        """Mean and shared root at the latent vector of this seed."""
+        latent = drawn_latent(field.root.shape[3], seed, field.latent.key).to(field.root.device)
+        return field.mean + field.root.product(latent)[0].unflatten(-1, field.grid.shape).to(field.mean)
 
     def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this seed without what is each function's own, `(n, out_channels, *grid)`.
@@ -331,7 +342,7 @@ class Predictor(ABC):
         """
         field = self(inputs, query)
         if isinstance(field, GaussianField) and field.discrepancy is not None:
-            return _shared_part(field, seed)
+            return self._shared_part(field, seed)
         return self.draw(seed)(inputs.values, grid=inputs.grid, query=query)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
@@ -359,6 +370,20 @@ class Predictor(ABC):
 
         return evaluated
 
+    @cached_property
+    def _identity(self) -> str:
+        """Name that follows from contents: the latent's, or one of the constructor's arguments; copies and files keep it."""
+        latent = getattr(self, "latent", None)
+        if isinstance(latent, Latent):
+            return latent.id
+        arguments = inspect.signature(type(self).__init__).parameters
+        contents = [_contents(getattr(self, name, None)) for name in arguments if name != "self"]
+        return f"{type(self).__name__}-{hashlib.blake2b(repr(contents).encode(), digest_size=8).hexdigest()}"
+
+    def _stream(self, seed: int, purpose: str) -> torch.Generator:
+        """Return a generator of this predictor's own part of the draw of this seed."""
+        return stream(seed, purpose, self._level, *draw_keys(self._identity))
+
     def _draw_discrepancy(self, root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""
         latent = self._drawn_discrepancy(root.shape[3], seed).to(root.device)
@@ -366,8 +391,7 @@ class Predictor(ABC):
 
     def _drawn_discrepancy(self, rank: int, seed: int) -> Float64[Tensor, "1 k"]:
         """The latent vector of what a discrepancy adds to the draw of this seed, on the CPU."""
-        generator = stream(seed, "discrepancy draws", self._level)
-        return torch.randn(1, rank, generator=generator, dtype=torch.float64, device="cpu")
+        return torch.randn(1, rank, generator=self._stream(seed, "discrepancy draws"), dtype=torch.float64, device="cpu")
 
     @property
     def _level(self) -> int:
@@ -375,13 +399,18 @@ class Predictor(ABC):
         wrapped = [getattr(self, "inner", None), getattr(self, "predictor", None), *getattr(self, "predictors", ())]
         return max((1 + one._level for one in wrapped if isinstance(one, Predictor)), default=0)
 
-    def draw(self, seed: int) -> FunctionDraw:
+    def draw(self, seed: int, *, shared: bool = False) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call.
 
         Where fields have a discrepancy, its vector too is one for all functions: each function is drawn from its own
         distribution, and functions of neighbouring inputs are neighbours.
+
+        Args:
+            seed: Names the draw, a non-negative integer. Draws of different predictors are independent, with one seed too.
+            shared: Whether the draws of this seed of all predictors have common random numbers, so that differences between
+                similar predictors vary less.
         """
-        return FunctionDraw(self, seed=seed)
+        return FunctionDraw(self, seed=seed, shared=shared)
 
     def rollout(
         self,
@@ -443,26 +472,31 @@ class Predictor(ABC):
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
 
 
-def _shared_part(field: GaussianField, seed: int) -> Float[Tensor, "n c *grid"]:
-    """Mean and shared root at the latent vector of this seed."""
-    latent = drawn_latent(field.root.shape[3], seed).to(field.root.device)
-    return field.mean + field.root.product(latent)[0].unflatten(-1, field.grid.shape).to(field.mean)
+def drawn_latent(rank: int, seed: int, name: str) -> Float64[Tensor, "1 k"]:
+    """The latent vector of this name in the draw of this seed, on the CPU."""
+    return torch.randn(1, rank, generator=draw_stream(seed, name), dtype=torch.float64, device="cpu")
 
 
-def drawn_latent(rank: int, seed: int) -> Float64[Tensor, "1 k"]:
-    """The latent vector of the draw of this seed, on the CPU."""
-    return torch.randn(1, rank, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
+def drawn_member(weights: Float[Tensor, " s"], seed: int, name: str) -> int:
+    """The number of the member of the predictor of this name that the draw of this seed is."""
+    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed, name)))
 
 
-def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:
-    """The number of the member that the draw of this seed is."""
-    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed)))
+def _contents(part: object) -> object:
+    """The text that tells a part of a predictor from others: names of predictors, tensors of modules."""
+    if isinstance(part, Predictor):
+        return part._identity
+    if isinstance(part, list | tuple):
+        return [_contents(one) for one in part]
+    if is_dataclass(part):
+        return [_contents(getattr(part, one.name)) for one in fields(part)]
+    return identity_of(part.state_dict() if isinstance(part, nn.Module) else part)
 
 
 def draws_of_members(predictor: Predictor, members: int, seeds: Sequence[int]) -> DrawsWithField:
     """Joint draws of a predictor whose draws are equally probable members: those of the field that holds all members."""
     equal = torch.ones(members, dtype=torch.float64, device="cpu")
-    owners = [drawn_member(equal, seed) for seed in seeds]
+    owners = [drawn_member(equal, seed, predictor._identity) for seed in seeds]
 
     def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
         u = predictor(Field(values.flatten(0, 1), grid))
@@ -479,15 +513,17 @@ class FunctionDraw(nn.Module):
     Args:
         predictor: Where it is drawn from.
         seed: Names the draw, a non-negative integer.
+        shared: Whether it has the random numbers of the draws of this seed of other predictors.
 
     Raises:
         ArgumentError: If the seed is none.
     """
 
-    def __init__(self, predictor: Predictor, *, seed: int) -> None:
+    def __init__(self, predictor: Predictor, *, seed: int, shared: bool = False) -> None:
         super().__init__()
         self.predictor = predictor
         self.seed = check_seed(seed)
+        self.shared = check_flag(shared, "shared")
 
     @property
     def in_channels(self) -> int:
@@ -523,4 +559,5 @@ class FunctionDraw(nn.Module):
         check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
-        return self.predictor._draw(Field(values, where), query, self.seed)
+        with common_random_numbers() if self.shared else nullcontext():
+            return self.predictor._draw(Field(values, where), query, self.seed)

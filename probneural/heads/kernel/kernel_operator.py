@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from probneural.checks import assign, check_choice, check_flag, check_integer, check_module, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions.base import draw_keys
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import ArgumentError, DataError
@@ -310,7 +311,11 @@ class KernelPredictor(Predictor):
         """Whether the optimiser met its tolerance in every group."""
         return self.report["converged"] == 1.0
 
-    def draw(self, seed: int) -> FunctionDraw:
+    @property
+    def _identity(self) -> str:
+        return self._name
+
+    def draw(self, seed: int, *, shared: bool = False) -> FunctionDraw:
         """Return one function draw, the same at every input, grid and call: a prior draw, corrected by the data.
 
         Its stationary part is a sum of 2048 cosines with frequencies of its own, so its mean and covariance over seeds are
@@ -319,7 +324,7 @@ class KernelPredictor(Predictor):
         Reference:
             Wilson et al. (2020), Efficiently sampling functions from Gaussian process posteriors, equation 13.
         """
-        return FunctionDraw(KernelPaths(self, members=1, seed=seed), seed=seed)
+        return FunctionDraw(KernelPaths(self, members=1, seed=seed), seed=seed, shared=shared)
 
     def sampled(self, members: int, *, seed: int) -> KernelPaths:
         """Return an ensemble of function draws, whose predictions are coherent across calls.
@@ -393,7 +398,7 @@ class KernelPredictor(Predictor):
             joint=variances.shape[1],
             rows=rows,
         )
-        latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False)
+        latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False, source=self._name)
         return GaussianField(mean.to(self.dtype), ComponentRoot(modes, coordinates), latent=latent, grid=where)
 
 
@@ -441,7 +446,7 @@ class KernelPaths(Predictor):
     @cached_property
     def _paths(self) -> list[list[Path]]:
         """One function per member and process, drawn when they are first needed."""
-        generator = stream(self.seed, "kernel paths")
+        generator = stream(self.seed, "kernel paths", *draw_keys(self.predictor._identity))
         with torch.inference_mode(False):  # the paths outlive the call
             return [
                 [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.predictor.processes]

@@ -323,7 +323,7 @@ class LastLayerPredictor(Predictor):
     def _deviations(self, seeds: Sequence[int]) -> Float64[Tensor, "s c f"]:
         """Draws of the weights less their means."""
         factor = self.factor[0]
-        latents = torch.cat([drawn_latent(factor.shape[2], seed) for seed in seeds]).to(factor)
+        latents = torch.cat([drawn_latent(factor.shape[2], seed, self.latent.key) for seed in seeds]).to(factor)
         return torch.einsum("cfk,sk->scf", factor, latents)
 
     def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
