@@ -51,8 +51,6 @@ _FEATURES = 2048
 """Random features of a draw's prior part."""
 _SAME = 1e-12
 """Differences between coordinates that are rounding, as a fraction of the largest coordinate."""
-_PAIRED = 2**22
-"""Pairs of points that are compared at once."""
 _SEEN = ("inputs", "operator")
 """What the processes may be functions of."""
 
@@ -412,11 +410,21 @@ def _distinct(points: Float64[Tensor, "n r"]) -> tuple[Float64[Tensor, "m r"], I
     if points.requires_grad:
         return points, numbers
     rounding = _SAME * points.abs().max()
-    first = []
-    for some in points.split(max(1, _PAIRED // len(points))):
-        same = torch.cdist(some, points, p=math.inf) <= rounding
-        first.append(torch.where(same, numbers, len(points)).amin(1))
-    earliest = torch.cat(first)
+    values, classes = points.unique(dim=0, return_inverse=True)
+    first = torch.full((len(values),), len(points), device=points.device).scatter_reduce(0, classes, numbers, "amin")
+    # Points within rounding of each other are within a multiple of it along any direction w: |w (a - b)| <= |w|_1 max|a - b|.
+    direction = torch.linspace(1.0, 2.0, points.shape[1], dtype=points.dtype, device=points.device).sqrt()
+    along, order = (values @ direction).sort()
+    same = first.clone()
+    for shift in range(1, len(values)):
+        is_near = along[shift:] - along[:-shift] <= 2.0 * rounding * direction.sum()
+        if not bool(is_near.any()):
+            break
+        left, right = order[:-shift][is_near], order[shift:][is_near]
+        equal = (values[left] - values[right]).abs().amax(1) <= rounding
+        left, right = left[equal], right[equal]
+        same.scatter_reduce_(0, left, first[right], "amin").scatter_reduce_(0, right, first[left], "amin")
+    earliest = same[classes]
     kept = earliest.unique()
     return points[kept], torch.searchsorted(kept, earliest)
 
