@@ -263,7 +263,7 @@ class ScaleMixturePredictor(Predictor):
 
     def _scale(self, seed: int) -> float:
         """The scale of the draw of this seed."""
-        uniform = torch.rand(1, generator=self._stream(seed, "drawn scale"), dtype=torch.float64, device="cpu")
+        uniform = torch.rand(1, generator=stream(seed, "drawn scale", *self._keys), dtype=torch.float64, device="cpu")
         return float(self.scales[int(choose(self.weights, uniform, 1))])
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:

@@ -22,7 +22,7 @@ from probneural.distributions.predictor import DrawsWithField, JointDraws, Predi
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, resample
-from probneural.randomness import stream_seed
+from probneural.randomness import stream, stream_seed
 
 
 class StackedPredictor(Predictor):
@@ -137,7 +137,10 @@ class StackedPredictor(Predictor):
     def _numbers(self, seed: int) -> Float64[Tensor, " m"]:
         """The numbers ζ of the draw of this seed, on the CPU."""
         return torch.randn(
-            len(self.inner._active), generator=self._stream(seed, "stacked predictors"), dtype=torch.float64, device="cpu"
+            len(self.inner._active),
+            generator=stream(seed, "stacked predictors", *self._keys),
+            dtype=torch.float64,
+            device="cpu",
         )
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:

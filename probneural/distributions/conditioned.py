@@ -20,6 +20,7 @@ from probneural.functionals import Functional, check_functional
 from probneural.functionals.base import MatrixFunctional
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.randomness import stream
 
 
 class ConditionedPredictor(Predictor):
@@ -141,7 +142,7 @@ class ConditionedPredictor(Predictor):
     def _correction(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """What moves the draw of this seed: the gain times what it, with noise of its own, misses of the measurements."""
         measured, u = self._together_with_measured([(inputs, query)])
-        generator = self._stream(seed, "measurements of conditioned draws")
+        generator = stream(seed, "measurements of conditioned draws", *self._keys)
         drawn = self.inner._draw_shared(self.inputs.to(self.dtype).to(self.device), self.grid, seed)
         if measured.discrepancy is not None:  # of measured functions, which tell nothing about others
             shape = measured.discrepancy.shape

@@ -21,6 +21,7 @@ from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.provenance import joined_record
+from probneural.randomness import stream
 
 _SAME_NOISE = 1e-6
 """Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""
@@ -102,7 +103,7 @@ class MixturePredictor(Predictor):
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""
-        uniform = torch.rand(1, generator=self._stream(seed, "mixture component"), dtype=torch.float64, device="cpu")
+        uniform = torch.rand(1, generator=stream(seed, "mixture component", *self._keys), dtype=torch.float64, device="cpu")
         return int(choose(self.weights, uniform, 1))
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:

@@ -380,9 +380,10 @@ class Predictor(ABC):
         contents = [_contents(getattr(self, name, None)) for name in arguments if name != "self"]
         return f"{type(self).__name__}-{hashlib.blake2b(repr(contents).encode(), digest_size=8).hexdigest()}"
 
-    def _stream(self, seed: int, purpose: str) -> torch.Generator:
-        """Return a generator of this predictor's own part of the draw of this seed."""
-        return stream(seed, purpose, self._level, *draw_keys(self._identity))
+    @property
+    def _keys(self) -> tuple[int, ...]:
+        """Indices of the streams of this predictor's own part of a draw."""
+        return (self._level, *draw_keys(self._identity))
 
     def _draw_discrepancy(self, root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""
@@ -391,7 +392,7 @@ class Predictor(ABC):
 
     def _drawn_discrepancy(self, rank: int, seed: int) -> Float64[Tensor, "1 k"]:
         """The latent vector of what a discrepancy adds to the draw of this seed, on the CPU."""
-        return torch.randn(1, rank, generator=self._stream(seed, "discrepancy draws"), dtype=torch.float64, device="cpu")
+        return torch.randn(1, rank, generator=stream(seed, "discrepancy draws", *self._keys), dtype=torch.float64, device="cpu")
 
     @property
     def _level(self) -> int:
