@@ -27,7 +27,7 @@ from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
 from probneural.notices import warn
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, stream_seed
+from probneural.randomness import check_seed, stream, stream_seed
 
 _LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
 """Logarithms of the scales that weights are found for: a quarter to four times the middle one."""
