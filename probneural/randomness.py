@@ -84,7 +84,7 @@ PURPOSES: Final = MappingProxyType(
         # heads
         "residual sketch": "groups and signs of the grid points that residuals on fine grids are summed in",
         "read-out response": "features that test whether a layer is a read-out",
-        "read-out bias": "changes that test whether a read-out has a bias",
+        "read-out parameters": "changes that test which weights of a read-out are parameters",
         "placed features": "an input function that shows where the features of an exported read-out are",
         "sampled weights": "weights drawn from a Laplace posterior",
         "kernel paths": "functions drawn from a kernel operator",

@@ -65,6 +65,12 @@ class Members:
     def scaled(self, factors: Tensor) -> Members:
         return replace(self, factors=factors)
 
+    def spread(self, factors: Tensor) -> Members:
+        """Members of distributions whose deviations are times `factors`, one per lead: their mean strays as much more."""
+        leads = torch.arange(1, self.steps + 1, dtype=torch.float64)
+        exact = (DECAY**leads).reshape(-1, 1, 1, 1, 1) * self.start
+        return replace(self, states=exact + factors.reshape(-1, 1, 1, 1, 1) * (self.states - exact))
+
 
 @dataclass(frozen=True, eq=False)
 class Exact:

@@ -73,7 +73,7 @@ def test_draws_of_a_gaussian_forecast_are_one_latent_each() -> None:
     (axes,) = plots.fan(forecast, integral(GRID), draws=1).axes
     (draw,) = [line.get_ydata() for line in axes.lines if line.get_color() == plots.single.ORANGE]
     kicks = np.diff(draw) + (1.0 - DECAY) * draw[:-1]  # u_k - DECAY u_{k-1}: the latent's numbers for the constant wave
-    latent = torch.randn(1, 12, generator=draw_stream(0), dtype=torch.float64)
+    latent = torch.randn(1, 12, generator=draw_stream(0, "kicks"), dtype=torch.float64)
     np.testing.assert_allclose(kicks, latent[0, [0, 4, 8]], rtol=1e-10)
     assert axes.get_xlabel() == "lead"
 

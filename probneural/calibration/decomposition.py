@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import CalibrationPredictions, domain_average
+from probneural.calibration.chunks import CalibrationPredictions
 from probneural.calibration.decomposition_search import (
     ROOT_FRACTIONS,
     START,
@@ -84,7 +84,6 @@ def decompose(
     shared: Sequence[SharedCovariance],
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
-    measured: Float64[Tensor, " c"],
     local: LocalScale | None = None,
 ) -> Decomposition:
     """Divide the predictive variance h (a v + b n) of calibrated fields; see `VarianceScale`.
@@ -101,7 +100,6 @@ def decompose(
         shared: What the head itself states of the fields at `likelihood_rows`; see `shared_covariances`.
         scale: a, `(c,)`.
         noise: b n, `(c,)`, in physical units squared.
-        measured: Measurement noise, the part of it that stays outside of the field.
         local: h, or None where it is 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
@@ -110,7 +108,6 @@ def decompose(
     side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
     powers = torch.zeros(3, len(scale), len(waves), dtype=torch.float64)  # of all fields, and of every other one
-    mean_explained, mean_factor = torch.zeros_like(scale), torch.zeros_like(scale)
     factor = None if local is None else local.on(grid)
     examples: list[Example] = []
     start = 0
@@ -124,8 +121,6 @@ def decompose(
         squares = waves.powers(standardised)
         here = side[start : start + len(residual)]
         powers += torch.stack([squares.sum(0), squares[here == 0].sum(0), squares[here == 1].sum(0)])
-        mean_explained += domain_average((ratio * explained).unflatten(-1, grid.shape), stated.grid).sum(0) / count
-        mean_factor += domain_average(ratio.unflatten(-1, grid.shape), stated.grid).sum(0) / count
         # Residuals are zero at masked points, so the spectrum is that of the process times the mask. In likelihoods, masked
         # points are left out as those are where nothing is uncertain: the sum with the noise is zero.
         observed = stated.grid.observed.flatten(-len(grid.shape))
@@ -158,7 +153,7 @@ def decompose(
         process=waves.process(powers[0] / count, most=most),
         root_fraction=fractions[0],
         white_fraction=fractions[1],
-        variance=((1.0 - fractions[0]) * mean_explained + mean_factor * noise - measured).clamp_min(0.0),
+        variance=torch.zeros_like(scale),
     )
 
 

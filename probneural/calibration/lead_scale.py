@@ -16,6 +16,7 @@ from probneural.calibration.saturation import saturated
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
+from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.trajectory import Forecast
@@ -34,15 +35,19 @@ _LEAST_FACTOR = 1e-4
 class LeadScale:
     """Scale a forecast's variances at every lead, so that they are as large as its squared errors.
 
-    With the mean predictive variance v and the mean squared error e of a lead over the calibration functions and, by
-    quadrature, the domain, deviations from the mean are multiplied, per channel, by the root of
+    Members count as a sample of a distribution of variance w = v s/(s - 1), with v the mean variance of s members over the
+    calibration functions and, by quadrature, the domain. Their mean has a sampling error of variance w/s. With the mean squared
+    error e of a lead, the variance of that distribution is multiplied, per channel, by
 
-        a = (e - noise) / (v (s + 1)/(s - 1)).
+        a = (e - noise)/w - 1/s.
 
-    The factor in the denominator is for s members, which count as a sample: their variance is too small by (s - 1)/s and
-    their mean has an error of its own, 1/s of the variance. So a is that of the distribution that members are drawn from,
-    and holds for more of them or fewer. A Gaussian forecast has no such factor. With a alone the
-    [spread-skill ratio][probneural.metrics.spread_skill] is 1 at every lead.
+    So a does not depend on s. The deviations of s' members, of that forecast or another, are multiplied by the root of
+
+        a' = (s' a + 1)/(s' + 1),
+
+    because their mean stays, and its sampling error with it. A Gaussian forecast has no such error: a' = a = (e - noise)/v.
+    With a' alone the [spread-skill ratio][probneural.metrics.spread_skill] is 1 at every lead, for any number of members. Where
+    errors are smaller than the sampling error of the mean, a is a ten-thousandth of the ratio of the two.
 
     A few functions with fronts can make most of the squares. One number per lead is then right for these and wrong for all
     others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
@@ -110,7 +115,7 @@ class LeadScale:
         """
         scales, local, saturations, largest, factor = [], [], [], [], 1.0
         for errors in errors_by_lead(forecast, truth, noise=self.noise, keeps=self.local):
-            scales.append(errors.scale)
+            scales.append(_distribution_scale(errors.scale, errors.size_factor))
             factor = errors.size_factor
             fits = self.local and bool(_are_scales(errors.scale).all())
             nothing = torch.zeros_like(errors.scale)
@@ -148,7 +153,7 @@ class LeadScaling:
     """Scales of variances by lead and channel, from [`LeadScale`][probneural.calibration.LeadScale]; call it on forecasts.
 
     Args:
-        scales: a, `(steps, c)`, dimensionless.
+        scales: a, `(steps, c)`, dimensionless, of the distribution that members are drawn from.
         calibrated_on: Row keys of the steps of the calibration trajectories: a conformal band needs others.
         local: h of each lead, None where it is 1; nothing if it is 1 at all leads.
         saturations: s of each lead, `(steps, c)`, in physical units to the power -2; of leads with an h. Negative ones make
@@ -224,7 +229,7 @@ class LeadScaling:
             raise ShapeError(
                 expected=f"states of {len(scales)} channels", got=str(u.mean.shape[1]), remedy="fit LeadScale on such states"
             )
-        local = self.local[lead - 1] if self.local else None
+        local, scales = self.local[lead - 1] if self.local else None, _sample_scale(scales, u)
         if local is None:
             return scales.sqrt()
         if not local.covers(u.grid):
@@ -373,6 +378,18 @@ class ScaledForecast:
         """What is scaled, and by how much."""
         inner = repr(self.inner).removesuffix(", uncalibrated")
         return f"ScaledForecast({inner}, {self.scaling!r})"
+
+
+def _distribution_scale(scale: Float64[Tensor, " c"], size_factor: float) -> Float64[Tensor, " c"]:
+    """Factor a of the variance of the distribution that s members are drawn from, a = a' - (1 - a')/s."""
+    sampling = (size_factor - 1.0) / (size_factor + 1.0)  # 1/s, from (s + 1)/(s - 1)
+    return (scale - (1.0 - scale) * sampling).maximum(_LEAST_FACTOR * scale)
+
+
+def _sample_scale(scale: Float64[Tensor, " c"], u: FieldDistribution) -> Float64[Tensor, " c"]:
+    """Factor a' of the variance of s members about their mean, a' = (a + 1/s)/(1 + 1/s)."""
+    sampling = float(u.weights.square().sum()) if isinstance(u, EmpiricalField) else 0.0
+    return (scale + sampling) / (1.0 + sampling)
 
 
 def _are_scales(scales: Float64[Tensor, "..."]) -> Tensor:

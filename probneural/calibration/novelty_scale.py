@@ -128,7 +128,8 @@ class NoveltyScale:
         errors = [_errors(inner, pairs, one) for pairs, one in zip((ordinary, *sets), distances, strict=True)]
         inflation = fit_inflation(blank, errors[0], shifted=errors[1:])
         used = torch.cat([inner.calibrated_on, *(one.flatten() for one in keys)])
-        return InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
+        inflated = InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
+        return inflated._with_discrepancy(calibration)
 
 
 class InflatedPredictor(Predictor):
@@ -153,11 +154,6 @@ class InflatedPredictor(Predictor):
         self.measure = measure
         self.calibrated_on = calibrated_on
         self.effective_observations = inner.effective_observations
-
-    @property
-    def residual_variance(self) -> Float[Tensor, " c"]:
-        """That of the wrapped predictor: of an ordinary function."""
-        return self.inner.residual_variance
 
     @undisturbed()
     def factors(self, inputs: Field) -> Float64[Tensor, " n"]:

@@ -160,23 +160,18 @@ class VarianceScale:
                 "latter is taken",
                 DataWarning,
             )
-        return ScaledPredictor(
+        scaled = functools.partial(
+            ScaledPredictor,
             inner,
             scale,
             noise_scale=scale * ratio,
-            decomposition=decompose(
-                inner,
-                predicted,
-                shared=shared,
-                scale=scale,
-                noise=unexplained,
-                measured=measured,
-                local=local,
-            ),
             local=local,
             noise=measured.to(inner.noise),
             calibrated_on=torch.cat([inner.calibrated_on.cpu(), keys.flatten()]),
         )
+        decomposition = decompose(inner, predicted, shared=shared, scale=scale, noise=unexplained, local=local)
+        variance = scaled(decomposition=decomposition)._with_discrepancy(calibration).discrepancy_variance
+        return scaled(decomposition=replace(decomposition, variance=scale.new_tensor(variance)))
 
     def _scales(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -238,10 +238,11 @@ class ScaleMixturePredictor(Predictor):
         weights: Float[Tensor, " k"],
         calibrated_on: Int64[Tensor, " n"],
     ) -> None:
-        super().__init__(inner.traits)
-        self.inner = inner
         self.scales = checked_scales(scales)
         self.weights = checked_weights(weights, len(self.scales)).cpu()
+        scaled = tuple(self.variance_factor * variance for variance in inner.discrepancy_variance)
+        super().__init__(replace(inner.traits, discrepancy_variance=scaled))
+        self.inner = inner
         self.calibrated_on = calibrated_on
         self.effective_observations = inner.effective_observations
 
@@ -249,12 +250,6 @@ class ScaleMixturePredictor(Predictor):
     def variance_factor(self) -> float:
         """By how much variances of the field grow, sum over k of w_k s_k², dimensionless."""
         return float(self.weights @ self.scales.square())
-
-    @property
-    def residual_variance(self) -> Float[Tensor, " c"]:
-        """That of the wrapped predictor, with the part that is not noise scaled."""
-        noise = self.noise.detach().to("cpu", torch.float64)
-        return noise + self.variance_factor * (self.inner.residual_variance.to(noise) - noise).clamp_min(0.0)
 
     def _predict(self, inputs: Field, query: Grid | None) -> ScaleMixtureField:
         return self._mixture(self.inner(inputs, query))
@@ -268,7 +263,7 @@ class ScaleMixturePredictor(Predictor):
 
     def _scale(self, seed: int) -> float:
         """The scale of the draw of this seed."""
-        uniform = torch.rand(1, generator=stream(seed, "drawn scale", self._level), dtype=torch.float64, device="cpu")
+        uniform = torch.rand(1, generator=stream(seed, "drawn scale", *self._keys), dtype=torch.float64, device="cpu")
         return float(self.scales[int(choose(self.weights, uniform, 1))])
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:

@@ -17,7 +17,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, check_factors
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.latent import digest
+from probneural.distributions.latent import Latent, digest
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.distributions.roots.base import Root, square_root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
@@ -63,7 +63,7 @@ class ScaledPredictor(Predictor):
         calibrated_on: Int64[Tensor, " n"],
         local: LocalScale | None = None,
     ) -> None:
-        super().__init__(replace(inner.traits, noise=noise))
+        super().__init__(replace(inner.traits, noise=noise, discrepancy_variance=tuple(decomposition.variance.tolist())))
         channels = inner.out_channels
         self.inner = inner
         self.scale = check_factors(scale, channels, "scale")
@@ -82,11 +82,6 @@ class ScaledPredictor(Predictor):
         self.local = local
         self.calibrated_on = calibrated_on
         self.effective_observations = inner.effective_observations
-
-    @property
-    def residual_variance(self) -> Float64[Tensor, " c"]:
-        """Variance by which one value departs from the shared operator, noise and discrepancy, `(c,)`, on the CPU."""
-        return self.noise.detach().to("cpu", torch.float64) + self.decomposition.variance
 
     def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
         return self._calibrated(inputs, query).field
@@ -114,7 +109,7 @@ class ScaledPredictor(Predictor):
             calibrated = GaussianField(
                 u.mean,
                 root,
-                latent=replace(u.latent, id=self._latent_id(inner, u)),
+                latent=self._latent(inner, u),
                 grid=u.grid,
                 discrepancy=_side_by_side(own, smooth, white),
             )
@@ -122,12 +117,14 @@ class ScaledPredictor(Predictor):
                 calibrated, smooth, None if ratio is None else ratio.sqrt().to(u.mean).unflatten(-1, u.grid.shape)
             )
 
-    def _latent_id(self, inner: FieldDistribution, u: GaussianField) -> str:
-        """A name of its own: what data say about xi depends on the root that it came through. Members are in every call."""
+    def _latent(self, inner: FieldDistribution, u: GaussianField) -> Latent:
+        """A latent of its own: what data say about xi depends on the root that it came through. Members are in every call."""
         parts = self.decomposition
         shape = () if self.local is None else (self.local.coefficients,)
         content = digest(self.scale, self.noise_scale, parts.root_fraction, parts.white_fraction, self.calibrated_on, *shape)
-        return f"{'members' if isinstance(inner, EmpiricalField) else u.latent.id}~scaled-{content}"
+        is_ensemble = isinstance(inner, EmpiricalField)
+        source, name = (self.inner._identity,) * 2 if is_ensemble else (u.latent.key, u.latent.id)
+        return replace(u.latent, id=f"{name}~scaled-{content}", source=source)
 
     @property
     def _unexplained(self) -> Float64[Tensor, " c"]:

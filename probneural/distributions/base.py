@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -276,6 +279,11 @@ class FieldDistribution(ABC):
         self.provenance = None if source is None else source.of_image()
         return self
 
+    @property
+    def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:
+        """Pointwise variance of the discrepancies of the samples, the part of the variance that they do not share."""
+        return torch.zeros_like(self.mean)
+
     def _observed_std(self, noise: float | Tensor) -> Float64[Tensor, "n c *grid"]:
         """Standard deviation of a measurement with noise, in float64; neither part is squared."""
         std = self.standard_deviation.to(torch.float64)
@@ -291,15 +299,43 @@ class FieldDistribution(ABC):
         return f"{type(self).__name__}({count} x {channels} on {self.grid!r}, base_shape={tuple(self.base_shape)})"
 
 
-def draw_stream(seed: int | None) -> torch.Generator:
-    """Where all draws of one seed begin, whatever they are drawn from; without a seed, somewhere new."""
-    return stream(seed, "draws")
+_SHARES_NUMBERS: ContextVar[bool] = ContextVar("shares_numbers", default=False)
+"""Whether draws of one seed have the same random numbers, whatever is drawn."""
+
+
+@contextmanager
+def common_random_numbers() -> Iterator[None]:
+    """Give draws of one seed the same random numbers, whatever is drawn."""
+    token = _SHARES_NUMBERS.set(True)
+    try:
+        yield
+    finally:
+        _SHARES_NUMBERS.reset(token)
+
+
+def draw_keys(name: str) -> tuple[int, ...]:
+    """Indices of the streams that something is drawn by: those of other names are independent."""
+    if _SHARES_NUMBERS.get():
+        return ()
+    return (int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"),)
+
+
+def draw_stream(seed: int | None, name: str | None = None) -> torch.Generator:
+    """Return the generator of a draw, keyed by the seed and the name of the latent or predictor; a new one without a seed."""
+    return stream(seed, "draws", *(() if name is None else draw_keys(name)))
 
 
 def normal_base_samples(
-    sample_shape: torch.Size | Sequence[int], base_shape: torch.Size, *, seed: int | None, base_samples: Tensor | None
+    sample_shape: torch.Size | Sequence[int],
+    base_shape: torch.Size,
+    *,
+    seed: int | None,
+    base_samples: Tensor | None,
+    name: str,
 ) -> Float[Tensor, "..."]:
     """Return standard normal base samples `(*sample_shape, *base_shape)`: those given, or new ones in float64 on the CPU.
+
+    New ones depend on the seed and the name of the latent.
 
     Raises:
         ArgumentError: If both a seed and base samples are given.
@@ -308,7 +344,7 @@ def normal_base_samples(
     """
     shape = (*sample_shape, *base_shape)
     if base_samples is None:
-        return torch.randn(shape, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
+        return torch.randn(shape, generator=draw_stream(seed, name), dtype=torch.float64, device="cpu")
     if seed is not None:
         raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
     base_samples = real_tensor(base_samples, "base samples")

@@ -100,11 +100,6 @@ class ConditionedPredictor(Predictor):
             measurement_noise=noise_variance(noise, tuple(numbers.shape), numbers).detach().clone(),
         )
 
-    @property
-    def residual_variance(self) -> Float[Tensor, " c"]:
-        """That of the wrapped predictor."""
-        return self.inner.residual_variance
-
     def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         return self._predict_together([(inputs, query)])[0]
 
@@ -147,7 +142,7 @@ class ConditionedPredictor(Predictor):
     def _correction(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """What moves the draw of this seed: the gain times what it, with noise of its own, misses of the measurements."""
         measured, u = self._together_with_measured([(inputs, query)])
-        generator = stream(seed, "measurements of conditioned draws", self._level)
+        generator = stream(seed, "measurements of conditioned draws", *self._keys)
         drawn = self.inner._draw_shared(self.inputs.to(self.dtype).to(self.device), self.grid, seed)
         if measured.discrepancy is not None:  # of measured functions, which tell nothing about others
             shape = measured.discrepancy.shape

@@ -23,7 +23,7 @@ from probneural.distributions.base import (
 )
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import ENOUGH_MEMBERS, check_probabilities, member_quantiles
-from probneural.distributions.latent import digest
+from probneural.distributions.latent import Latent, digest
 from probneural.distributions.roots.base import DenseRoot, square_root, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
@@ -179,7 +179,8 @@ class EmpiricalField(FieldDistribution):
         mean = self.mean
         columns = (self.samples - mean) * self.weights.sqrt().to(self.samples).reshape(-1, *(1,) * mean.ndim)
         root = DenseRoot(columns.flatten(3).movedim(0, -1))
-        matched = GaussianField(mean, root, latent=f"members-{digest(self.samples, self.weights)}", grid=self.grid)
+        latent = Latent(id=f"members-{digest(self.samples, self.weights)}", rank=root.shape[3], source="members")
+        matched = GaussianField(mean, root, latent=latent, grid=self.grid)
         return matched._after(self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:

@@ -140,6 +140,12 @@ class GaussianField(FieldDistribution):
             return self._each.row_norms().unflatten(-1, self.grid.shape).to(self._mean)
 
     @property
+    def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:
+        if self.discrepancy is None:
+            return super()._discrepancy_variance
+        return self.discrepancy.row_squares().unflatten(-1, self.grid.shape)
+
+    @property
     def base_shape(self) -> torch.Size:
         """`(k + n r,)`: the latent vector that drives all n functions, then each function's own, once if selected twice."""
         discrepancy_rank = 0 if self.discrepancy is None else self._functions.number * self.discrepancy.shape[3]
@@ -192,7 +198,7 @@ class GaussianField(FieldDistribution):
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`."""
         count = sample_size(sample_shape)
-        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
+        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=self.latent.key)
         latents = numbers.to(self.root.device).reshape(count, *self.base_shape)
         deviations = self.root.product(latents[:, : self.latent.rank])
         if self.discrepancy is not None and len(self):
@@ -516,7 +522,7 @@ class GaussianField(FieldDistribution):
             number = int(self._functions.rows[index])  # where it stands in the prediction, whatever was selected since
             content = digest(self._mean[index], root.product(self._mean.new_ones(1, rank)))  # variances may cost much more
             name = f"{latent.id}|marginal-{number}-{content}"
-            latent = Latent(id=name, rank=rank, is_shared_across_calls=latent.is_shared_across_calls)
+            latent = Latent(id=name, rank=rank, is_shared_across_calls=latent.is_shared_across_calls, source=latent.key)
         discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
         mean = self._mean[index : index + 1]
         field = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)

@@ -31,6 +31,7 @@ class Latent:
             with the data.
         is_shared_across_calls: Whether later calls of the predictor have the same latent. Otherwise it belongs to the functions
             of one call: processes have a dimension for every one of them.
+        source: Name of the latent or predictor that this one comes from, which keys random numbers; by default its `id`.
     """
 
     id: str
@@ -40,11 +41,17 @@ class Latent:
     transform: LowRankUpdate | None = None
     chi2: float | None = None
     is_shared_across_calls: bool = True
+    source: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Name that keys random numbers: equal for all latents of one source, so that a seed stays differentiable."""
+        return self.id if self.source is None else self.source
 
     def conditioned(self, shift: Float[Tensor, " k"], transform: LowRankUpdate, *, chi2: float) -> Latent:
         """Return the latent after an observation that moves xi to shift + S xi."""
         name = f"{self.id}|{digest(shift, transform.directions, transform.factors)}"
-        return replace(self, id=name, parent=self, shift=shift, transform=transform, chi2=chi2)
+        return replace(self, id=name, parent=self, shift=shift, transform=transform, chi2=chi2, source=self.key)
 
     def renamed(self, suffix: str) -> Latent:
         """Return an unrelated latent of the same rank, named after this one.
@@ -52,7 +59,7 @@ class Latent:
         A calibrated field is driven by a vector of its own: what data say about xi depends on the root it came through, so
         posteriors of the two must not be mixed.
         """
-        return replace(self, id=f"{self.id}~{suffix}", parent=None, shift=None, transform=None, chi2=None)
+        return replace(self, id=f"{self.id}~{suffix}", source=self.key, parent=None, shift=None, transform=None, chi2=None)
 
     def relative_to(self, ancestor: Latent) -> tuple[Tensor | None, tuple[LowRankUpdate, ...]]:
         """Return (shift, (S1, S2, ...)) with xi_ancestor = shift + S1 S2 ... xi, the order in which a root is composed.

@@ -167,6 +167,10 @@ class MixtureField(FieldDistribution):
         return square_root(self._mixed([(size / unit).square() for size in sizes])) * unit
 
     @property
+    def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:
+        return self._mixed([field._discrepancy_variance for field in self.components])
+
+    @property
     def base_shape(self) -> torch.Size:
         """`(1 + k_1 + ... + k_m,)`: a number that chooses the component, then what drives each of them."""
         return torch.Size([1 + sum(field.base_shape[0] for field in self.components)])
@@ -184,7 +188,8 @@ class MixtureField(FieldDistribution):
         A draw is differentiable through the component that it came from; the choice is not.
         """
         count, mean = sample_size(sample_shape), self.mean
-        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
+        name = ",".join(field.latent.key for field in self.components)
+        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=name)
         numbers = numbers.reshape(count, *self.base_shape)
         uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
         chosen = choose(self.weights.detach().cpu(), uniform, len(self))

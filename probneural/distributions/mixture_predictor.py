@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float64, Int64
@@ -27,9 +25,6 @@ from probneural.randomness import stream
 
 _SAME_NOISE = 1e-6
 """Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""
-_NUMBERS = itertools.count()
-_NAMES: WeakKeyDictionary[Predictor, int] = WeakKeyDictionary()
-"""Numbers of predictors whose members were made a Gaussian field's latent: those of two predictors are not the same."""
 
 
 class MixturePredictor(Predictor):
@@ -72,9 +67,9 @@ class MixturePredictor(Predictor):
         self._active = [index for index, weight in enumerate(self.weights.tolist()) if weight > 0.0]
         noises = torch.stack([one.noise.detach().to(first.noise) for one in self.predictors])
         noise = noises[self._active].amin(0)
-        super().__init__(
-            replace(first.traits, noise=noise, trained_on=joined_record(one.trained_on for one in self.predictors))
-        )
+        residual = self.weights @ torch.stack([one.residual_variance for one in self.predictors])
+        traits = replace(first.traits, noise=noise, trained_on=joined_record(one.trained_on for one in self.predictors))
+        super().__init__(replace(traits, discrepancy_variance=tuple((residual - noise.cpu()).clamp_min(0.0).tolist())))
         own = [] if calibrated_on is None else [calibrated_on]
         self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
         excess = noises - noise
@@ -83,11 +78,6 @@ class MixturePredictor(Predictor):
         counts = [one.effective_observations.detach().cpu() for one in active if one.effective_observations is not None]
         if len(counts) == len(active):
             self.effective_observations = self.weights[self._active] @ torch.stack(counts).to(self.weights)
-
-    @property
-    def residual_variance(self) -> Float64[Tensor, " c"]:
-        """Variance by which one value departs from a component's shared operator, on average, `(c,)`, on the CPU."""
-        return self.weights @ torch.stack([one.residual_variance for one in self.predictors])
 
     def with_predictors(self, predictors: Sequence[Predictor]) -> MixturePredictor:
         """Return the mixture of other predictors with the same weights, which were fitted on what they were fitted on."""
@@ -113,7 +103,7 @@ class MixturePredictor(Predictor):
 
     def _owner(self, seed: int) -> int:
         """The number of the predictor that the draw of this seed comes from."""
-        uniform = torch.rand(1, generator=stream(seed, "mixture component", self._level), dtype=torch.float64, device="cpu")
+        uniform = torch.rand(1, generator=stream(seed, "mixture component", *self._keys), dtype=torch.float64, device="cpu")
         return int(choose(self.weights, uniform, 1))
 
     def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:
@@ -206,8 +196,7 @@ def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Pr
         return MixtureField([_component(field, excess, owner=owner) for field in u.components], u.weights)
     if isinstance(u, EmpiricalField):
         matched = u.moment_matched()  # its latent has one number per member, the same members in every call
-        number = _NAMES.setdefault(owner, next(_NUMBERS))
-        u = GaussianField(matched.mean, matched.root, latent=f"members of predictor {number}", grid=u.grid)
+        u = GaussianField(matched.mean, matched.root, latent=owner._identity, grid=u.grid)
     if not isinstance(u, GaussianField):
         raise UnsupportedError(
             expected="predictors of Gaussian or empirical fields, or of mixtures",

@@ -45,7 +45,12 @@ def pooled(
     field = GaussianField(
         mean.unflatten(-1, shape),
         joined,
-        latent=Latent(id=name, rank=joined.shape[3], is_shared_across_calls=is_shared_across_calls),
+        latent=Latent(
+            id=name,
+            rank=joined.shape[3],
+            is_shared_across_calls=is_shared_across_calls,
+            source=",".join(field.latent.key for field in components),
+        ),
         grid=components[0].grid,
         discrepancy=functools.reduce(SideBySideRoot, own) if own else None,
     )

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_finite, check_instance
+from probneural.checks import check_finite, check_flag, check_instance
 from probneural.contexts import undisturbed
-from probneural.distributions.base import FieldDistribution, draw_stream
+from probneural.distributions.base import FieldDistribution, common_random_numbers, draw_keys, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.latent import Latent
 from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fill_values import warn_of_fill_values
+from probneural.fingerprints import identity_of
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
+from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
 from probneural.randomness import check_seed, stream
 from probneural.synonyms import missing_attribute
@@ -35,6 +42,10 @@ if TYPE_CHECKING:
 _DRAWN_VALUES = 2**20
 """Values that a draw is evaluated at together, some 600 bytes each."""
 AnyPredictor = TypeVar("AnyPredictor", bound="Predictor")
+_SAMPLES = 64
+"""Maximum number of samples over which the variance of a discrepancy is averaged."""
+_VALUES = 2**16
+"""Values of these samples that are predicted at once."""
 JointDraws = Callable[[Tensor, Grid], Tensor]
 """From values `(s, n, c, *grid)` on a grid, those at index i for draw i, to the draws' values `(s, n, c', *grid)`."""
 DrawsWithField = Callable[[Tensor, Grid], tuple[Tensor, FieldDistribution]]
@@ -51,6 +62,8 @@ class PredictorTraits:
         domain: The grid of the training inputs; other inputs may have another resolution.
         like: A tensor of the dtype, or of its complex counterpart, and on the device that the operator computes with.
         trained_on: Record of the pairs that trained the operator and the head; None if unknown.
+        discrepancy_variance: Mean variance of the discrepancy of its fields per channel, c numbers, in physical units squared;
+            empty where fields have none.
     """
 
     in_channels: int
@@ -58,6 +71,7 @@ class PredictorTraits:
     domain: Grid
     like: Tensor
     trained_on: TrainingRecord | None = None
+    discrepancy_variance: tuple[float, ...] = ()
 
 
 class Predictor(ABC):
@@ -126,12 +140,34 @@ class Predictor(ABC):
         return self.traits.like.device
 
     @property
-    def residual_variance(self) -> Float[Tensor, " c"]:
-        """Variance by which one observed value departs from the operator that all functions share, `(c,)`, on the CPU.
+    def discrepancy_variance(self) -> tuple[float, ...]:
+        """Mean variance of the discrepancy of its fields per channel, in physical units squared; empty if they have none."""
+        return self.traits.discrepancy_variance
 
-        In physical units squared: the noise, and what a calibrated field holds as each function's own discrepancy.
+    @property
+    def residual_variance(self) -> Float64[Tensor, " c"]:
+        """Variance of one observed value about the operator that all samples share, noise and discrepancy, `(c,)`, on the CPU.
+
+        In physical units squared. The discrepancy's part is its mean over the domain and over samples of the fit.
         """
-        return self.noise.detach().to("cpu", torch.float64)
+        noise = self.noise.detach().to("cpu", torch.float64)
+        return noise + noise.new_tensor(self.discrepancy_variance or (0.0,))
+
+    @torch.no_grad()
+    def _with_discrepancy(self: AnyPredictor, pairs: Dataset) -> AnyPredictor:
+        """This very predictor, just made, with the mean variance of the discrepancy of its fields at some of these pairs."""
+        some = pairs[evenly_spread_rows(len(pairs), _SAMPLES)]
+        total, grid = torch.zeros(self.out_channels, dtype=torch.float64, device="cpu"), some.outputs.grid.shared
+        for part in batches(some, max(1, _VALUES // (self.out_channels * grid.size))):
+            u = self(part.inputs.detached(), grid)
+            variance = u.grid.fill(u._discrepancy_variance.to("cpu", torch.float64))
+            total += u.grid.mean(variance.flatten(2)).sum(0) / len(some)
+        return self._with_discrepancy_variance(total.tolist())
+
+    def _with_discrepancy_variance(self: AnyPredictor, variance: Sequence[float]) -> AnyPredictor:
+        """This very predictor, just made, with the mean variance of the discrepancy of its fields."""
+        self.__dict__["traits"] = replace(self.traits, discrepancy_variance=tuple(variance))
+        return self
 
     def _with_records(self: AnyPredictor, *records: TrainingRecord | None) -> AnyPredictor:
         """This very predictor, just made, with the union of training records."""
@@ -289,13 +325,18 @@ class Predictor(ABC):
         """
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
-            return field.samples[drawn_member(field.weights, seed)]
+            return field.samples[drawn_member(field.weights, seed, self._identity)]
         if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
             )
-        drawn = _shared_part(field, seed)
+        drawn = self._shared_part(field, seed)
         return drawn if field.discrepancy is None else drawn + self._draw_discrepancy(field.discrepancy, field, seed)
+
+    def _shared_part(self, field: GaussianField, seed: int) -> Float[Tensor, "n c *grid"]:
+        """Mean and shared root at the latent vector of this seed."""
+        latent = drawn_latent(field.root.shape[3], seed, field.latent.key).to(field.root.device)
+        return field.mean + field.root.product(latent)[0].unflatten(-1, field.grid.shape).to(field.mean)
 
     def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this seed without what is each function's own, `(n, out_channels, *grid)`.
@@ -304,7 +345,7 @@ class Predictor(ABC):
         """
         field = self(inputs, query)
         if isinstance(field, GaussianField) and field.discrepancy is not None:
-            return _shared_part(field, seed)
+            return self._shared_part(field, seed)
         return self.draw(seed)(inputs.values, grid=inputs.grid, query=query)
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
@@ -332,6 +373,21 @@ class Predictor(ABC):
 
         return evaluated
 
+    @cached_property
+    def _identity(self) -> str:
+        """Name that follows from contents: the latent's, or one of the constructor's arguments; copies and files keep it."""
+        latent = getattr(self, "latent", None)
+        if isinstance(latent, Latent):
+            return latent.id
+        arguments = inspect.signature(type(self).__init__).parameters
+        contents = [_contents(getattr(self, name, None)) for name in arguments if name != "self"]
+        return f"{type(self).__name__}-{hashlib.blake2b(repr(contents).encode(), digest_size=8).hexdigest()}"
+
+    @property
+    def _keys(self) -> tuple[int, ...]:
+        """Indices of the streams of this predictor's own part of a draw."""
+        return (self._level, *draw_keys(self._identity))
+
     def _draw_discrepancy(self, root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""
         latent = self._drawn_discrepancy(root.shape[3], seed).to(root.device)
@@ -339,8 +395,7 @@ class Predictor(ABC):
 
     def _drawn_discrepancy(self, rank: int, seed: int) -> Float64[Tensor, "1 k"]:
         """The latent vector of what a discrepancy adds to the draw of this seed, on the CPU."""
-        generator = stream(seed, "discrepancy draws", self._level)
-        return torch.randn(1, rank, generator=generator, dtype=torch.float64, device="cpu")
+        return torch.randn(1, rank, generator=stream(seed, "discrepancy draws", *self._keys), dtype=torch.float64, device="cpu")
 
     @property
     def _level(self) -> int:
@@ -348,13 +403,18 @@ class Predictor(ABC):
         wrapped = [getattr(self, "inner", None), getattr(self, "predictor", None), *getattr(self, "predictors", ())]
         return max((1 + one._level for one in wrapped if isinstance(one, Predictor)), default=0)
 
-    def draw(self, seed: int) -> FunctionDraw:
+    def draw(self, seed: int, *, shared: bool = False) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call.
 
         Where fields have a discrepancy, its vector too is one for all functions: each function is drawn from its own
         distribution, and functions of neighbouring inputs are neighbours.
+
+        Args:
+            seed: Names the draw, a non-negative integer. Draws of different predictors are independent, with one seed too.
+            shared: Whether the draws of this seed of all predictors have common random numbers, so that differences between
+                similar predictors vary less.
         """
-        return FunctionDraw(self, seed=seed)
+        return FunctionDraw(self, seed=seed, shared=shared)
 
     def rollout(
         self,
@@ -416,26 +476,31 @@ class Predictor(ABC):
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
 
 
-def _shared_part(field: GaussianField, seed: int) -> Float[Tensor, "n c *grid"]:
-    """Mean and shared root at the latent vector of this seed."""
-    latent = drawn_latent(field.root.shape[3], seed).to(field.root.device)
-    return field.mean + field.root.product(latent)[0].unflatten(-1, field.grid.shape).to(field.mean)
+def drawn_latent(rank: int, seed: int, name: str) -> Float64[Tensor, "1 k"]:
+    """The latent vector of this name in the draw of this seed, on the CPU."""
+    return torch.randn(1, rank, generator=draw_stream(seed, name), dtype=torch.float64, device="cpu")
 
 
-def drawn_latent(rank: int, seed: int) -> Float64[Tensor, "1 k"]:
-    """The latent vector of the draw of this seed, on the CPU."""
-    return torch.randn(1, rank, generator=draw_stream(seed), dtype=torch.float64, device="cpu")
+def drawn_member(weights: Float[Tensor, " s"], seed: int, name: str) -> int:
+    """The number of the member of the predictor of this name that the draw of this seed is."""
+    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed, name)))
 
 
-def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:
-    """The number of the member that the draw of this seed is."""
-    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed)))
+def _contents(part: object) -> object:
+    """The text that tells a part of a predictor from others: names of predictors, tensors of modules."""
+    if isinstance(part, Predictor):
+        return part._identity
+    if isinstance(part, list | tuple):
+        return [_contents(one) for one in part]
+    if is_dataclass(part):
+        return [_contents(getattr(part, one.name)) for one in fields(part)]
+    return identity_of(part.state_dict() if isinstance(part, nn.Module) else part)
 
 
 def draws_of_members(predictor: Predictor, members: int, seeds: Sequence[int]) -> DrawsWithField:
     """Joint draws of a predictor whose draws are equally probable members: those of the field that holds all members."""
     equal = torch.ones(members, dtype=torch.float64, device="cpu")
-    owners = [drawn_member(equal, seed) for seed in seeds]
+    owners = [drawn_member(equal, seed, predictor._identity) for seed in seeds]
 
     def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
         u = predictor(Field(values.flatten(0, 1), grid))
@@ -452,15 +517,17 @@ class FunctionDraw(nn.Module):
     Args:
         predictor: Where it is drawn from.
         seed: Names the draw, a non-negative integer.
+        shared: Whether it has the random numbers of the draws of this seed of other predictors.
 
     Raises:
         ArgumentError: If the seed is none.
     """
 
-    def __init__(self, predictor: Predictor, *, seed: int) -> None:
+    def __init__(self, predictor: Predictor, *, seed: int, shared: bool = False) -> None:
         super().__init__()
         self.predictor = predictor
         self.seed = check_seed(seed)
+        self.shared = check_flag(shared, "shared")
 
     @property
     def in_channels(self) -> int:
@@ -499,7 +566,6 @@ class FunctionDraw(nn.Module):
         inputs = Field(values, where)
         size = max(self.in_channels * where.size, self.out_channels * (where if query is None else query).size)
         step = max(1, _DRAWN_VALUES // max(1, size))
-        if len(inputs) <= step:
-            return self.predictor._draw(inputs, query, self.seed)
-        parts = (inputs[start : start + step] for start in range(0, len(inputs), step))
-        return torch.cat([self.predictor._draw(part, query, self.seed) for part in parts])
+        parts = (inputs[start : start + step] for start in range(0, len(inputs), step)) if len(inputs) > step else (inputs,)
+        with common_random_numbers() if self.shared else nullcontext():
+            return torch.cat([self.predictor._draw(part, query, self.seed) for part in parts])

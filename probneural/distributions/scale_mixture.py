@@ -122,7 +122,9 @@ class ScaleMixtureField(MixtureField):
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. A draw is differentiable through the field; the choice of the scale is not."""
         count, field = sample_size(sample_shape), self.field
-        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples)
+        numbers = normal_base_samples(
+            sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=self.field.latent.key
+        )
         numbers = numbers.reshape(count, *self.base_shape)
         uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
         chosen = choose(self.weights.detach().cpu(), uniform, len(self))

@@ -244,7 +244,7 @@ def _assemble(
     if not is_predictors:
         last = pairs[-1]
         name = digest(*means, *(one.state(channels) for one in last))
-        latent = Latent(id=f"trajectory-{name}", rank=rank, is_shared_across_calls=False)
+        latent = Latent(id=f"trajectory-{name}", rank=rank, is_shared_across_calls=False, source=latent.key)
     positions = torch.arange(len(window), device=window.device)
     fields = []
     for mean, (left, right) in zip(means, pairs, strict=True):

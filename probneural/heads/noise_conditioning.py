@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from probneural.checks import assign, check_callable, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
+from probneural.distributions.base import draw_keys
 from probneural.distributions.predictor import JointDraws
 from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field, evaluate
@@ -234,7 +235,8 @@ class NoiseConditionedPredictor(Predictor):
 
     def _latents_of(self, seeds: Sequence[int]) -> Tensor:
         size = self.latents.shape[1]
-        return torch.cat([_drawn(1, size, seed, 0) for seed in seeds]).to(self.latents)
+        keys = draw_keys(self._identity)
+        return torch.cat([_drawn(1, size, seed, 0, *keys) for seed in seeds]).to(self.latents)
 
 
 class _AtNoise(nn.Module):

@@ -167,7 +167,9 @@ class SignalSeparation(Problem):
         blocks[torch.arange(count), 0, :, torch.arange(count)] = torch.linalg.cholesky(covariance)
         features = tones[:, target].expand(count, -1, -1)
         root = FeatureRoot(features.to(mean), blocks.flatten(3).to(mean.device))
-        latent = Latent(id=f"{self.name}-{digest(mixtures.values)}", rank=2 * count, is_shared_across_calls=False)
+        latent = Latent(
+            id=f"{self.name}-{digest(mixtures.values)}", rank=2 * count, is_shared_across_calls=False, source=self.name
+        )
         return GaussianField(mean, root, latent=latent, grid=mixtures.grid)
 
     def causal_posterior(self, mixtures: Field) -> tuple[Field, Field]:

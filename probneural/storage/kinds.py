@@ -71,7 +71,10 @@ from probneural.operators import (
 from probneural.provenance import TrainingRecord
 
 _RECORD = inspect.Parameter("trained_on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TrainingRecord | None)
-"""A part of every predictor beside its constructor's arguments."""
+_DISCREPANCY = inspect.Parameter(
+    "discrepancy_variance", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=tuple[float, ...] | None
+)
+"""Parts of every predictor beside its constructor's arguments."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class Kind:
         hints = get_type_hints(self.build or self.cls.__init__)  # type: ignore[misc]
         arguments = inspect.signature(make).parameters
         found = {name: parameter.replace(annotation=hints[name]) for name, parameter in arguments.items()}
-        return found | {_RECORD.name: _RECORD} if issubclass(self.cls, Predictor) else found
+        of_predictors = {one.name: one for one in (_RECORD, _DISCREPANCY)}
+        return found | of_predictors if issubclass(self.cls, Predictor) else found
 
     def taken_apart(self, thing: object) -> Mapping[str, Any]:
         """The parts of an instance."""
@@ -120,11 +124,13 @@ class Kind:
         """
         try:
             arguments = dict(parts)
-            record = arguments.pop(_RECORD.name, None)
+            record, discrepancy = (arguments.pop(one.name, None) for one in (_RECORD, _DISCREPANCY))
             built = (self.cls if self.build is None else self.build)(**arguments)
             if isinstance(built, Predictor):
                 _check_inputs(built)
                 built._with_records(record)
+                if discrepancy is not None:  # older files leave it out
+                    built._with_discrepancy_variance(discrepancy)
             return built
         except FileError:
             raise

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from probneural.calibration import (
     BandField,
-    LocalStacking,
     Novelty,
     NoveltyScale,
     PointwiseBand,
@@ -70,7 +69,6 @@ STATED: dict[str, Callable[[], Callable[[Field], Tensor]]] = {
     "VarianceScale": lambda: _std(VarianceScale().fit(Walled(), DATA)),
     "robust VarianceScale": lambda: _std(VarianceScale(robust=True).fit(Walled(), DATA)),
     "Stacking": lambda: _std(Stacking().fit([Walled(), Walled(0.6)], DATA)),
-    "LocalStacking": lambda: _std(LocalStacking().fit([Walled(), Walled(0.6)], DATA)),
     "ScaleMixture": lambda: _std(ScaleMixture().fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
     "NoveltyScale": lambda: _std(NoveltyScale().fit(Walled(), DATA, shifted=pairs(40, seed=31, size=2.0))),
     "SimultaneousBand": lambda: _width(SimultaneousBand().fit(VarianceScale().fit(Walled(), DATA), OTHERS)),

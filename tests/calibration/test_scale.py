@@ -117,7 +117,7 @@ def test_fields_are_predicted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(chunks, "CHUNK_VALUES", 2 * 16 * 5 + 3)
     predictor = Synthetic(channels=2)
     torch.testing.assert_close(VarianceScale(separate=False).fit(predictor, data).scale, whole.scale)
-    assert [count for count, _ in predictor.calls] == [5, 5, 5, 5, 3]  # errors and correlations share a prediction
+    assert [count for count, _ in predictor.calls] == [5, 5, 5, 5, 3, 23]  # the last for the discrepancy
 
 
 def test_values_known_exactly_and_predicted_right_count_nothing() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from probneural.calibration import ScaledPredictor, SimultaneousBand, VarianceScale
-from probneural.distributions import GaussianField, MixtureField, MixturePredictor
-from probneural.errors import CalibrationError, DataError, GridError, ShapeError
+from probneural.distributions import GaussianField, MixtureField, MixturePredictor, Predictor
+from probneural.errors import CalibrationError, DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
-from probneural.heads import LastLayerLaplace
+from probneural.heads import KernelOperator, Laplace, LastLayerLaplace
 from probneural.metrics import score, score_pairs
 from probneural.operators import FNO, LinearRegression
 from probneural.plots import field as plot_field
@@ -198,6 +199,43 @@ def test_scores_of_a_predictor_are_those_of_its_fields() -> None:
 
 
 @pytest.mark.bad_input
+def ensemble(seed: int) -> Predictor:
+    operator = FNO(1, 1, modes=(3,), width=4, depth=1, projection=6, seed=0).double()
+    data = data_for(operator, fields(PERIODIC, 6, 1, seed=1))
+    return Laplace(structure="diagonal").fit(operator, data).sampled(3, seed=seed)
+
+
+def test_latents_of_members_are_named_by_contents(tmp_path: Path) -> None:
+    """Equal for copies and files, and different for other members: a count would repeat in every process."""
+    first, second = (MixturePredictor([ensemble(seed), FITTED.predictors[0]]) for seed in range(2))
+    save(first, tmp_path / "first.safetensors")
+    loaded = load(tmp_path / "first.safetensors", operator=first.predictors[0].operator)
+    u, again, other = (one(INPUTS).components[0] for one in (first, loaded, second))
+    assert again.latent.id == u.latent.id
+    torch.testing.assert_close(again.root.dense(), u.root.dense())
+    with pytest.raises(LatentError):
+        u.cross_covariance(other)
+
+
+class TestIndependence:
+    """Draws of one seed of two predictors, whose sum has the sum of the variances."""
+
+    @pytest.mark.parametrize("head", [LastLayerLaplace(), Laplace(structure="diagonal"), KernelOperator()], ids=repr)
+    def test_of_independent_fits(self, head: Any) -> None:
+        operator = FNO(1, 1, modes=(3,), width=4, depth=1, projection=6, seed=0).double()
+        fits = [head.fit(operator, data_for(operator, fields(PERIODIC, 6, 1, seed=seed), seed=seed)) for seed in range(2)]
+        mixtures = [MixturePredictor([one]) for one in fits]
+        for pair in (fits, mixtures):
+            drawn, common = (
+                [torch.stack([one.draw(seed, shared=shared)(INPUTS.values) for seed in range(100)]) for one in pair]
+                for shared in (False, True)
+            )
+            ratios = [float((a + b).var(0).sum() / (a.var(0) + b.var(0)).sum()) for a, b in (drawn, common)]
+            assert abs(ratios[0] - 1.0) < 0.35
+            if not isinstance(head, KernelOperator):  # whose random features depend on the fit
+                assert ratios[1] > 1.5
+
+
 class TestBadInput:
     def test_predictors_that_do_not_fit_together(self) -> None:
         with pytest.raises(DataError, match="at least one predictor"):

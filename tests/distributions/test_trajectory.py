@@ -53,7 +53,7 @@ class Multiplier(Predictor):
 
     def factor(self, seed: int) -> float:
         """The multiplier of a draw."""
-        return self.mean + self.std * float(drawn_latent(1, seed))
+        return self.mean + self.std * float(drawn_latent(1, seed, "multiplier"))
 
     def _joint_draws(self, seeds: Any) -> JointDraws:
         factors = torch.tensor([self.factor(seed) for seed in seeds], dtype=torch.float64).reshape(-1, 1, 1)

@@ -358,7 +358,7 @@ class OperatorModel(Model, FantasizeMixin):
             if not self.moment_matched:
                 return field
             matched = field.moment_matched()  # its latent has one number per member, the same members in every call
-            return GaussianField(matched.mean, matched.root, latent="members", grid=matched.grid)
+            return GaussianField(matched.mean, matched.root, latent=self.predictor._identity, grid=matched.grid)
         if isinstance(field, GaussianField):
             return field
         raise UnsupportedError(

@@ -137,15 +137,18 @@ class OperatorDraws(DeterministicModel):
         """Latent vectors or member numbers, drawn at the first call: only a posterior says of how many there are."""
         if self._base is not None:
             return self._base
-        generator = draw_stream(self.seed)
         if isinstance(posterior, MemberPosterior):
             drawn = torch.multinomial(  # as `predictor.draw` has it
-                torch.ones(posterior.members), self.sample_shape.numel(), replacement=True, generator=generator
+                torch.ones(posterior.members),
+                self.sample_shape.numel(),
+                replacement=True,
+                generator=draw_stream(self.seed, self.model.predictor._identity),
             )
             self._base = drawn.reshape(self.sample_shape)
         else:
             self._latent = posterior.latent
             shape = self.sample_shape + posterior.base_sample_shape
+            generator = draw_stream(self.seed, posterior.latent)
             self._base = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         return self._base
 

@@ -174,7 +174,7 @@ class FieldAcquisition(AcquisitionFunction, ABC):
         field = self.model.predictor(inputs, None if inputs.grid == self.grid else self.grid)
         if isinstance(field, EmpiricalField):
             matched = field.moment_matched()  # its latent has one number per member, the same members in every call
-            field = GaussianField(matched.mean, matched.root, latent="members", grid=matched.grid)
+            field = GaussianField(matched.mean, matched.root, latent=self.model.predictor._identity, grid=matched.grid)
         if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a predictor of Gaussian or empirical fields",

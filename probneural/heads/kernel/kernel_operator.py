@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property, partial
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from probneural.checks import assign, check_choice, check_finite, check_flag, check_integer, check_module, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions.base import draw_keys
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import ArgumentError, DataError
@@ -50,8 +50,6 @@ _FEATURES = 2048
 """Random features of a draw's prior part."""
 _SAME = 1e-12
 """Differences between coordinates that are rounding, as a fraction of the largest coordinate."""
-_PAIRED = 2**22
-"""Pairs of points that are compared at once."""
 _SEEN = ("inputs", "operator")
 """What the processes may be functions of."""
 
@@ -310,7 +308,11 @@ class KernelPredictor(Predictor):
         """Whether the optimiser met its tolerance in every group."""
         return self.report["converged"] == 1.0
 
-    def draw(self, seed: int) -> FunctionDraw:
+    @property
+    def _identity(self) -> str:
+        return self._name
+
+    def draw(self, seed: int, *, shared: bool = False) -> FunctionDraw:
         """Return one function draw, the same at every input, grid and call: a prior draw, corrected by the data.
 
         Its stationary part is a sum of 2048 cosines with frequencies of its own, so its mean and covariance over seeds are
@@ -319,7 +321,7 @@ class KernelPredictor(Predictor):
         Reference:
             Wilson et al. (2020), Efficiently sampling functions from Gaussian process posteriors, equation 13.
         """
-        return FunctionDraw(KernelPaths(self, members=1, seed=seed), seed=seed)
+        return FunctionDraw(KernelPaths(self, members=1, seed=seed), seed=seed, shared=shared)
 
     def sampled(self, members: int, *, seed: int) -> KernelPaths:
         """Return an ensemble of function draws, whose predictions are coherent across calls.
@@ -394,7 +396,7 @@ class KernelPredictor(Predictor):
             joint=variances.shape[1],
             rows=rows,
         )
-        latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False)
+        latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False, source=self._name)
         return GaussianField(mean.to(self.dtype), ComponentRoot(modes, coordinates), latent=latent, grid=where)
 
 
@@ -408,11 +410,21 @@ def _distinct(points: Float64[Tensor, "n r"]) -> tuple[Float64[Tensor, "m r"], I
     if points.requires_grad:
         return points, numbers
     rounding = _SAME * points.abs().max()
-    first = []
-    for some in points.split(max(1, _PAIRED // len(points))):
-        same = torch.cdist(some, points, p=math.inf) <= rounding
-        first.append(torch.where(same, numbers, len(points)).amin(1))
-    earliest = torch.cat(first)
+    values, classes = points.unique(dim=0, return_inverse=True)
+    first = torch.full((len(values),), len(points), device=points.device).scatter_reduce(0, classes, numbers, "amin")
+    # Points within rounding of each other are within a multiple of it along any direction w: |w (a - b)| <= |w|_1 max|a - b|.
+    direction = torch.linspace(1.0, 2.0, points.shape[1], dtype=points.dtype, device=points.device).sqrt()
+    along, order = (values @ direction).sort()
+    same = first.clone()
+    for shift in range(1, len(values)):
+        is_near = along[shift:] - along[:-shift] <= 2.0 * rounding * direction.sum()
+        if not bool(is_near.any()):
+            break
+        left, right = order[:-shift][is_near], order[shift:][is_near]
+        equal = (values[left] - values[right]).abs().amax(1) <= rounding
+        left, right = left[equal], right[equal]
+        same.scatter_reduce_(0, left, first[right], "amin").scatter_reduce_(0, right, first[left], "amin")
+    earliest = same[classes]
     kept = earliest.unique()
     return points[kept], torch.searchsorted(kept, earliest)
 
@@ -442,7 +454,7 @@ class KernelPaths(Predictor):
     @cached_property
     def _paths(self) -> list[list[Path]]:
         """One function per member and process, drawn when they are first needed."""
-        generator = stream(self.seed, "kernel paths")
+        generator = stream(self.seed, "kernel paths", *draw_keys(self.predictor._identity))
         with torch.inference_mode(False):  # the paths outlive the call
             return [
                 [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.predictor.processes]

@@ -15,6 +15,7 @@ from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions.base import draw_keys
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import JointDraws, drawn_latent
 from probneural.distributions.roots.recorded import RecordedMaps
@@ -334,7 +335,7 @@ class LaplacePredictor(Predictor):
             ArgumentError: If `members` is not a positive integer.
         """
         members = check_integer(members, "members")
-        generator = stream(seed, "sampled weights")
+        generator = stream(seed, "sampled weights", *draw_keys(self.latent.key))
         latents = torch.randn(members, self.weights.rank, generator=generator, dtype=torch.float64, device="cpu")
         vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)
         if self.shift is not None:
@@ -373,7 +374,7 @@ class LaplacePredictor(Predictor):
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         rank, like = self.weights.rank, self._vector
-        tangents = [self.weights.product(drawn_latent(rank, seed).to(like.device)).to(like) for seed in seeds]
+        tangents = [self.weights.product(drawn_latent(rank, seed, self.latent.key).to(like.device)).to(like) for seed in seeds]
         if self.shift is not None:
             tangents = [moved + self.shift.to(like) for moved in tangents]
 

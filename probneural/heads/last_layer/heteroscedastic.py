@@ -142,7 +142,7 @@ class HeteroscedasticGaussian:
         readout.operator.requires_grad_(False)
         if self.trains_operator:  # its last layer may have moved
             readout = find_readout(readout.operator, pairs.evenly_spread(VERIFIED).inputs, readout.name, query=pairs.query)
-        return HeteroscedasticPredictor(
+        predictor = HeteroscedasticPredictor(
             readout=readout,
             variance_weights=variance_weights,
             factor_weights=factor_weights,
@@ -152,6 +152,7 @@ class HeteroscedasticGaussian:
             domain=pairs.inputs.grid,
             in_channels=pairs.inputs.channels,
         )
+        return predictor._with_discrepancy(pairs.pairs)
 
     @torch.enable_grad()
     def _trained(self, source: _Source, sizes: Float64[Tensor, " f"]) -> tuple[Tensor, Tensor]:

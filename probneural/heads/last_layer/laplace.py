@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -108,35 +108,36 @@ class LastLayerLaplace:
         priors = self._priors(channels, features)
         squares = residuals.squares
         centre = centred_weights(split, gram, moments) / scale[:, None]
-        factor = torch.zeros(1, channels, features, channels * features, dtype=torch.float64, device=device)
-        noise, prior, evidence = torch.empty_like(scale), torch.empty_like(centre), 0.0
+        free = [split.parameters_of(channel).to(device) for channel in range(channels)]
+        factor = torch.zeros(1, channels, features, sum(map(len, free)), dtype=torch.float64, device=device)
+        noise, prior, evidence = torch.empty_like(scale), torch.full_like(centre, math.inf), 0.0
         shift = torch.zeros_like(centre) if self.moves_mean else None
-        for channel in range(channels):
-            unit, count = float(scale[channel]), float(observations[channel])
+        for channel, columns in enumerate(_columns(split)):
+            unit, count, own = float(scale[channel]), float(observations[channel]), free[channel]
             posterior = weight_posterior(
-                gram * count,
-                centre[channel],
+                gram[own][:, own] * count,
+                centre[channel, own],
                 observations=count * data.functions,
                 residual_sum_of_squares=count * float(squares[channel]),
                 noise=None if noises is None else float(noises[channel]) / unit**2,
-                prior=None if priors is None else priors[channel].to(device) * unit**2,
+                prior=None if priors is None else priors[channel].to(device)[own] * unit**2,
             )
             root = posterior.root.dense()
-            factor[0, channel, :, channel * features : (channel + 1) * features] = unit * root
+            factor[0, channel, own, columns] = unit * root
             if shift is not None:  # one Newton step from the trained weights to the minimum of a quadratic
-                pull = torch.where(posterior.prior_precision.isfinite(), posterior.prior_precision * centre[channel], 0.0)
-                gradient = count / posterior.noise * moments[channel] / unit - pull
+                pull = torch.where(posterior.prior_precision.isfinite(), posterior.prior_precision * centre[channel, own], 0.0)
+                gradient = count / posterior.noise * moments[channel, own] / unit - pull
                 step = root @ (root.mT @ gradient)
-                shift[channel] = unit * step
+                shift[channel, own] = unit * step
                 evidence += 0.5 * float(gradient @ step)
             noise[channel] = posterior.noise * unit**2
-            prior[channel] = posterior.prior_precision / unit**2
+            prior[channel, own] = posterior.prior_precision / unit**2
             evidence += posterior.log_evidence - count * data.functions * float(scale[channel].log())
         return LastLayerPredictor(
             readout=split,
             factor=factor,
             noise=noise,
-            prior_precision=prior.cpu() if priors is None else priors,
+            prior_precision=prior.cpu() if priors is None else torch.where(prior.cpu().isinf(), math.inf, priors.cpu()),
             effective_observations=observations,
             log_evidence=evidence,
             domain=data.inputs.grid,
@@ -150,6 +151,14 @@ class LastLayerLaplace:
         shapes = ((features,), (channels, features))
         prior = given_precision(self.prior_precision, shapes, remedy="the bias, if there is one, comes last")
         return prior.expand(channels, features)
+
+
+def _columns(split: Readout) -> Iterator[slice]:
+    """Columns of the factor of each channel's weights, as many as parameters."""
+    stop = 0
+    for channel in range(len(split.weight)):
+        start, stop = stop, stop + len(split.parameters_of(channel))
+        yield slice(start, stop)
 
 
 @torch.no_grad()
@@ -203,7 +212,8 @@ class LastLayerPredictor(Predictor):
     Attributes:
         readout: The predictor's own copy of the operator, split into features and last layer.
         factor: Root of the weights' covariance, `(1, c, f, k)`, in physical units.
-        prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output.
+        prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output; infinite where a weight is
+            no parameter, as of one channel for the features of another.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
         log_evidence: In nats, of the training outputs in physical units.
         shift: How far `moves_mean` and updates have moved the mean weights from the trained ones, `(c, f)`, in physical units,
@@ -272,11 +282,10 @@ class LastLayerPredictor(Predictor):
         pairs = training_data(data, self.operator)
         gram, moments, residuals = statistics(self.readout, pairs)
         squares = residuals.squares
-        channels, features = moments.shape
+        features = moments.shape[1]
         shift = torch.zeros_like(moments) if self.shift is None else self.shift.to(moments)
         factor, moved, gain = self.factor.clone(), shift.clone(), 0.0
-        for channel in range(channels):
-            columns = slice(channel * features, (channel + 1) * features)
+        for channel, columns in enumerate(_columns(self.readout)):
             observations = min(float(self.effective_observations[channel]), float(pairs.grid.size))
             count, noise = observations * pairs.functions, float(self.noise[channel])
             precision = observations / noise
@@ -323,7 +332,7 @@ class LastLayerPredictor(Predictor):
     def _deviations(self, seeds: Sequence[int]) -> Float64[Tensor, "s c f"]:
         """Draws of the weights less their means."""
         factor = self.factor[0]
-        latents = torch.cat([drawn_latent(factor.shape[2], seed) for seed in seeds]).to(factor)
+        latents = torch.cat([drawn_latent(factor.shape[2], seed, self.latent.key) for seed in seeds]).to(factor)
         return torch.einsum("cfk,sk->scf", factor, latents)
 
     def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:

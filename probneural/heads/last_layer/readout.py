@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_instance
@@ -41,6 +41,8 @@ class Readout:
         has_bias: Whether the last feature is the constant 1.
         weight: W, `(c, f)`, in the outputs' physical units, float64.
         response: How outputs respond to the submodule's own where m is 1, `(c, c)`, float64; None if m is 1 everywhere.
+        is_parameter: Which weights W depend on parameters, `(c, f)`; None if all do. The others are zero, as those of one
+            channel for the features of another.
     """
 
     operator: nn.Module
@@ -49,6 +51,7 @@ class Readout:
     has_bias: bool
     weight: Float64[Tensor, "c f"]
     response: Float64[Tensor, "c c"] | None = None
+    is_parameter: Bool[Tensor, "c f"] | None = None
 
     def __post_init__(self) -> None:
         """Check that there is such a submodule, and the axis."""
@@ -58,6 +61,12 @@ class Readout:
                 got=f"{self.name!r}, {self.channel_axis}",
                 remedy="see named_modules()",
             )
+
+    def parameters_of(self, channel: int) -> Int64[Tensor, " k"]:
+        """Return the features of a channel whose weights depend on parameters."""
+        if self.is_parameter is None:
+            return torch.arange(self.weight.shape[1], device=self.weight.device)
+        return torch.nonzero(self.is_parameter[channel])[:, 0]
 
     def evaluate(self, inputs: Field, query: Grid | None = None) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n p f"]]:
         """Return the operator's values and its features on the query, the features one row per point."""
@@ -257,10 +266,19 @@ def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None, *
         if not may_vary and not outer.is_constant(values.dtype):
             raise _not_a_readout(name, "what is added to it varies, as of one branch among several")
         weight, bias = outer.matrix @ inner.matrix, outer.matrix @ inner.offset[0, :, 0] + outer.constant(values.dtype)
-        has_bias = _has_bias(module, parts[0], axis)
+        is_parameter = _is_parameter(module, inner, outer, like=parts[0], axis=axis)
+        has_bias = bool(is_parameter[:, -1].any())
         full = torch.cat([weight, bias[:, None]], dim=1) if has_bias else weight
-        response = None if outer.factor is None else outer.matrix
-        return Readout(operator=operator, name=name, channel_axis=axis, has_bias=has_bias, weight=full, response=response)
+        is_parameter = is_parameter[:, : full.shape[1]]
+        return Readout(
+            operator=operator,
+            name=name,
+            channel_axis=axis,
+            has_bias=has_bias,
+            weight=full,
+            response=None if outer.factor is None else outer.matrix,
+            is_parameter=None if bool(is_parameter.all()) or not bool(is_parameter.any()) else is_parameter,
+        )
     raise _not_a_readout(name, "a layer that is not pointwise and affine on the output's grid")
 
 
@@ -372,14 +390,19 @@ def _is_invertible(matrix: Tensor) -> bool:
     return float(torch.linalg.cond(matrix / norms)) < 1e8
 
 
-def _has_bias(module: nn.Module, features: Tensor, axis: int) -> bool:
-    """Whether some parameter moves the layer's response to zero features."""
+def _is_parameter(module: nn.Module, inner: _AffineMap, outer: _AffineMap, *, like: Tensor, axis: int) -> Bool[Tensor, "c f1"]:
+    """Which weights of the outputs, that of the constant last, change with the layer's parameters."""
     probe = copy.deepcopy(module)
-    generator = stream(0, "read-out bias")
+    generator = stream(0, "read-out parameters")
     for parameter in probe.parameters():
-        parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter))
-    zeros = torch.zeros_like(features[:1]).movedim(1, axis)
-    return bool((probe(zeros) - module(zeros)).abs().max() > 0)
+        parameter.add_(1.0 + torch.rand(parameter.shape, generator=generator).to(parameter))
+    changed = _unit_responses(lambda unit: probe(unit.movedim(1, axis)).movedim(axis, 1), like)
+    assert changed is not None  # the layer itself has responded
+    before, after = (torch.cat([one.matrix, one.offset[0, :, :1]], dim=1) for one in (inner, changed))
+    rounding = _ROUNDING * torch.finfo(like.dtype).eps * torch.maximum(before.abs(), after.abs())
+    own = ((after - before).abs() > rounding).to(torch.float64)
+    mixing = (outer.matrix.abs() > _TOLERANCE[like.dtype] * outer.matrix.abs().amax(1, keepdim=True)).to(torch.float64)
+    return mixing @ own > 0
 
 
 def _not_a_readout(name: str, reason: str) -> ReadoutError:

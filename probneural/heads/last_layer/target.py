@@ -100,7 +100,7 @@ class Target:
         whole = torch.block_diag(*(gram * float(number) for number in precision))[free][:, free]
         centre = centred_weights(closed.readout, gram, moments)
         size = float((gram.diagonal().mean() / pairs.functions).sqrt())
-        prior_scales = scale / size * prior[:, 0].sqrt()
+        prior_scales = scale / size * prior.amin(1).sqrt()
         return cls(
             curvature=prior_std[:, None] * whole * prior_std,
             slope=(precision[:, None] * moments).flatten()[free] * prior_std,

@@ -14,9 +14,8 @@ from probneural.operators.layers.normalizer import ChannelNormalizer
 class GroupedLinear(nn.Module):
     """u_c(x) = sum over k of W_ck phi_ck(x) + b_c: pointwise, and channel c sees the features of channel c only.
 
-    It begins as the plain sum over k, so what is drawn at random are the features alone. A last-layer posterior, which knows of
-    it no more than that it is pointwise and affine, lets every channel vary in all features, those of other channels about
-    zero; an infinite `prior_precision` there keeps them out.
+    It begins as the plain sum over k, so what is drawn at random are the features alone. A last-layer posterior varies the
+    weights of a channel for its own features only.
 
     Args:
         channels: Number of output channels c.
