@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_finite, check_instance
-from probneural.contexts import undisturbed
+from probneural.checks import check_device, check_finite, check_instance
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -58,7 +58,7 @@ class PredictorTraits:
     trained_on: TrainingRecord | None = None
 
 
-class Predictor(ABC):
+class Predictor(Undisturbed, ABC):
     """A frozen map from input functions to a distribution over output functions; abstract.
 
     Args:
@@ -214,7 +214,7 @@ class Predictor(ABC):
             UnsupportedError: If a part cannot be copied, as a predictor class of your own, or that of
                 `Laplace(structure="iterative")`.
         """
-        return type(self)._moved(self, device)
+        return type(self)._moved(self, check_device(device))
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
@@ -443,7 +443,7 @@ def draws_of_members(predictor: Predictor, members: int, seeds: Sequence[int]) -
     return evaluated
 
 
-class FunctionDraw(nn.Module):
+class FunctionDraw(Undisturbed, nn.Module):
     """One draw from a predictor's distribution over operators; callable like an operator.
 
     Args:
@@ -456,7 +456,7 @@ class FunctionDraw(nn.Module):
 
     def __init__(self, predictor: Predictor, *, seed: int) -> None:
         super().__init__()
-        self.predictor = predictor
+        self.predictor = check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
         self.seed = check_seed(seed)
 
     @property

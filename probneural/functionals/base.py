@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_real, check_sequence, real_tensor
+from probneural.checks import check_instance, check_integer, check_real, check_sequence, real_tensor
+from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, along_axis, check_on_grid
 
@@ -21,7 +22,7 @@ _ROUNDING = 1e-12
 """Entries of a functional, relative to its largest, that count as none."""
 
 
-class Functional(ABC):
+class Functional(Undisturbed, ABC):
     """A linear map from the values of a field to `size` numbers per channel.
 
     Functionals add, subtract, and scale by numbers; [`stack`][probneural.functionals.stack] puts several side by side.
@@ -83,6 +84,7 @@ class Functional(ABC):
 
         They tell how much of the values' rounding its numbers inherit; those of order 1, how much their own sums add.
         """
+        order = check_integer(order, "order")
         identity = torch.eye(self.size, dtype=torch.float64, device="cpu")
         return torch.cat([self._adjoint(rows).flatten(1).norm(order, dim=1) for rows in identity.split(_NORM_ROWS)])
 
