@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import described
+from probneural.checks import as_array, described
 from probneural.coordinates import grid_from_coordinates, recorded_grid, turned_points
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.extras import optional
@@ -110,13 +110,14 @@ def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
         if len(missing) > 1 and bool((missing == missing[:1]).all()):
             missing = missing[0]
     else:
-        missing = torch.as_tensor(mask)
-        if missing.dtype != torch.bool:
+        given = mask if isinstance(mask, Tensor) else as_array(mask)
+        if given.dtype not in (torch.bool, np.dtype(bool)):
             raise DataError(
                 expected="truth values as mask, True where values are missing",
-                got=str(missing.dtype),
+                got=str(given.dtype),
                 remedy="write mask=numpy.isnan(values), or mask=True where NaN means missing",
             )
+        missing = torch.as_tensor(given)
     masked = grid.masked(~missing)
     if bool(masked.fill(values).isnan().any()):
         raise DataError(

@@ -10,13 +10,14 @@ import inspect
 import math
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError
@@ -201,14 +202,21 @@ def check_device(value: object, *, is_double: bool = False) -> torch.device:
 
 
 def check_sequence(value: object, name: str, *, remedy: str, error: type[ProbneuralError] = ArgumentError) -> tuple[Any, ...]:
-    """Return the entries of what can be iterated over, texts excepted.
+    """Return the entries of what can be iterated over, texts and mappings excepted.
 
     Raises:
         ProbneuralError: Of the class `error`, if it cannot.
     """
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
         raise error(expected=f"a sequence as {name}", got=repr(value), remedy=remedy)
     return tuple(value)
+
+
+def check_text(value: object, name: str) -> str:
+    """Return a text, or raise an ArgumentError."""
+    if not isinstance(value, str):
+        raise ArgumentError(expected=f"a text as {name}", got=repr(value), remedy='give a text: "m/s"')
+    return value
 
 
 def check_interval(value: object, name: str, *, below: float = math.inf) -> tuple[float, float]:
@@ -257,6 +265,14 @@ def check_floating(values: object, name: str) -> Tensor:
     return values
 
 
+def as_array(values: object) -> NDArray[Any]:
+    """Return an array of any dtype, a copy; of what is none, ragged lists for example, an array of None."""
+    try:
+        return np.array(values)
+    except (TypeError, ValueError, RuntimeError):
+        return np.array(None)
+
+
 def real_tensor(
     values: object,
     name: str,
@@ -284,10 +300,7 @@ def real_tensor(
     if isinstance(values, Tensor):
         tensor = values
     else:
-        try:
-            array = np.array(values)
-        except (TypeError, ValueError, RuntimeError):  # ragged lists
-            array = np.array(None)
+        array = as_array(values)
         if array.dtype.kind not in "iuf" or array.dtype.itemsize > 8:
             raise error(expected=f"{name} as real numbers", got=described(values), remedy="give numbers, an array or a tensor")
         with torch.device("cpu"):

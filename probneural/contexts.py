@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import cached_property, wraps
+from inspect import isfunction, isgeneratorfunction
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -12,9 +13,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 _AUTOCAST = ("cpu", "cuda", "mps")
+_OPERATORS = ("__call__", "__getitem__", "__add__", "__sub__", "__mul__", "__rmul__", "__neg__", "__truediv__")
+"""Special methods that compute."""
 
 _P = ParamSpec("_P")
-_R = TypeVar("_R", bound=Tensor | tuple[Tensor, ...])
+_R = TypeVar("_R")
+_T = TypeVar("_T", bound=Tensor | tuple[Tensor, ...])
 
 
 @contextlib.contextmanager
@@ -43,6 +47,58 @@ def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def _is_disturbed() -> bool:
+    return (
+        torch.is_inference_mode_enabled()
+        or torch.get_default_device().type != "cpu"
+        or any(torch.is_autocast_enabled(kind) for kind in _AUTOCAST)
+    )
+
+
+def _apart(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, computed in [`undisturbed`][probneural.contexts.undisturbed] where anything is switched on."""
+
+    @wraps(function)
+    def computed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.compiler.is_dynamo_compiling() or not _is_disturbed():
+            return function(*args, **kwargs)
+        with undisturbed():
+            return function(*args, **kwargs)
+
+    return computed
+
+
+class Undisturbed:
+    """A base class whose public methods and properties compute apart from a caller's autocast, inference mode and device.
+
+    Those of a subclass are wrapped when it is defined; generators are not, which hand control back to the caller.
+
+    Examples:
+        >>> class Number(Undisturbed):
+        ...     @property
+        ...     def place(self):
+        ...         return torch.zeros(1).device.type
+        >>> with torch.device("meta"):
+        ...     Number().place
+        'cpu'
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Wrap what the class defines."""
+        super().__init_subclass__(**kwargs)
+        for name, member in list(vars(cls).items()):
+            if name.startswith("_") and name not in _OPERATORS:
+                continue
+            if isinstance(member, property):
+                setattr(cls, name, property(_apart(member.fget), doc=member.__doc__) if member.fget else member)
+            elif isinstance(member, cached_property):
+                member.func = _apart(member.func)
+            elif isinstance(member, classmethod | staticmethod):
+                setattr(cls, name, type(member)(_apart(member.__func__)))
+            elif isfunction(member) and not isgeneratorfunction(member):
+                setattr(cls, name, _apart(member))
 
 
 def unrounded(device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -80,7 +136,7 @@ def outside_of_transforms() -> Iterator[None]:
         yield
 
 
-def remembered(capacity: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Remember the last tensors that a function of hashable arguments made, apart from a caller's modes and transforms.
 
     `torch.compile` cannot follow a cache; there the function becomes a part of the graph.
@@ -96,11 +152,11 @@ def remembered(capacity: int) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         True
     """
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
-        results: dict[Any, _R] = {}  # the least recent first; without a lock, which a fork would leave taken
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        results: dict[Any, _T] = {}  # the least recent first; without a lock, which a fork would leave taken
 
         @wraps(function)
-        def recalled(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def recalled(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             if torch.compiler.is_dynamo_compiling():
                 return function(*args, **kwargs)
             key = (args, *kwargs.items())

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probneural.axes import CIRCLE, POLE, Axis
+from probneural.checks import check_flag
 from probneural.errors import ArgumentError, GridError
 from probneural.grids import Grid
 
@@ -71,7 +72,7 @@ def grid_from_coordinates(
             got="None",
             remedy=f"state whether {', '.join(names)} {'is' if count == 1 else 'are'} periodic; coordinates cannot tell",
         )
-    rounds = tuple(periodic) if isinstance(periodic, Sequence) else (periodic,) * count
+    rounds = tuple(periodic) if isinstance(periodic, Sequence) else (check_flag(periodic, "periodic"),) * count
     spans = tuple(lengths) if isinstance(lengths, Sequence) else (lengths,) * count
     if len(rounds) != count or len(spans) != count:
         raise ArgumentError(

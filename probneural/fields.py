@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,11 @@ from probneural.checks import (
     check_floating,
     check_instance,
     check_module,
+    check_sequence,
+    check_text,
     described,
 )
+from probneural.contexts import Undisturbed
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
 from probneural.fill_values import warn_of_fill_values
 from probneural.grids import Grid, check_grid, resample
@@ -34,7 +38,7 @@ MISSING = "drop or repair those samples; where NaN means missing, Field(values, 
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Field:
+class Field(Undisturbed):
     """Functions on a grid: n of them, each with c channels.
 
     Args:
@@ -71,7 +75,9 @@ class Field:
                 got=str(tuple(self.values.shape)),
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
-        for name, words in (("names", self.names), ("units", self.units)):
+        for name in ("names", "units"):
+            words = check_sequence(getattr(self, name), name, remedy="give a tuple of texts, one per channel")
+            object.__setattr__(self, name, tuple(check_text(word, name) for word in words))
             if words and len(words) != self.channels:
                 raise ShapeError(
                     expected=f"one entry of {name} per channel ({self.channels})", got=repr(words), remedy="or leave them out"
@@ -229,7 +235,7 @@ class Field:
         """
         options = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths, "mask": mask}
         values, grid, labels, missing = read_xarray(array, "values", **options)  # type: ignore[arg-type]
-        kind = dtype or common_dtype(values)
+        kind = common_dtype(values) if dtype is None else dtype
         tensor, where = read_numpy(values, "values", grid=grid, option="grid", dtype=kind, mask=missing)
         return _looked_at(cls(tensor, where, names=labels["names"], units=labels["units"]))
 
@@ -357,15 +363,19 @@ def check_field(field: object, name: str) -> Field:
     return check_instance(field, Field, name, remedy=remedy)
 
 
-def row_number(index: int, count: int) -> int:
+def row_number(index: object, count: int) -> int:
     """Turn a number from `-count` to `count - 1` into one that counts from zero.
 
     Raises:
         IndexError: If it lies outside.
+        DataError: If it is no integer.
     """
-    if not -count <= index < count:
-        raise IndexError(f"index {index} of {count} functions")
-    return index % count
+    if isinstance(index, bool) or not isinstance(index, Integral):
+        raise DataError(expected="an integer as index", got=described(index), remedy="give a row number")
+    number = int(index)
+    if not -count <= number < count:
+        raise IndexError(f"index {number} of {count} functions")
+    return number % count
 
 
 def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slice | Tensor:

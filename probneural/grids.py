@@ -14,8 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes, read_line, transfer
-from probneural.checks import check_flag, check_instance, check_integer, check_positive, check_real, real_tensor
-from probneural.contexts import outside_of_export, outside_of_transforms, undisturbed
+from probneural.checks import (
+    check_flag,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_real,
+    check_sequence,
+    check_text,
+    real_tensor,
+)
+from probneural.contexts import Undisturbed, outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 
 _CHUNK_ELEMENTS = 2**21
@@ -23,7 +32,7 @@ _CHUNK_ELEMENTS = 2**21
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Grid:
+class Grid(Undisturbed):
     """Where values live: points, quadrature weights, and the shape that values on them take.
 
     Build one with [`Grid.uniform`][probneural.grids.Grid.uniform] or [`Grid.scattered`][probneural.grids.Grid.scattered].
@@ -99,6 +108,10 @@ class Grid:
         Raises:
             ArgumentError: If a number of an axis is none that `uniform` takes, or the ends of latitudes are no latitudes.
         """
+        remedy = "give the axes of a grid: grid.axes"
+        axes = check_sequence(axes, "axes", remedy=remedy)
+        for one in axes:
+            check_instance(one, Axis, "an axis", remedy=remedy, error=ArgumentError)
         columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
         grid = cls.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
         for checked, axis in zip(grid.axes, axes, strict=True):
@@ -147,7 +160,7 @@ class Grid:
                 got=f"{around.origin:g} to {around.origin + around.length:g}",
                 remedy="drop the repeated last longitude",
             )
-        axes = (along, around) if latitude_first else (around, along)
+        axes = (along, around) if check_flag(latitude_first, "latitude_first") else (around, along)
         return cls.of_axes(axes).on_sphere(latitude=0 if latitude_first else 1)
 
     def on_sphere(self, *, latitude: int) -> Grid:
@@ -328,10 +341,13 @@ class Grid:
 
     def has_points_of(self, other: Grid) -> bool:
         """Whether the two differ in their masks at most."""
-        return self.unmasked == other.unmasked
+        return self.unmasked == check_grid(other, "other").unmasked
 
     def fill(self, values: Tensor, number: float | int = 0.0) -> Tensor:
         """Replace values `(..., n, c, *shape)` at masked points by a number; without a mask, return the same tensor."""
+        check_instance(values, Tensor, "values", remedy="give a tensor on the grid")
+        if not isinstance(number, int | float):
+            raise ArgumentError(expected="a number", got=repr(number), remedy="give 0.0, or NaN")
         if self._observed is None:
             return values
         mask = self.observed.to(values.device)
@@ -373,6 +389,11 @@ class Grid:
             >>> Grid.uniform((5,), periodic=False).mean(torch.linspace(0.0, 1.0, 5)).item()
             0.5
         """
+        check_instance(values, Tensor, "values", remedy="flatten the axes of the grid: values.flatten(2)")
+        if values.ndim == 0 or values.shape[-1] != self.size:
+            raise ShapeError(
+                expected=f"values of shape (..., {self.size})", got=str(tuple(values.shape)), remedy="write values.flatten(2)"
+            )
         if self.is_batch:
             return (values * self.sample_weights.to(values)).sum(-1)
         return values @ self.mean_weights.to(values)
@@ -443,9 +464,9 @@ class Grid:
         """
         if not self.is_uniform:
             raise GridError(expected="a uniform grid", got=repr(self), remedy="scattered points have no axes")
-        words = per_axis(names, self.dimension, "names", lambda name, _: str(name))
-        kinds = per_axis(units or ("",), self.dimension if units else 1, "units", lambda unit, _: str(unit))
-        kinds = kinds if units else ("",) * self.dimension
+        words = per_axis(names, self.dimension, "names", check_text)
+        units = units if isinstance(units, str) else check_sequence(units, "units", remedy="give one text per axis") or ""
+        kinds = per_axis(units, self.dimension, "units", check_text)
         axes = (replace(axis, name=name, unit=unit) for axis, name, unit in zip(self.axes, words, kinds, strict=True))
         return replace(self, axes=tuple(axes))
 

@@ -25,7 +25,7 @@ from probneural.arrays import (
     to_array,
     to_tensor,
 )
-from probneural.checks import assign, check_finite, check_instance, check_integer, described
+from probneural.checks import assign, check_finite, check_flag, check_instance, check_integer, described
 from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
 from probneural.extras import optional
@@ -308,7 +308,8 @@ class FieldPairs:
             outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, **options
         )
         table = to_tensor(parameters, "parameters", dtype=kind)
-        if table.ndim not in (1, 2):
+        check_flag(as_points, "as_points")
+        if table.ndim not in (1, 2) or not table.numel():
             raise ShapeError(
                 expected="parameters of shape (n, k) or (n,)", got=str(tuple(table.shape)), remedy="give one sample per row"
             )
@@ -625,6 +626,7 @@ def divided_rows(
             got=repr(by),
             remedy="a coordinate must belong to the axis of samples of a file",
         )
+    check_integer(embargo, "embargo", least=0)
     if by != "time" and seed is None:
         raise ArgumentError(expected=f"a seed for by={by!r}", got="none", remedy=f"name the split: split({count}, seed=0)")
     if by not in ("time", "blocks") and embargo != 0:

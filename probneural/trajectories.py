@@ -12,15 +12,17 @@ from torch import Tensor
 
 from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
 from probneural.clocks import UNEVEN, WindowClock, even_step, joined_clocks, rounding_of
+from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of, row_fingerprints
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, check_clock, split_rows
+from probneural.randomness import check_seed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FieldTrajectories:
+class FieldTrajectories(Undisturbed):
     """n functions of space and time in memory: where they start, and their states at some later times.
 
     Lead k is the k-th of the times, and lead 0 the start, at time 0. The start may have more channels than the states:
@@ -214,7 +216,7 @@ class FieldTrajectories:
             ArgumentError: If either part would be empty.
         """
         check_several(len(self), count)
-        first, second = split_rows(len(self), count, seed=seed)
+        first, second = split_rows(len(self), count, seed=check_seed(seed))
         return self[first], self[second]
 
     @cached_property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 from probneural.errors import ProbneuralError
-from tests.bad_input import accepted, data, learning, models, posteriors
+from tests.bad_input import accepted, data, learning, models, posteriors, signatures
 from tests.bad_input.world import Case, Good
 
 CASES = [*data.CASES, *models.CASES, *posteriors.CASES, *learning.CASES]
@@ -41,7 +43,30 @@ def test_what_looks_odd_is_taken(case: Good) -> None:
     torch.testing.assert_close(found.detach(), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", signatures.SIGNATURES)
+def test_one_bad_argument_of_any_signature_gets_a_typed_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call works, and no longer if one of its arguments is of a wrong kind."""
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert list(signatures.mistakes(*signatures.SIGNATURES[name], name=name)) == []
+
+
+def test_the_sweep_sees_raw_errors_and_doubtful_acceptances() -> None:
+    def careless(level: float = 0.9, count: int = 1) -> object:
+        return level, range(count)
+
+    found = list(signatures.mistakes(lambda: careless, careless))
+    assert {"level=None is taken", "count=True is taken"} <= set(found)
+    assert any(line.startswith("count=text: TypeError") for line in found)
+    assert not any(line.startswith("level=1.5") for line in found)
+
+
 def test_the_table_is_long_enough() -> None:
     """Every part of the public surface has its cases."""
     assert len(CASES) >= 250
+    assert len(signatures.SIGNATURES) >= 300
     assert min(map(len, (data.CASES, models.CASES, posteriors.CASES, learning.CASES))) >= 50

@@ -11,6 +11,7 @@ from torch import Tensor
 from probneural.calibration.band_shapes import BandShape, Modulated, band_shape
 from probneural.calibration.chunks import domain_average
 from probneural.checks import check_finite
+from probneural.contexts import Undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import GridError
@@ -19,7 +20,7 @@ from probneural.grids import Grid
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BandField:
+class BandField(Undisturbed):
     """Bands around n functions.
 
     Args:

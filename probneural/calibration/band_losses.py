@@ -11,9 +11,10 @@ from torch import Tensor
 
 from probneural.calibration.band_fields import BandField
 from probneural.calibration.chunks import domain_average
-from probneural.checks import assign, check_integer, check_real
+from probneural.checks import assign, check_instance, check_integer, check_real
+from probneural.distributions.base import check_values
 from probneural.errors import ArgumentError
-from probneural.fields import Field
+from probneural.fields import Field, check_field
 
 BandLoss = Callable[[BandField, Field], Tensor]
 """From bands around n functions, and the truth, to n numbers between 0 and 1."""
@@ -29,6 +30,7 @@ def fraction_outside(bands: BandField, truth: Field) -> Float64[Tensor, " n"]:
         >>> fraction_outside(bands, Field(torch.tensor([[[0.0, 0.5, -2.0, 1.0]]]), grid)).item()
         0.25
     """
+    check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
     return 1.0 - bands.fraction_inside(truth).mean(1)
 
 
@@ -67,10 +69,12 @@ class MissedExceedance:
         Raises:
             ArgumentError: If there is no such channel.
         """
-        if self.channel >= truth.channels:
+        check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
+        if self.channel >= check_field(truth, "truth").channels:
             raise ArgumentError(
                 expected=f"a channel below {truth.channels}", got=str(self.channel), remedy="channels count from 0"
             )
+        check_values(truth.values, tuple(bands.mean.shape), "truth")
         exceeds = truth.values.to(bands.mean) > self.threshold
         missed = exceeds & (bands.upper <= self.threshold)
         parts = (domain_average(part.to(torch.float64), truth.grid)[:, self.channel] for part in (missed, exceeds))

@@ -12,7 +12,7 @@ from probneural.calibration.band_shapes import FLOOR, Modulation, check_modulati
 from probneural.calibration.conditional_bands import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
 from probneural.calibration.conformal import check_new, scores_for
 from probneural.checks import assign, check_real
-from probneural.contexts import undisturbed
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError
 from probneural.fields import Field
@@ -233,7 +233,7 @@ class PointwiseBand:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Band:
+class Band(Undisturbed):
     """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
 
     Call it on inputs.

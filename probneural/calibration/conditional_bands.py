@@ -19,7 +19,7 @@ from probneural.checks import check_sequence, real_tensor
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError, ShapeError
-from probneural.fields import Field
+from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset
 
@@ -74,7 +74,7 @@ class GroupBand:
             ShapeError: If labels are not one per function, or the number of channels is not the predictor's.
             DataError: If the inputs or predictions are not finite.
         """
-        quantiles = self._of(check_labels(groups, len(inputs)))
+        quantiles = self._of(check_labels(groups, len(check_field(inputs, "inputs"))))
         return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=quantiles)
 
     def coverage(self, pairs: Dataset, *, groups: Labels) -> dict[Any, float]:
@@ -175,7 +175,7 @@ class WeightedBand:
             ShapeError: If weights are not one per function, or the number of channels is not the predictor's.
             DataError: If the inputs or predictions are not finite.
         """
-        quantiles = self.quantiles(check_weights(weights, len(inputs)))
+        quantiles = self.quantiles(check_weights(weights, len(check_field(inputs, "inputs"))))
         return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=quantiles)
 
     def coverage(self, pairs: Dataset, *, weights: Weights) -> float:

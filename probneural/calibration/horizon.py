@@ -21,8 +21,8 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError
 from probneural.metrics.comparison import compare
-from probneural.metrics.lead_alignment import check_same_times
-from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts
+from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times
+from probneural.metrics.lead_pairs import lead_parts
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from probneural.calibration.saturation import fit_saturation
 from probneural.distributions.trajectory import Forecast
 from probneural.grids import Grid
 from probneural.metrics.comparison import compare
-from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts
+from probneural.metrics.lead_alignment import TrueTrajectories
+from probneural.metrics.lead_pairs import lead_parts
 from probneural.metrics.spread import size_factor
 from probneural.pairs import evenly_spread_rows
 

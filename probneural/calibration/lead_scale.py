@@ -14,7 +14,7 @@ from probneural.calibration.lead_errors import errors_by_lead
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.saturation import saturated
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_variances
-from probneural.contexts import undisturbed
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -22,8 +22,8 @@ from probneural.distributions.latent import digest
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.grids import Grid
-from probneural.metrics.lead_alignment import check_same_times
-from probneural.metrics.lead_pairs import TrueTrajectories, step_keys
+from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times
+from probneural.metrics.lead_pairs import step_keys
 from probneural.metrics.spread import size_factor
 from probneural.provenance import TrainingRecord, check_untrained, no_keys
 
@@ -149,7 +149,7 @@ class LeadScale:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LeadScaling:
+class LeadScaling(Undisturbed):
     """Scales of variances by lead and channel, from [`LeadScale`][probneural.calibration.LeadScale]; call it on forecasts.
 
     Args:
@@ -224,7 +224,8 @@ class LeadScaling:
             GridError: If there is a local scale, and it cannot be told on their grid.
             ArgumentError: If there is one, which was fitted with more members or fewer.
         """
-        scales = self.scales[lead - 1]
+        check_instance(u, FieldDistribution, "u", remedy="give the states at this lead: forecast.at(lead)")
+        scales = self.scales[check_integer(lead, "lead", most=self.steps) - 1]
         if u.mean.shape[1] != len(scales):
             raise ShapeError(
                 expected=f"states of {len(scales)} channels", got=str(u.mean.shape[1]), remedy="fit LeadScale on such states"
@@ -285,7 +286,7 @@ class LeadScaling:
         return f"{known}, local at {count})" if count else f"{known})"
 
 
-class ScaledForecast:
+class ScaledForecast(Undisturbed):
     """A [`Forecast`][probneural.distributions.Forecast] whose deviations from the mean are scaled by lead.
 
     Gaussian leads that share a latent still do, under a name of its own: conditioning at one lead moves the others.

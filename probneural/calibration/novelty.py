@@ -14,7 +14,7 @@ from probneural.calibration.descriptions import Describer, Descriptions, describ
 from probneural.calibration.held_out import group_numbers, group_sizes, number_of
 from probneural.calibration.novelty_scores import FittedScores, combined, cross_fitted_standards, standards
 from probneural.checks import assign, check_choice, check_real
-from probneural.contexts import undisturbed
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError
@@ -217,7 +217,7 @@ class NoveltyMeasure:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class NoveltyDetector:
+class NoveltyDetector(Undisturbed):
     """How strange input functions are, from [`Novelty`][probneural.calibration.Novelty]; call it on inputs.
 
     Args:
@@ -261,7 +261,6 @@ class NoveltyDetector:
         found = self.scores(inputs).items()
         return {name: conformal_p_values(score, self.calibration[name], groups=self.groups) for name, score in found}
 
-    @undisturbed()
     @torch.no_grad()
     def scores(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
         """Raw scores by name, `(n,)`, dimensionless; larger is stranger, beyond the largest of calibration too.

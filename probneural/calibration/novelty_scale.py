@@ -27,7 +27,7 @@ from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid, check_unmasked
-from probneural.pairs import Dataset, batches
+from probneural.pairs import Dataset, batches, check_dataset
 from probneural.randomness import stream
 
 _POINTS = 64
@@ -105,6 +105,7 @@ class NoveltyScale:
         """
         inner = predictor.inner if isinstance(predictor, InflatedPredictor) else predictor
         sets = tuple(shifted) if isinstance(shifted, list | tuple) else (shifted,)
+        check_dataset(calibration, "calibration")
         for pairs in sets:
             check_pairs(inner, pairs)
             if pairs.outputs.grid != calibration.outputs.grid:
@@ -155,7 +156,6 @@ class InflatedPredictor(Predictor):
         self.calibrated_on = calibrated_on
         self.effective_observations = inner.effective_observations
 
-    @undisturbed()
     def factors(self, inputs: Field) -> Float64[Tensor, " n"]:
         """The factor g² >= 1 of the variances of each function, `(n,)`, dimensionless, on the CPU.
 

@@ -17,7 +17,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field, check_field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 
 Residual = Callable[[Tensor, Field, Grid], Tensor]
 """From predictions `(n, c, *grid)`, input functions and the predictions' grid to what is left of an equation."""
@@ -157,7 +157,7 @@ class ResidualBound:
 
     def _parts(self, inputs: Field, query: Grid | None) -> Iterator[Float64[Tensor, "n k *grid"]]:
         """Residuals of some functions at a time."""
-        grid = check_field(inputs, "inputs").grid if query is None else query
+        grid = check_field(inputs, "inputs").grid if query is None else check_grid(query, "query")
         rows = max(1, CHUNK_VALUES // (self.predictor.out_channels * grid.size))
         for start in range(0, len(inputs), rows):
             part = inputs[start : start + rows]

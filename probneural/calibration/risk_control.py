@@ -16,7 +16,7 @@ from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, ch
 from probneural.calibration.chunks import distributions
 from probneural.calibration.conformal import check_new, conformal_scores
 from probneural.calibration.held_out import group_means, group_numbers, number_of
-from probneural.checks import assign, check_callable, check_real, real_tensor
+from probneural.checks import assign, check_callable, check_integer, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
@@ -121,6 +121,7 @@ class RiskControl:
             >>> control.controls(0.0, count=21), control.controls(0.0, count=22), control.controls(0.05, count=22)
             (False, True, False)
         """
+        risk, count = check_real(risk, "risk", least=0.0, most=1.0), check_integer(count, "count")
         if self.delta is None:
             return (count * risk + 1.0) / (count + 1.0) <= self.level + _ROUNDING
         return hoeffding_bentkus(risk, level=self.level, count=count) <= self.delta

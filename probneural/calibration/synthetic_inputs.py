@@ -8,6 +8,7 @@ from torch import Tensor
 
 from probneural.calibration.stationary_process import Waves, evaluate_waves
 from probneural.checks import check_positive
+from probneural.contexts import undisturbed
 from probneural.errors import CalibrationError, GridError
 from probneural.fields import Field, check_field
 from probneural.randomness import check_seed, stream
@@ -19,6 +20,7 @@ _POWER = 1.0
 
 
 @torch.no_grad()
+@undisturbed()
 def synthetic_shifts(inputs: Field, *, strength: float = 1.0, seed: int = 0) -> dict[str, Field]:
     """Functions that are larger, summed, or rougher than those given, to be labelled by a solver and given to `NoveltyScale`.
 
@@ -67,7 +69,10 @@ def synthetic_shifts(inputs: Field, *, strength: float = 1.0, seed: int = 0) -> 
     level = torch.where(is_positive, values.clamp_min(torch.finfo(torch.float64).tiny).log(), values)
     mean = level.mean(0, keepdim=True)
     deviation, count = level - mean, len(inputs)
-    factor, power = (torch.rand(count, 1, 1, generator=stream(seed, "synthetic shifts", kind)).double() for kind in (0, 1))
+    factor, power = (
+        torch.rand(count, 1, 1, dtype=torch.float32, generator=stream(seed, "synthetic shifts", kind)).double()
+        for kind in (0, 1)
+    )
     partner = 1 + int(torch.randint(count - 1, (), generator=stream(seed, "synthetic shifts", 2)))
     changed = {
         "stretched": deviation * (1.0 + _STRETCH * strength * factor),

@@ -71,7 +71,10 @@ def from_arrays(
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the arrays' own")
     sides: list[tuple[Variable, Grid]] = []
     stated = layouts_of(axes)
-    for array, where, layout, name in ((outputs, out_grid or grid, stated[1], "outputs"), (inputs, grid, stated[0], "inputs")):
+    for array, where, layout, name in (
+        (outputs, grid if out_grid is None else out_grid, stated[1], "outputs"),
+        (inputs, grid, stated[0], "inputs"),
+    ):
         reader = array_reader(array, name)
         if where is not None:
             check_grid(where)

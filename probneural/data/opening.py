@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from probneural.arrays import Mask
-from probneural.checks import check_integer, check_path, check_sequence
+from probneural.checks import check_integer, check_path, check_sequence, check_text, real_tensor
 from probneural.data.arranged import arranged
 from probneural.data.contents import AxisNames, Contents, Request
 from probneural.data.fields import StoredFields
@@ -198,6 +198,13 @@ def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: 
             check_grid(options[name], name)
     for side in ("inputs", "outputs"):
         options[side] = _names(options[side], side)
+    for name, given in (("sample", sample), ("channel", channel), ("group", options["group"])):
+        if given is not None:
+            check_text(given, name)
+    if time is not None and not isinstance(time, str):
+        times = real_tensor(time, "time", error=ArgumentError)
+        if times.ndim != 1 or not bool(times.isfinite().all()):
+            raise ArgumentError(expected="finite times in one sequence", got=repr(time)[:100], remedy="give one per state")
     request = Request(**options, axes=AxisNames(sample=sample, time=time, channel=channel, layouts=layouts_of(axes)))
     if request.grid is not None:
         _refuse(request, "grid=", "periodic", "lengths")
@@ -207,8 +214,8 @@ def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: 
 def _names(names: Sequence[str] | None, side: str) -> tuple[str, ...] | None:
     if names is None:
         return None
-    chosen = check_sequence(names, side, remedy=f'write {side}=["u"]')
-    if any(name in chosen[:number] for number, name in enumerate(chosen)):
+    chosen = tuple(check_text(name, side) for name in check_sequence(names, side, remedy=f'write {side}=["u"]'))
+    if len({*chosen}) < len(chosen):
         raise ArgumentError(expected=f"each name once in {side}=", got=f"{chosen}"[:100], remedy="leave the others out")
     return chosen
 

@@ -14,7 +14,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import assign
+from probneural.checks import assign, check_instance
 from probneural.clocks import WindowClock, is_time, series_clock
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.readers import SlicedReader, location_of
@@ -57,6 +57,8 @@ class StoredPairs:
 
     def __post_init__(self) -> None:
         """Check that the sides are equally many."""
+        for side, name in ((self.inputs, "inputs"), (self.outputs, "outputs")):
+            check_instance(side, StoredFields, name, remedy="open a file: pn.data.open(path)")
         if len(self.inputs) != len(self.outputs):
             raise ShapeError(
                 expected="as many output functions as input functions",

@@ -25,9 +25,11 @@ from probneural.checks import (
     check_variances,
     real_tensor,
 )
+from probneural.contexts import Undisturbed
 from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import row_number
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from probneural.pairs import Rows
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 Distribution = TypeVar("Distribution", bound="FieldDistribution")
 
 
-class FieldDistribution(ABC):
+class FieldDistribution(Undisturbed, ABC):
     """A distribution over n functions with c channels on a grid; abstract.
 
     Heads produce it; scores, bands, plots and acquisition functions consume it. Observation noise is not part of it.
@@ -149,7 +151,7 @@ class FieldDistribution(ABC):
 
     def marginal(self, index: int) -> FieldDistribution:
         """One function by itself: its own distribution, whose randomness need not be shared with the others."""
-        return self[index]
+        return self[row_number(index, len(self))]
 
     @property
     def is_uncalibrated(self) -> bool:

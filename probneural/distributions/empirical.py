@@ -80,7 +80,6 @@ class EmpiricalField(FieldDistribution):
         return bool((self.weights - 1.0 / len(self.weights)).abs().max() <= 1e-12)
 
     @property
-    @undisturbed()
     def mean(self) -> Float[Tensor, "n c *grid"]:
         """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
         likely = self.samples[int(self.weights.argmax())]  # distances from a member: an offset costs no digits
@@ -143,7 +142,6 @@ class EmpiricalField(FieldDistribution):
             )
         return self.samples[base_samples.to(self.samples.device)]
 
-    @undisturbed()
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "*k n c *grid"]:

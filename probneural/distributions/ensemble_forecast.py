@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_integer, check_sequence
+from probneural.contexts import Undisturbed
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.time_functionals import MapOfSpace, applied
 from probneural.distributions.trajectory_files import write_zarr
@@ -19,7 +20,7 @@ from probneural.functionals import Functional, check_functional
 from probneural.grids import Grid
 
 
-class EnsembleForecast(ABC):
+class EnsembleForecast(Undisturbed, ABC):
     """A forecast by members, each of them one trajectory at all leads; abstract.
 
     So what is asked of several leads is joint over them, member by member.
@@ -99,7 +100,8 @@ class EnsembleForecast(ABC):
             GridError: If a functional lives on another grid.
         """
         chosen = self._chosen(leads)
-        maps = [functional] * len(chosen) if isinstance(functional, Functional) else list(functional)
+        maps = (functional,) * len(chosen) if isinstance(functional, Functional) else functional
+        maps = check_sequence(maps, "functional", remedy="give a functional, or a list of one per lead")
         for one in maps:
             check_functional(one, grid=self.grid)
         if len(maps) != len(chosen):

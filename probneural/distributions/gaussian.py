@@ -97,7 +97,9 @@ class GaussianField(FieldDistribution):
         discrepancy: Root | None = None,
     ) -> None:
         check_floating(mean, "mean")
-        check_instance(root, Root, "root", remedy="wrap the tensor: DenseRoot(matrix)")
+        for one, name in ((root, "root"), (discrepancy, "discrepancy")):
+            if one is not None or name == "root":
+                check_instance(one, Root, name, remedy="wrap the tensor: DenseRoot(matrix)")
         named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else _check_latent(latent)
         check_grid(grid)
         inputs, channels, points, rank = root.shape
@@ -188,7 +190,6 @@ class GaussianField(FieldDistribution):
             covariance[row, :, column] += (one[row] @ two[column].mT.to(one)).to(covariance)
         return covariance.flatten(2, 3).flatten(0, 1)
 
-    @undisturbed()
     def rsample(
         self,
         sample_shape: torch.Size | Sequence[int] = (),

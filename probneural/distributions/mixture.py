@@ -12,7 +12,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_flag, check_instance, check_sequence, real_tensor
-from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
     check_deviation_factors,
@@ -132,13 +131,11 @@ class MixtureField(FieldDistribution):
         return [field._observed_std(noise) for field in self.components]
 
     @property
-    @undisturbed()
     def mean(self) -> Float[Tensor, "n c *grid"]:
         """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
         return self._mixed([field.mean for field in self.components])
 
     @property
-    @undisturbed()
     def variance(self) -> Float[Tensor, "n c *grid"]:
         """Σ w_k (v_k + (m_k - mean)²), `(n, c, *grid.shape)`, in physical units squared.
 
@@ -153,7 +150,6 @@ class MixtureField(FieldDistribution):
         return variance
 
     @property
-    @undisturbed()
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
         mean = self.mean
@@ -175,7 +171,6 @@ class MixtureField(FieldDistribution):
         """`(1 + k_1 + ... + k_m,)`: a number that chooses the component, then what drives each of them."""
         return torch.Size([1 + sum(field.base_shape[0] for field in self.components)])
 
-    @undisturbed()
     def rsample(
         self,
         sample_shape: torch.Size | Sequence[int] = (),
@@ -206,7 +201,6 @@ class MixtureField(FieldDistribution):
             drawn = drawn.index_copy(0, rows, torch.where(is_own, own.to(drawn), drawn[rows]))
         return drawn.reshape(*sample_shape, *mean.shape)
 
-    @undisturbed()
     def cdf(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "n c *grid"]:
@@ -238,7 +232,6 @@ class MixtureField(FieldDistribution):
             parts.append(torch.where(varies, smooth, 0.5 * (1.0 + gap.detach().sign())))  # a step has no derivative
         return self._mixed(parts)
 
-    @undisturbed()
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "*k n c *grid"]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_sequence
+from probneural.checks import check_instance, check_sequence, described
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -17,7 +17,7 @@ from probneural.distributions.mixture import MixtureField, checked_weights, choo
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.provenance import joined_record
@@ -71,6 +71,9 @@ class MixturePredictor(Predictor):
         traits = replace(first.traits, noise=noise, trained_on=joined_record(one.trained_on for one in self.predictors))
         super().__init__(replace(traits, discrepancy_variance=tuple((residual - noise.cpu()).clamp_min(0.0).tolist())))
         own = [] if calibrated_on is None else [calibrated_on]
+        if any(not isinstance(keys, Tensor) or keys.dtype != torch.int64 for keys in own):
+            got = described(calibrated_on)
+            raise ArgumentError(expected="row keys in int64 as calibrated_on", got=got, remedy="leave them out")
         self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
         excess = noises - noise
         self._excess = torch.where(excess > _SAME_NOISE * noises, excess, torch.zeros_like(excess))

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_finite, check_flag, check_instance
-from probneural.contexts import undisturbed
+from probneural.checks import check_device, check_finite, check_flag, check_instance
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, common_random_numbers, draw_keys, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -74,7 +74,7 @@ class PredictorTraits:
     discrepancy_variance: tuple[float, ...] = ()
 
 
-class Predictor(ABC):
+class Predictor(Undisturbed, ABC):
     """A frozen map from input functions to a distribution over output functions; abstract.
 
     Args:
@@ -253,7 +253,7 @@ class Predictor(ABC):
             UnsupportedError: If a part cannot be copied, as a predictor class of your own, or that of
                 `Laplace(structure="iterative")`.
         """
-        return type(self)._moved(self, device)
+        return type(self)._moved(self, check_device(device))
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
@@ -511,7 +511,7 @@ def draws_of_members(predictor: Predictor, members: int, seeds: Sequence[int]) -
     return evaluated
 
 
-class FunctionDraw(nn.Module):
+class FunctionDraw(Undisturbed, nn.Module):
     """One draw from a predictor's distribution over operators; callable like an operator.
 
     Args:
@@ -525,7 +525,7 @@ class FunctionDraw(nn.Module):
 
     def __init__(self, predictor: Predictor, *, seed: int, shared: bool = False) -> None:
         super().__init__()
-        self.predictor = predictor
+        self.predictor = check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
         self.seed = check_seed(seed)
         self.shared = check_flag(shared, "shared")
 

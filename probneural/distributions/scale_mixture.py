@@ -9,7 +9,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_instance, real_tensor
-from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     check_deviation_factors,
     check_held,
@@ -89,7 +88,6 @@ class ScaleMixtureField(MixtureField):
         return self.field.mean
 
     @property
-    @undisturbed()
     def variance(self) -> Float[Tensor, "n c *grid"]:
         """Σ w_k s_k² times that of the field, `(n, c, *grid.shape)`, in physical units squared.
 
@@ -102,7 +100,6 @@ class ScaleMixtureField(MixtureField):
         return variance
 
     @property
-    @undisturbed()
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:
         """The pointwise standard deviation, `(n, c, *grid.shape)`, in physical units, however small or large."""
         return self.variance_factor.sqrt().to(self.field.mean) * self.field.standard_deviation
@@ -112,7 +109,6 @@ class ScaleMixtureField(MixtureField):
         """`(1 + k,)`: a number that chooses the scale, then what drives the field."""
         return torch.Size([1 + self.field.base_shape[0]])
 
-    @undisturbed()
     def rsample(
         self,
         sample_shape: torch.Size | Sequence[int] = (),

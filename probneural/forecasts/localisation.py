@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_positive
+from probneural.checks import check_floating, check_positive
 from probneural.contexts import remembered
 from probneural.errors import ArgumentError, GridError
 from probneural.grids import Grid, check_grid
@@ -30,7 +30,7 @@ def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         >>> [round(one, 6) for one in gaspari_cohn(torch.tensor([0.0, 0.5, 1.0, 2.0])).tolist()]
         [1.0, 0.208333, 0.0, 0.0]
     """
-    z = 2.0 * distance
+    z = 2.0 * check_floating(distance, "distance")
     near = 1.0 + z.square() * (-5.0 / 3.0 + z * (5.0 / 8.0 + z * (0.5 - 0.25 * z)))
     inverse = torch.where(z > 0, 2.0 / (3.0 * torch.where(z > 0, z, 1.0)), 0.0)
     far = 4.0 + z * (-5.0 + z * (5.0 / 3.0 + z * (5.0 / 8.0 + z * (-0.5 + z / 12.0)))) - inverse

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_finite, check_integer, check_real
+from probneural.checks import check_choice, check_finite, check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
 from probneural.distributions.base import check_values
@@ -92,6 +92,7 @@ def propagate(
         Särkkä (2013), Bayesian filtering and smoothing, section 5.2 (the extended Kalman filter's prediction). Deviations:
         roots instead of covariances, jointly over all steps, errors of one operator at all of them.
     """
+    check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
     steps = check_integer(steps, "steps")
     draws = check_choice(draws, _DRAWS, "draws")
     discrepancy = draws if discrepancy is None else check_choice(discrepancy, _DISCREPANCY, "discrepancy")

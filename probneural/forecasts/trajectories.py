@@ -10,16 +10,17 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.axes import Axis
-from probneural.checks import check_integer, check_sequence
+from probneural.checks import check_instance, check_integer, check_sequence
+from probneural.contexts import Undisturbed
 from probneural.distributions import GaussianField, Latent
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, LatentError
 from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
 from probneural.grids import Grid
 
 
-class GaussianTrajectory:
+class GaussianTrajectory(Undisturbed):
     """States u_1, u_2, ... as one Gaussian distribution over space and time: every lead is a field of the same latent.
 
     What [`propagate`][probneural.forecasts.propagate] returns. So an observation at one lead moves all others, those before
@@ -85,6 +86,9 @@ class GaussianTrajectory:
         Raises:
             LatentError: If it was not.
         """
+        check_instance(
+            latent, Latent, "latent", remedy="take that of a conditioned forecast: forecast.latent", error=LatentError
+        )
         latent.relative_to(self.latent)
         return GaussianTrajectory(self._fields, self.start, dropped=self.dropped, latent=latent, duration=self.duration)
 

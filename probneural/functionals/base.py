@@ -11,7 +11,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.axes import transfer
-from probneural.checks import check_instance, check_real, check_sequence, real_tensor
+from probneural.checks import check_instance, check_integer, check_real, check_sequence, real_tensor
+from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_on_grid
 
@@ -22,7 +23,7 @@ _ROUNDING = 1e-12
 """Entries of a functional, relative to its largest, that count as none."""
 
 
-class Functional(ABC):
+class Functional(Undisturbed, ABC):
     """A linear map from the values of a field to `size` numbers per channel.
 
     Functionals add, subtract, and scale by numbers; [`stack`][probneural.functionals.stack] puts several side by side.
@@ -84,6 +85,7 @@ class Functional(ABC):
 
         They tell how much of the values' rounding its numbers inherit; those of order 1, how much their own sums add.
         """
+        order = check_integer(order, "order")
         numbers = torch.arange(self.size, device="cpu")
         parts = ((some[:, None] == numbers).to(torch.float64) for some in numbers.split(_NORM_ROWS))
         return torch.cat([self._adjoint(rows).flatten(1).norm(order, dim=1) for rows in parts])

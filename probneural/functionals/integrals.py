@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from probneural.checks import check_choice, check_finite, real_tensor
+from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.functionals.base import Functional, MatrixFunctional, check_unbatched
 from probneural.functionals.regions import (
@@ -44,6 +45,7 @@ def integral(grid: Grid) -> Functional:
     return MatrixFunctional(grid, grid.weights[None, :].clone(), labels=("integral",))
 
 
+@undisturbed()
 def average(grid: Grid, *, lower: Corner | None = None, upper: Corner | None = None) -> Functional:
     """The mean over the domain, or over a box: [`region`][probneural.functionals.region] with its two corners.
 
@@ -55,6 +57,7 @@ def average(grid: Grid, *, lower: Corner | None = None, upper: Corner | None = N
     return region(grid, lower=lower, upper=upper)
 
 
+@undisturbed()
 def region(
     grid: Grid,
     where: Indicator | ArrayLike | Tensor | None = None,
@@ -117,6 +120,7 @@ def region(
     return MatrixFunctional(grid, (weights / volume if reduction == "mean" else weights)[None], labels=(label,))
 
 
+@undisturbed()
 def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Functional:
     """The integral of the field's interpolant along a polyline, over arc length in the coordinates; one number per channel.
 

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from probneural.checks import real_tensor
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.functionals.base import check_unbatched
 from probneural.functionals.regions import Corner, Indicator, fractions, points_in_box
@@ -16,7 +17,7 @@ from probneural.grids import Grid, check_grid, check_on_grid
 
 
 @dataclass(frozen=True, eq=False)
-class Maximum:
+class Maximum(Undisturbed):
     """The largest value at some of a grid's points; see [`maximum`][probneural.functionals.maximum].
 
     Args:
@@ -55,6 +56,7 @@ class Maximum:
         return flat[..., self.inside.to(flat.device)].amax(-1, keepdim=True)
 
 
+@undisturbed()
 def maximum(
     grid: Grid,
     where: Indicator | ArrayLike | Tensor | None = None,

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from probneural.axes import Axis
-from probneural.checks import check_finite, described, real_tensor
+from probneural.checks import as_array, check_finite, described, real_tensor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, along_axis, check_grid
 from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
@@ -239,7 +239,7 @@ def _asked(inside: Indicator, points: Tensor) -> Tensor:
 
 def _numbers(given: object, shape: tuple[int, ...], name: str, remedy: str) -> Tensor:
     """Truth values or fractions as float64 on the CPU."""
-    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else as_array(given)
     if array.dtype.kind not in "biuf":
         raise DataError(expected=f"truth values as {name}", got=described(given), remedy=remedy)
     if array.shape != shape:

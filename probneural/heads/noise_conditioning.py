@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_callable, check_integer, check_module
+from probneural.checks import assign, check_callable, check_integer, check_module, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
 from probneural.distributions.base import draw_keys
@@ -82,6 +82,8 @@ class NoiseConditioning:
     def __post_init__(self) -> None:
         """Check the settings."""
         assign(self, members=check_integer(self.members, "members", least=2, most=2**20), seed=check_seed(self.seed))
+        if self.noise is not None:
+            check_variances(self.noise, "noise", positive=True)
         if self.condition is not None:
             check_callable(self.condition, "condition", remedy="give a function from an operator to a conditioned one")
             if self.train is None:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_integer
+from probneural.checks import check_flag, check_integer
 from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.metrics.ranked_probability import fair_factor
@@ -48,6 +48,7 @@ def energy_score(
     """
     check_comparison(comparison)
     draws = check_integer(draws, "draws", least=2)
+    is_fair = check_flag(is_fair, "is_fair")
     root = comparison.grid.sample_weights.sqrt().to(comparison.truth)
     observed = ObservedDraws(
         comparison,

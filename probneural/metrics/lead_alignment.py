@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_instance
 from probneural.clocks import rounding_of
 from probneural.distributions.trajectory import Forecast
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, ShapeError
 from probneural.pairs import FieldSource
-
-if TYPE_CHECKING:
-    from probneural.metrics.lead_pairs import TrueTrajectories
 
 _ROUNDING = 1e-2
 """Rounding of times, in steps of the forecast."""
 _COMPARED = 8
 """Samples by which the start of a forecast is found among the true states."""
+
+
+@runtime_checkable
+class TrueTrajectories(Protocol):
+    """States of n functions at leads 0, the start, 1, 2, ...: `pn.FieldTrajectories`, or `pn.data.Trajectories`."""
+
+    def at(self, lead: int, /) -> FieldSource:
+        """The states at one lead, `(n, c, *grid)`."""
+
+    def __len__(self) -> int:
+        """Number of functions n."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +59,18 @@ def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
         truth: With the time of each lead since its start, `lead_times`, or without.
 
     Raises:
+        DataError: If the forecast is none, or the truth has no states by lead.
+        ShapeError: If the two have different numbers of functions.
         ArgumentError: If the truth has no states at a time of the forecast.
     """
+    check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(start, steps=20, seed=0)")
+    check_instance(truth, TrueTrajectories, "truth", remedy="give trajectories: problem.trajectory(...)")
+    if len(forecast) != len(truth):
+        raise ShapeError(
+            expected=f"the true trajectories of {len(forecast)} functions",
+            got=str(len(truth)),
+            remedy="roll out from truth.start",
+        )
     times: Tensor | None = getattr(forecast, "times", None)
     clock: Tensor | None = getattr(truth, "lead_times", None)
     origin = _origin(forecast, truth)

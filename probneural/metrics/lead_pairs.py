@@ -6,35 +6,22 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from probneural.checks import check_instance
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.fingerprints import row_fingerprints
-from probneural.metrics.lead_alignment import aligned
-from probneural.pairs import Dataset, FieldSource
+from probneural.metrics.lead_alignment import TrueTrajectories, aligned
+from probneural.pairs import Dataset
 from probneural.provenance import row_keys
 
 _BATCH_VALUES = 2**16
 """Values of a lead that are compared at once, each with all its members."""
-
-
-@runtime_checkable
-class TrueTrajectories(Protocol):
-    """States of n functions at leads 0, the start, 1, 2, ...: `pn.FieldTrajectories`, or `pn.data.Trajectories`."""
-
-    def at(self, lead: int, /) -> FieldSource:
-        """The states at one lead, `(n, c, *grid)`."""
-
-    def __len__(self) -> int:
-        """Number of functions n."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,14 +49,6 @@ def lead_parts(forecast: Forecast, truth: TrueTrajectories) -> Iterator[LeadPart
         ShapeError: If the two have different numbers of functions.
         ArgumentError: If the truth ends before the forecast does, or has no states at the forecast's times.
     """
-    check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(start, steps=20, seed=0)")
-    check_instance(truth, TrueTrajectories, "truth", remedy="give trajectories: problem.trajectory(...)")
-    if len(forecast) != len(truth):
-        raise ShapeError(
-            expected=f"the true trajectories of {len(forecast)} functions",
-            got=str(len(truth)),
-            remedy="roll out from truth.start",
-        )
     truth = aligned(forecast, truth)
     for lead, u in forecast.leads():
         try:

@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, real_tensor
+from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, check_sequence, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import DataError
 from probneural.metrics.estimates import Estimate, over_functions
-from probneural.metrics.lead_pairs import TrueTrajectories, lead_parts, step_keys
+from probneural.metrics.lead_alignment import TrueTrajectories
+from probneural.metrics.lead_pairs import lead_parts, step_keys
 from probneural.metrics.lead_scores import TITLES, HorizonScores, LeadScore, LeadScores, RankHistograms, Spectra
 from probneural.metrics.lead_sums import LeadNumbers, LeadSettings, Numbers, estimates, reasons_by_score
 from probneural.metrics.member_pool import inside_fraction
@@ -202,7 +203,7 @@ def _names(scores: Collection[str] | None) -> frozenset[str]:
     """The names of scores, all of them known."""
     if scores is None:
         return frozenset(TITLES)
-    names = [scores] if isinstance(scores, str) else list(scores)
+    names = [scores] if isinstance(scores, str) else check_sequence(scores, "scores", remedy="give a list of names")
     return frozenset(check_choice(name, tuple(TITLES), "scores") for name in names)
 
 

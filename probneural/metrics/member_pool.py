@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import check_floating
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import DataError, UnsupportedError
 from probneural.metrics.comparison import Comparison, check_comparison
-from probneural.randomness import stream
+from probneural.randomness import check_seed, stream
 
 
 def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, "n c ranks"]:
@@ -36,7 +37,7 @@ def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, 
         Hamill (2001), Interpretation of rank histograms for verifying ensemble forecasts, section 2.
     """
     check_comparison(comparison)
-    return MemberPool(comparison, seed=seed).rank_histogram()
+    return MemberPool(comparison, seed=check_seed(seed)).rank_histogram()
 
 
 def rank_deviation(histogram: Float64[Tensor, "*batch ranks"]) -> Float64[Tensor, "*batch"]:
@@ -51,6 +52,7 @@ def rank_deviation(histogram: Float64[Tensor, "*batch ranks"]) -> Float64[Tensor
         >>> rank_deviation(torch.tensor([0.5, 0.0, 0.0, 0.5]).double()).item()
         1.0
     """
+    check_floating(histogram, "histogram")
     return (histogram - 1.0 / histogram.shape[-1]).abs().sum(-1)
 
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_flag, check_floating
 from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -45,6 +46,7 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
         (2014), Fair scores for ensemble forecasts, section 4.
     """
     check_comparison(comparison)
+    check_flag(is_fair, "is_fair")
     u = comparison.distribution
     if isinstance(u, EmpiricalField):
         noise = comparison.noise if bool((comparison.noise > 0).any()) else None
@@ -82,7 +84,7 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
         >>> gaussian_crps(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)).item()  # (√2 - 1)/√π
         0.2336...
     """
-    check_values(variance, tuple(residual.shape), "variance")
+    check_values(check_floating(variance, "variance"), tuple(check_floating(residual, "residual").shape), "variance")
     return _mean_absolute(residual, variance) - square_root(variance) / math.sqrt(math.pi)
 
 
@@ -117,9 +119,9 @@ def gaussian_mixture_crps(
         >>> gaussian_mixture_crps(0 * one, 0 * one[0], variances=one, weights=one).item()  # (√2 - 1)/√π
         0.2336...
     """
-    points = tuple(truth.shape)
+    points = tuple(check_floating(truth, "truth").shape)
     for tensor, name in ((means, "means"), (variances, "variances"), (weights, "weights")):
-        check_values(tensor, (len(means), *points), name)
+        check_values(check_floating(tensor, name), (len(means), *points), name)
     score = (weights * _mean_absolute(truth - means, variances)).sum(0)
     for index in range(len(means)):
         spread = _mean_absolute(means[index:] - means[index], variances[index:] + variances[index])
@@ -174,14 +176,15 @@ def mixture_crps(
         >>> mixture_crps(members, truth).item(), mixture_crps(members, truth, is_fair=True).item()
         (0.25, 0.0)
     """
-    count, points = samples.shape[0], tuple(truth.shape)
+    points = tuple(check_floating(truth, "truth").shape)
+    count = samples.shape[0] if check_floating(samples, "samples").ndim else 0
     check_values(samples, (count, *points), "samples")
     mass = truth.new_full((count,), 1.0 / count, dtype=torch.float64) if weights is None else weights
-    check_values(mass, (count,), "weights")
+    check_values(check_floating(mass, "weights"), (count,), "weights")
     mass = mass.to(samples.device, torch.float64)[:, None]
     if variance is not None:
-        check_values(variance, points, "variance")
-    pairs = fair_factor(mass[:, 0]) if is_fair else 1.0
+        check_values(check_floating(variance, "variance"), points, "variance")
+    pairs = fair_factor(mass[:, 0]) if check_flag(is_fair, "is_fair") else 1.0
     members, observed = samples.reshape(count, -1), truth.reshape(-1)
     blur = None if variance is None else variance.reshape(-1)
     step = max(1, _CHUNK_ELEMENTS // count)

@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_integer
+from probneural.checks import check_floating, check_integer
+from probneural.contexts import undisturbed
 from probneural.errors import GridError, ShapeError
-from probneural.grids import Grid, check_unmasked
+from probneural.grids import Grid, check_grid, check_unmasked
 from probneural.metrics.comparison import Comparison
 from probneural.metrics.observed_draws import ObservedDraws
 from probneural.randomness import stream, stream_seed
@@ -38,6 +39,7 @@ class PowerSpectrum(NamedTuple):
     power: Float64[Tensor, "*batch c bands"]
 
 
+@undisturbed()
 def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
     """The power of functions in bands of the wavenumber, each an octave wide; the mean over the domain has none.
 
@@ -58,7 +60,8 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
         >>> edges.tolist(), [round(number, 12) for number in power[0].tolist()]
         ([1.0, 2.0, 4.0, 8.0, 16.0], [0.0, 0.5, 0.0, 0.0])
     """
-    check_unmasked(grid, "spectra")
+    check_floating(values, "values")
+    check_unmasked(check_grid(grid), "spectra")
     if not grid.is_uniform or grid.size < 2:
         raise GridError(expected="a uniform grid of two points or more", got=repr(grid), remedy="resample to one")
     dims = tuple(range(-len(grid.axes), 0))

@@ -9,6 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_flag, check_integer
+from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.mixture import MixtureField
@@ -128,6 +129,7 @@ class SpreadSkillCurve(NamedTuple):
     skill: Float64[Tensor, "c bins"]
 
 
+@undisturbed()
 def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkillCurve:
     """Error against stated standard deviation, where the latter is small, medium and large.
 

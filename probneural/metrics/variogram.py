@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import check_flag, check_integer, check_positive
 from probneural.errors import GridError
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, check_comparison
@@ -58,7 +58,7 @@ def variogram_score(
     """
     check_comparison(comparison)
     order, draws = check_positive(order, "order"), check_integer(draws, "draws", least=2)
-    grid = comparison.grid
+    is_fair, grid = check_flag(is_fair, "is_fair"), comparison.grid
     where = grid.unmasked if grid.is_batch else grid
     first, second, weights = _pairs(where, check_integer(pairs, "pairs"), seed=seed)
     weights = weights.to(comparison.truth)

@@ -19,6 +19,7 @@ from probneural.operators.checks import check_where, stated_channels
 from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.noise_field import NoiseField
 from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
+from probneural.randomness import check_seed
 from probneural.threads import copy_for_call
 
 _MOST_PAIRS = 1024
@@ -89,6 +90,8 @@ class NoiseConditionedOperator(Operator):
         remedy = "give NoiseField(channels=4, modes=(8,))"
         self.noise = NoiseField() if noise is None else check_instance(noise, NoiseField, "noise", remedy=remedy)
         self.embedding = HiddenLayers(width=64, depth=2) if embedding is None else embedding
+        check_instance(self.embedding, HiddenLayers, "embedding", remedy="give HiddenLayers(width=64)", error=ArgumentError)
+        seed = None if seed is None else check_seed(seed)
         self.samples = check_integer(samples, "samples", least=2)
         self.layers = () if layers is None else _named(operator, layers)
         self.channels = stated_channels(operator, "out_channels")

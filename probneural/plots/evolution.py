@@ -19,8 +19,7 @@ from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError
 from probneural.functionals import Functional, check_functional
 from probneural.grids import Grid
-from probneural.metrics.lead_alignment import aligned
-from probneural.metrics.lead_pairs import TrueTrajectories
+from probneural.metrics.lead_alignment import TrueTrajectories, aligned
 from probneural.plots.single import (
     BLUE,
     ERROR_MAP,
@@ -157,7 +156,7 @@ def space_time(
     grid = _check_forecast(forecast).grid
     if grid.dimension != 1 or not grid.is_uniform:
         raise GridError(expected="a uniform grid of one dimension", got=repr(grid), remedy="plots.snapshots(forecast)")
-    check_axis_names(axes, grid)
+    check_axis_names(axes, grid, label=label)
     row = checked_position(index, len(forecast), name="index")
     maps: list[list[Tensor]] = []
     states = None if truth is None else aligned(forecast, truth)
@@ -239,7 +238,7 @@ def snapshots(
     grid = _check_forecast(forecast).grid
     if grid.dimension != 2:
         raise GridError(expected="a grid of two dimensions", got=repr(grid), remedy="plots.space_time(forecast) on a line")
-    check_axis_names(axes, grid)
+    check_axis_names(axes, grid, label=label)
     row = checked_position(index, len(forecast), name="index")
     chosen, when = chosen_leads(leads, forecast.steps, most=_SNAPSHOTS), lead_times(times, forecast.steps)
     maps = []
@@ -303,8 +302,9 @@ def lead_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Te
     Raises:
         ShapeError: If there is not one per lead.
     """
-    given = range(1, steps + 1) if times is None else times
-    where = real_tensor(list(given), "times", dtype=torch.float64, device=torch.device("cpu")).detach()
+    where = real_tensor(
+        range(1, steps + 1) if times is None else times, "times", dtype=torch.float64, device=torch.device("cpu")
+    ).detach()
     check_values(where, (steps,), "times")
     return where
 

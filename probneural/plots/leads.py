@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from probneural.checks import check_instance
+from probneural.checks import check_choice, check_instance, check_sequence
 from probneural.distributions.variance_shares import VarianceShares
 from probneural.errors import ArgumentError, DataError
 from probneural.metrics.lead_scores import TITLES, LeadScores
@@ -27,6 +27,7 @@ from probneural.plots.single import (
     legend_above,
     new_figure,
     noted,
+    with_unit,
 )
 
 _PANELS = 6
@@ -56,8 +57,9 @@ def lead_scores(
         ArgumentError: If there is no score of such a name.
     """
     named = _named(scores)
-    unknown = [name for name in names if name not in TITLES]
-    if unknown or not names:
+    names = check_sequence(names, "names", remedy="give a list of scores")
+    names = [check_choice(name, TITLES, "names") for name in names]
+    if not names:
         raise ArgumentError(expected=f"names among {', '.join(TITLES)}", got=repr(names), remedy="choose some of them")
     columns = min(2, len(names))
     rows = math.ceil(len(names) / columns)
@@ -74,7 +76,7 @@ def lead_scores(
         if ideal is not None:
             panel.axhline(ideal, color=ink(), linewidth=0.9, linestyle=(0, (4, 2)))
         title, dimension = TITLES[name]
-        panel.set_title(f"{title} ({unit})" if unit and dimension == "field" else title, fontsize=10)
+        panel.set_title(with_unit(title, unit) if dimension == "field" else title, fontsize=10)
     for spare in range(len(names), rows * columns):
         panels[spare // columns, spare % columns].remove()
     for panel in panels[-1]:
@@ -108,7 +110,7 @@ def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: st
         panel.set_title(", ".join(part for part in (name if len(named) > 1 else "", title) if part), fontsize=10)
         _name_abscissa(panel, found)
         panel.set_ylim(bottom=0.0)
-    panels[0].set_ylabel(f"value ({unit})" if unit else "value")
+    panels[0].set_ylabel(with_unit("value", unit))
     legend_above(figure, panels[0])
     return noted(figure, any(found.is_uncalibrated for found in named.values()))
 

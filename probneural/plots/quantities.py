@@ -21,7 +21,7 @@ from probneural.distributions.base import FieldDistribution, check_values, index
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.functionals.base import check_labels
-from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, checked_position, ink, new_figure, noted
+from probneural.plots.single import BLUE, SKY, VERMILION, WIDTH, checked_position, ink, new_figure, noted, with_unit
 
 _MOST_PANELS = 12
 """Panels that a figure still has room for."""
@@ -99,7 +99,7 @@ def quantity(
         level=level,
         dots="data" if is_noisy else "truth",
     )
-    value = f"value ({unit})" if unit else "value"
+    value = with_unit("value", unit)
     if count == 1:
         return noted(_one_function(series.row(0, slice(None)), names, value=value), u.is_uncalibrated)
     return noted(_many_functions(series, names, is_sorted=order == "value", value=value), u.is_uncalibrated)

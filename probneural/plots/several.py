@@ -14,10 +14,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from probneural.checks import check_instance
+from probneural.checks import check_instance, check_text
 from probneural.distributions.base import FieldDistribution
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import DataError, GridError
 from probneural.fields import Field
+from probneural.functionals.base import check_labels
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import pit_histogram
@@ -39,6 +40,7 @@ from probneural.plots.single import (
     ink,
     limits,
     new_figure,
+    with_unit,
 )
 
 _COLOURS = (BLUE, VERMILION, "#009E73", ORANGE, "#CC79A7", SKY)
@@ -80,9 +82,8 @@ def fields(
     """
     compared = _compared(predictions, truth, noise)
     row, channels = checked_position(index, len(truth), name="index"), truth.channels
-    names = [f"channel {number}" if channels > 1 else "value" for number in range(channels)] if labels is None else list(labels)
-    if len(names) != channels:
-        raise ArgumentError(expected=f"{channels} labels", got=repr(labels), remedy="name every channel")
+    names = [f"channel {number}" if channels > 1 else "value" for number in range(channels)] if labels is None else labels
+    names = check_labels(names, channels)
     grid, select = _plane(truth.grid)
     check_axis_names(axes, grid)
     count = len(compared) * channels
@@ -180,8 +181,7 @@ def spread_skill(
             linestyle=(0, (4, 2)),
             label="calibrated",
         )
-    suffix = f" ({unit})" if unit else ""
-    panel.set(xlabel=f"predictive standard deviation{suffix}", ylabel=f"root mean squared error{suffix}")
+    panel.set(xlabel=with_unit("predictive standard deviation", unit), ylabel=with_unit("root mean squared error", unit))
     panel.legend(frameon=False, fontsize=8)
     return figure
 
@@ -228,8 +228,9 @@ def sparsification(
         panel.plot(removed, curve.error[column].cpu().numpy(), color=colour, linewidth=1.6, label=label)
         panel.plot(removed, curve.oracle[column].cpu().numpy(), color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
     panel.plot([], [], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="oracle")
-    suffix = f" ({unit})" if unit else ""
-    panel.set(xlim=(0, 1), ylim=(0, None), xlabel=f"fraction of {over} left out", ylabel=f"root mean squared error{suffix}")
+    panel.set(
+        xlim=(0, 1), ylim=(0, None), xlabel=f"fraction of {over} left out", ylabel=with_unit("root mean squared error", unit)
+    )
     panel.legend(frameon=False, fontsize=8)
     return figure
 
@@ -257,6 +258,8 @@ def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axi
         raise DataError(
             expected="points of finite positive seconds and finite scores", got=repr(points), remedy="leave failures out"
         )
+    for name, text in (("score", score), ("axis", axis), ("title", title)):
+        check_text(text, name)
     figure = new_figure(WIDTH, 3.6)
     panel = figure.subplots()
     panel.set_xscale("log")

@@ -20,13 +20,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.calibration.band_fields import BandField
-from probneural.checks import check_finite, check_instance, check_integer, check_positive, check_real
+from probneural.checks import (
+    check_finite,
+    check_instance,
+    check_integer,
+    check_real,
+    check_sequence,
+    check_text,
+)
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
+from probneural.randomness import check_seed
 from probneural.training.history import History
 
 # The colours of Okabe and Ito, which stay apart for every kind of colour vision; maps that are monotone in lightness.
@@ -80,7 +88,7 @@ def field(
         DataError: If `u` is not a distribution, `truth` is not a `Field`, or a value is not finite.
     """
     check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
-    _check_dimension(u.grid, (1, 2), axes)
+    _check_dimension(u.grid, (1, 2), axes, label)
     shape = tuple(u.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     draws = check_integer(draws, "draws", least=0)
@@ -90,7 +98,7 @@ def field(
     observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
     mean = _one(one.mean, 0, channel)
     sd = _one(one.variance.detach().double() + observed, 0, channel).sqrt()
-    drawn = one.rsample(torch.Size([draws]), seed=seed)[:, 0, channel].detach().cpu().double()
+    drawn = one.rsample(torch.Size([draws]), seed=check_seed(seed))[:, 0, channel].detach().cpu().double()
     for values, name in ((mean, "predicted means"), (sd, "predicted variances")):
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
@@ -137,7 +145,7 @@ def band(
         DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
     """
     check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
-    _check_dimension(bands.grid, (1, 2), axes)
+    _check_dimension(bands.grid, (1, 2), axes, label)
     shape = tuple(bands.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
@@ -228,35 +236,42 @@ def png(figure: Figure, *, dpi: float = 200.0) -> bytes:
 
     Args:
         figure: Any Matplotlib figure.
-        dpi: Pixels per inch; 200 stays sharp at twice its size on the page.
+        dpi: Pixels per inch, from 10 to 2000; 200 stays sharp at twice its size on the page.
 
     Returns:
         A PNG image.
 
     Raises:
-        ArgumentError: If `dpi` is not positive.
+        ArgumentError: If `dpi` is out of range.
     """
     check_instance(figure, Figure, "figure", remedy="render what a plot returned")
-    dpi = check_positive(dpi, "dpi")
+    dpi = check_real(dpi, "dpi", least=10.0, most=2000.0)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
     return stream.getvalue()
 
 
-def _check_dimension(grid: Grid, allowed: tuple[int, ...], axes: Sequence[str]) -> None:
+def _check_dimension(grid: Grid, allowed: tuple[int, ...], axes: Sequence[str], label: str) -> None:
     if grid.dimension not in allowed:
         raise GridError(
             expected=f"a grid of dimension {' or '.join(map(str, allowed))}",
             got=repr(grid),
             remedy="evaluate on a slice of it: query=pn.Grid.scattered(points, weights)",
         )
-    check_axis_names(axes, grid)
+    check_axis_names(axes, grid, label=label)
 
 
-def check_axis_names(axes: Sequence[str], grid: Grid) -> None:
-    """Raise an ArgumentError unless there is a name for every axis."""
-    if not isinstance(axes, Sequence) or len(axes) < grid.dimension:
+def check_axis_names(axes: Sequence[str], grid: Grid, *, label: str = "") -> None:
+    """Raise an ArgumentError unless there is a name for every axis, and the label is a text."""
+    names = check_sequence(axes, "axis names", remedy="name every coordinate")
+    if len(names) < grid.dimension or not all(isinstance(name, str) for name in names):
         raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
+    check_text(label, "label")
+
+
+def with_unit(name: str, unit: str) -> str:
+    """A name followed by its unit in brackets, if there is one."""
+    return f"{name} ({unit})" if check_text(unit, "unit") else name
 
 
 def checked_position(number: int, count: int, *, name: str) -> int:

@@ -70,8 +70,7 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
         """Validate the arguments."""
         check_positive(self.diffusivity, "diffusivity")
         check_positive(self.time, "time")
-        if self.decay != 0.0:
-            check_positive(self.decay, "decay")
+        check_real(self.decay, "decay", least=0.0)
         check_integer(self.dimension, "dimension", most=3)
         super().__post_init__()
         per_axis(self.velocity, self.dimension, "velocity", check_real)

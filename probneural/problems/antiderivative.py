@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice
+from probneural.checks import check_choice, check_real
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.gaussian_input import GaussianInputProblem
@@ -78,7 +78,7 @@ class Antiderivative(GaussianInputProblem):
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_choice(self.equation, _STARTS, "equation")
-        start = self._start
+        start = check_real(self._start, "start")
         suits = {
             "linear": math.isfinite(start),
             "exponential": math.isfinite(start) and start != 0.0,

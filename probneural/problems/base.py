@@ -13,12 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_device, check_finite, check_floating, check_integer
-from probneural.contexts import undisturbed
-from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
+from probneural.contexts import Undisturbed
+from probneural.errors import DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid, per_axis
 from probneural.pairs import FieldPairs
-from probneural.problems.input_distributions import InputDistribution
+from probneural.problems.input_distributions import InputDistribution, check_sample_dtype
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.threads import jvp
 
@@ -29,7 +29,7 @@ _CUBE_SLACK = 1e-9
 """How far outside the closed unit cube a design may lie: rounding of the optimiser that proposed it."""
 
 
-class Problem(ABC):
+class Problem(Undisturbed, ABC):
     """An operator between functions on a box whose values are known exactly, with a distribution of its inputs; abstract.
 
     Inputs and outputs live on one grid. A problem draws *coefficients*, so one seed is the same functions on every grid; a
@@ -139,7 +139,6 @@ class Problem(ABC):
         self._check_resolution(sizes)
         return self._uniform(sizes)
 
-    @undisturbed()
     def sample(
         self,
         n: int,
@@ -175,7 +174,6 @@ class Problem(ABC):
             outputs.append(self._solve_coefficients(part, grid).to(dtype))
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
 
-    @undisturbed()
     def sample_inputs(
         self,
         n: int,
@@ -207,7 +205,6 @@ class Problem(ABC):
         parts = self._chunks(coefficients, grid)
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
-    @undisturbed()
     def solve(self, inputs: Field) -> Field:
         """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.
 
@@ -259,7 +256,6 @@ class Problem(ABC):
         moved = self._differentiate(inputs.values.double(), direction.values.double(), inputs.grid)
         return Field(moved.to(inputs.dtype), inputs.grid)
 
-    @undisturbed()
     def encode(self, design: Float[Tensor, "*batch d"], *, grid: Grid) -> Field:
         """Map points of the closed unit cube to input functions, differentiably.
 
@@ -357,12 +353,6 @@ class Problem(ABC):
         if not len(field):
             raise ShapeError(expected=f"at least one field as {name}", got="none", remedy="skip empty batches")
         check_finite(field.values, name)
-
-
-def check_sample_dtype(dtype: torch.dtype) -> None:
-    """Raise an ArgumentError unless a dtype is one of those that samples may have."""
-    if dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(expected="dtype torch.float32 or torch.float64", got=repr(dtype), remedy="the default is float32")
 
 
 def shifted_fields(distribution: GaussianRandomField, *, amplitude: float) -> dict[str, GaussianRandomField]:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_integer
-from probneural.contexts import undisturbed
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems.base import Problem, check_sample_dtype
+from probneural.problems.base import Problem
+from probneural.problems.input_distributions import check_sample_dtype
 from probneural.trajectories import FieldTrajectories, check_times
 
 
@@ -39,7 +39,6 @@ class Evolution(Problem):
         def time(self) -> float:
             """When the output is read."""
 
-    @undisturbed()
     def trajectory(
         self,
         n: int,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from probneural.checks import check_floating
+
 _TERMS = 18
 """Terms of a Taylor series that reach rounding at |z| = 1."""
 
@@ -55,7 +57,7 @@ def phi_functions(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         >>> [round(float(value), 12) for value in phi_functions(torch.zeros((), dtype=torch.float64))]
         [1.0, 0.5, 0.166666666667]
     """
-    is_small = z.abs() < 1.0
+    is_small = check_floating(z, "z").abs() < 1.0
     small, large = torch.where(is_small, z, 0.0), torch.where(is_small, 1.0, z)  # what is not chosen stays finite
     values = []
     recurrence = torch.expm1(large) / large

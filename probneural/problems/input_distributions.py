@@ -11,13 +11,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_callable, check_instance, check_integer, check_real, check_sequence
-from probneural.errors import ArgumentError, ShapeError
+from probneural.checks import assign, check_callable, check_floating, check_instance, check_integer, check_real, check_sequence
+from probneural.contexts import Undisturbed
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid
-from probneural.randomness import stream
+from probneural.randomness import check_seed, stream
 
 
-class InputDistribution(ABC):
+class InputDistribution(Undisturbed, ABC):
     """A distribution of coefficient vectors, from which a problem builds its input functions on any grid; abstract.
 
     Attributes:
@@ -69,7 +70,7 @@ class InputDistribution(ABC):
             ArgumentError: If n is less than 1, or the seed is none.
         """
         check_integer(n, "n")
-        return self._draw(n, stream(seed, "functions"))
+        return self._draw(n, stream(check_seed(seed), "functions"))
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class UniformParameters(InputDistribution):
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Parameters at given probabilities of their intervals; see the base class."""
+        check_levels(probabilities, self.size)
         rest = probabilities.new_full((probabilities.shape[0], self.size - probabilities.shape[1]), 0.5)
         low, high = probabilities.new_tensor(self.lower), probabilities.new_tensor(self.upper)
         return low + (high - low) * torch.cat([probabilities, rest], dim=1)
@@ -142,6 +144,10 @@ class IndependentDistributions(InputDistribution):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
+        remedy = "give a tuple of distributions"
+        assign(self, parts=check_sequence(self.parts, "parts", remedy=remedy))
+        for part in self.parts:
+            check_instance(part, InputDistribution, "a part", remedy=remedy, error=ArgumentError)
         if not self.parts or len({part.dimension for part in self.parts}) != 1:
             raise ArgumentError(
                 expected="at least one distribution, all of one dimension",
@@ -166,10 +172,17 @@ class IndependentDistributions(InputDistribution):
 
     def split(self, coefficients: Float[Tensor, "n size"]) -> Sequence[Float[Tensor, "n _"]]:
         """The coefficients of each part."""
+        if check_floating(coefficients, "coefficients").ndim != 2 or coefficients.shape[1] != self.size:
+            raise ShapeError(
+                expected=f"coefficients of shape (n, {self.size})",
+                got=str(tuple(coefficients.shape)),
+                remedy="pass what draw returns",
+            )
         return coefficients.split([part.size for part in self.parts], dim=1)
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Quantiles dealt out in turn; see the base class."""
+        check_levels(probabilities, self.size)
         hands: list[list[Tensor]] = [[] for _ in self.parts]
         owner = 0
         for probability in probabilities.unbind(1):
@@ -257,3 +270,23 @@ class StateDistribution(InputDistribution):
 def describe_tensor(value: object) -> str:
     """Shape and dtype of a tensor, or the type of anything else, for messages."""
     return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else str(type(value))
+
+
+def check_sample_dtype(dtype: torch.dtype) -> None:
+    """Raise an ArgumentError unless a dtype is one of those that samples may have."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(expected="dtype torch.float32 or torch.float64", got=repr(dtype), remedy="the default is float32")
+
+
+def check_levels(probabilities: Float[Tensor, "n d"], size: int) -> None:
+    """Raise a typed error unless probabilities are `(n, d)` numbers in [0, 1], d at most `size`."""
+    if check_floating(probabilities, "probabilities").ndim != 2 or probabilities.shape[1] > size:
+        raise ShapeError(
+            expected=f"probabilities of shape (n, d), d up to {size}",
+            got=str(tuple(probabilities.shape)),
+            remedy="give one row per function",
+        )
+    if not bool(((probabilities >= 0) & (probabilities <= 1)).all()):
+        raise DataError(
+            expected="probabilities from 0 to 1", got="others, or NaN", remedy="clamp them: probabilities.clamp(0, 1)"
+        )

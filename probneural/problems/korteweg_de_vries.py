@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_positive
+from probneural.checks import assign, check_instance, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
 from probneural.problems.base import Problem
@@ -92,6 +92,9 @@ class KortewegDeVries(Evolution):
         check_integer(self.solitons, "solitons", most=2)
         count = 2 * self.solitons
         check_integer(self.design_dim, "design_dim", most=count)
+        for name in ("lower", "upper"):
+            bounds = check_sequence(getattr(self, name), name, remedy=f"give a tuple of {count} numbers")
+            assign(self, **{name: tuple(check_real(bound, name) for bound in bounds)})
         ordered = len(self.lower) == len(self.upper) == count and (count == 2 or self.upper[0] < self.lower[1])
         if not ordered or not all(low > 0.0 for low in self.lower[: self.solitons]):
             raise ArgumentError(

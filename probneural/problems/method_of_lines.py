@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from probneural.checks import check_callable, check_instance, check_integer, check_positive
+from probneural.checks import check_callable, check_instance, check_integer, check_positive, check_text
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.problems.base import Problem, shifted_fields
@@ -121,6 +121,7 @@ class MethodOfLines(Evolution):
         check_instance(self.input_distribution, InputDistribution, "input_distribution", remedy=_SEE, error=ArgumentError)
         check_instance(self.integrator, TimeIntegrator, "integrator", remedy=_SEE, error=ArgumentError)
         check_positive(self.time, "time")
+        check_text(self.name, "name")
         check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
         if not isinstance(self.input_distribution, StateDistribution) and not self._fields():
             raise ArgumentError(

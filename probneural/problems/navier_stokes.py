@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import assign, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
 from probneural.problems.base import Problem
@@ -153,7 +153,9 @@ class NavierStokesShell(Evolution):
         """Validate the arguments."""
         check_positive(self.viscosity, "viscosity")
         check_positive(self.time, "time")
-        if len(self.drift) != 2 or not all(math.isfinite(speed) for speed in self.drift):
+        drift = check_sequence(self.drift, "drift", remedy="give a tuple (0.5, 0.0)")
+        assign(self, drift=tuple(check_real(speed, "drift") for speed in drift))
+        if len(drift) != 2:
             raise ArgumentError(expected="a drift of two finite speeds", got=repr(self.drift), remedy="give a tuple (0.5, 0.0)")
         check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
 

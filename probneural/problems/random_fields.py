@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_positive
+from probneural.checks import check_choice, check_floating, check_integer, check_positive, check_sequence
 from probneural.errors import GridError, ShapeError
-from probneural.grids import Grid, along_axis
-from probneural.problems.input_distributions import InputDistribution
+from probneural.grids import Grid, along_axis, check_grid
+from probneural.problems.input_distributions import InputDistribution, check_levels, check_sample_dtype
 
 CORNER_TAIL = 1e-3
 """Probability that `quantiles` keeps between 0 or 1 and infinity: coefficients reach ±3.09 standard deviations, and the slope
@@ -131,6 +131,7 @@ class GaussianRandomField(InputDistribution):
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Leading coefficients √λ_i Φ⁻¹(ε + (1 − 2ε) s_i) with ε = 10⁻³, the other ones zero; see the base class."""
+        check_levels(probabilities, self.size)
         scores = torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * probabilities)
         leading = scores * self.eigenvalues[: probabilities.shape[1]].sqrt().to(scores)
         return torch.cat([leading, leading.new_zeros(leading.shape[0], self.size - leading.shape[1])], dim=1)
@@ -152,12 +153,14 @@ class GaussianRandomField(InputDistribution):
             GridError: If the grid is scattered or has another dimension.
             ShapeError: If the coefficients have another shape.
         """
-        if not grid.is_uniform or grid.dimension != self.dimension:
+        if not check_grid(grid).is_uniform or grid.dimension != self.dimension:
             raise GridError(
                 expected=f"a uniform grid in {self.dimension} dimensions",
                 got=repr(grid),
                 remedy="make one with Grid.uniform; evaluate_on_axes takes coordinates of your own",
             )
+        if dtype is not None:
+            check_sample_dtype(dtype)
         values = self.evaluate_on_axes(coefficients, [axis.coordinates for axis in grid.axes])
         return values if dtype is None else values.to(dtype)
 
@@ -176,16 +179,20 @@ class GaussianRandomField(InputDistribution):
         Raises:
             ShapeError: If the coefficients or the number of axes do not fit the distribution.
         """
-        if coefficients.ndim != 2 or coefficients.shape[1] != self.size:
+        if check_floating(coefficients, "coefficients").ndim != 2 or coefficients.shape[1] != self.size:
             raise ShapeError(
                 expected=f"coefficients of shape (n, {self.size})",
                 got=str(tuple(coefficients.shape)),
                 remedy="pass what draw returns",
             )
+        coordinates = check_sequence(coordinates, "coordinates", remedy="give one vector per axis")
         if len(coordinates) != self.dimension:
             raise ShapeError(
                 expected=f"coordinates for {self.dimension} axes", got=str(len(coordinates)), remedy="give one vector per axis"
             )
+        for points in coordinates:
+            if check_floating(points, "coordinates").ndim != 1:
+                raise ShapeError(expected="vectors of coordinates", got=str(tuple(points.shape)), remedy="give (m,) per axis")
         products = coefficients.new_zeros(coefficients.shape[0], self._squares.numel())
         products = products.index_copy(1, self._places.to(coefficients.device), coefficients)
         values = products.unflatten(1, self._squares.shape)
@@ -199,7 +206,7 @@ class GaussianRandomField(InputDistribution):
         Raises:
             GridError: If the grid is scattered or has another dimension.
         """
-        if not grid.is_uniform or grid.dimension != self.dimension:
+        if not check_grid(grid).is_uniform or grid.dimension != self.dimension:
             raise GridError(
                 expected=f"a uniform grid in {self.dimension} dimensions", got=repr(grid), remedy="make one with Grid.uniform"
             )

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_integer, check_positive
+from probneural.checks import check_integer, check_positive, check_real
 from probneural.distributions import FeatureRoot, GaussianField, Latent
 from probneural.distributions.latent import digest
 from probneural.errors import ArgumentError, ResolutionError
@@ -121,7 +121,7 @@ class SignalSeparation(Problem):
     def __post_init__(self) -> None:
         """Validate the arguments."""
         check_positive(self.noise, "noise")
-        if self.target not in _FREQUENCIES:
+        if check_real(self.target, "target") not in _FREQUENCIES:
             raise ArgumentError(
                 expected=f"a target among {_FREQUENCIES} Hz", got=repr(self.target), remedy="choose one of the tones"
             )

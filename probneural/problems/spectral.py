@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from probneural.checks import check_integer
+from probneural.checks import check_floating, check_integer
 from probneural.errors import GridError
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 
 
 def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0) -> Tensor:
@@ -39,7 +39,8 @@ def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0)
         True
     """
     check_integer(order, "order", least=0)
-    check_integer(axis, "axis", least=0, most=grid.dimension - 1)
+    check_floating(u, "u")
+    check_integer(axis, "axis", least=0, most=check_grid(grid).dimension - 1)
     _check_periodic(grid, grid.periodic[axis])
     spacing = grid.axes[axis]
     dim = axis - grid.dimension
@@ -73,7 +74,8 @@ def dealias(u: Tensor, grid: Grid) -> Tensor:
         >>> dealias(waves, grid).abs().amax(-1).round(decimals=6).tolist()
         [1.0, 0.0]
     """
-    _check_periodic(grid, all(grid.periodic))
+    check_floating(u, "u")
+    _check_periodic(grid, all(check_grid(grid).periodic))
     for number, axis in enumerate(grid.axes):
         dim = number - grid.dimension
         counts = torch.arange(axis.size // 2 + 1, device=u.device)

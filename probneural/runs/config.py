@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
+from probneural.checks import check_instance
 from probneural.errors import ArgumentError
 from probneural.runs.values import Range, convert, hints_of
 
@@ -377,6 +378,7 @@ class Config:
             >>> list(Config().differences(Config(split=Split(seed=1))))
             ['split.seed = 0, not 1']
         """
+        check_instance(other, Config, "other", remedy="read it: runs.read_config(path)", error=ArgumentError)
         ours, theirs = self.to_dict(), other.to_dict()
         for section, entries in ours.items():
             for name, value in entries.items():

@@ -16,7 +16,7 @@ from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.extras import missing
 from probneural.functionals import Functional, integral, sensors
 from probneural.grids import Grid
-from probneural.metrics.lead_pairs import TrueTrajectories
+from probneural.metrics.lead_alignment import TrueTrajectories
 from probneural.metrics.lead_scores import TITLES, LeadScores
 from probneural.metrics.lead_scoring import score_by_lead
 from probneural.runs.page import Figure, document, figure_section

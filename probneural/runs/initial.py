@@ -36,7 +36,7 @@ def init(config: Config, path: str | os.PathLike[str], *, overwrite: bool = Fals
     """
     check_instance(config, Config, "config", remedy="begin with Config()", error=ArgumentError)
     file = check_path(path, "path")
-    if file.exists() and not check_flag(overwrite, "overwrite"):
+    if not check_flag(overwrite, "overwrite") and file.exists():
         raise FileError(expected=f"no file at {file}", got="one", remedy="name another by --output, or say --overwrite")
     config, notes = initial_config(config)
     config = dataclasses.replace(config, data=with_paths(config.data, lambda path: os.path.relpath(path, file.parent)))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from probneural.checks import check_path, check_regular
+from probneural.checks import check_instance, check_path, check_regular, check_text
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs.config import Config, Source, with_paths
 from probneural.runs.places import place_in
@@ -39,7 +39,12 @@ def write_config(config: Config, path: str | os.PathLike[str], *, notes: Mapping
     Raises:
         FileError: If the folder cannot be written to.
     """
-    atomic.write(check_path(path, "path"), text_of(config, notes=notes or {}).encode())
+    check_instance(config, Config, "config", remedy="give runs.Config(), or what read_config returns", error=ArgumentError)
+    if notes is not None:
+        check_instance(notes, Mapping, "notes", remedy="give texts by section.name", error=ArgumentError)
+        for note in notes.values():
+            check_text(note, "a note")
+    atomic.write(check_path(path, "path"), text_of(config, notes=notes).encode())
 
 
 def text_of(config: Config, *, notes: Mapping[str, str] | None = None) -> str:

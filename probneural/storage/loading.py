@@ -13,14 +13,13 @@ import torch
 from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
-from probneural.checks import check_module, check_path
+from probneural.checks import check_device, check_module, check_path
 from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError
 from probneural.provenance import TrainingRecord
 from probneural.storage.kinds import KINDS, OPERATORS, Kind
 from probneural.storage.modules import CONFIGURATION, FOREIGN, RECORD, Bounded, SavedModule
 from probneural.training import files, schema
-from probneural.training.devices import resolve_device
 
 Plan: TypeAlias = Callable[[torch.device], Any]
 """Builds something on a device. What a file says of it has been checked."""
@@ -58,7 +57,7 @@ def load(
     """
     for one in operator if isinstance(operator, list | tuple) else [] if operator is None else [operator]:
         check_module(one, "operator")
-    target = resolve_device(device, nn.Identity())
+    target = check_device(device)
     tensors, metadata = files.read(check_path(path, "path"))
     loaded: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(target)
     return loaded

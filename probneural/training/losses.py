@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.axes import transfer
-from probneural.checks import assign, check_callable, check_integer, check_positive, check_real, check_sequence
+from probneural.checks import assign, check_callable, check_instance, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.fields import Field, power_of_two
+from probneural.fields import Field, check_field, power_of_two
 from probneural.grids import Grid, check_grid, check_unmasked
 
 Loss: TypeAlias = Callable[..., Tensor]
@@ -62,6 +62,7 @@ def relative_l2(
         0.5
     """
     _check_alike(predicted, target)
+    check_grid(grid)
     predicted, target = grid.fill(predicted), grid.fill(target)
     return _relative(predicted.flatten(2), target.flatten(2), grid.sample_weights.to(target))
 
@@ -154,7 +155,11 @@ class SpectralBands:
         """Check that the bands are bands."""
         remedy = "give increasing numbers of cycles: edges=(4, 16)"
         edges = tuple(check_positive(edge, "edges") for edge in check_sequence(self.edges, "edges", remedy=remedy))
-        weights = (1.0,) * (len(edges) + 1) if self.weights is None else tuple(self.weights)
+        weights = (
+            (1.0,) * (len(edges) + 1)
+            if self.weights is None
+            else check_sequence(self.weights, "weights", remedy="give a number per band")
+        )
         weights = tuple(check_real(weight, "weights", least=0.0) for weight in weights)
         if not edges or list(edges) != sorted({*edges}):
             raise ArgumentError(expected="edges that increase", got=str(self.edges), remedy=remedy)
@@ -326,7 +331,15 @@ class PDEResidual:
         Raises:
             ShapeError: If the residual has no value at each point of each function.
         """
-        left = self.residual(predicted, inputs, grid)
+        for values, name in ((predicted, "predictions"), (target, "targets")):
+            check_instance(values, Tensor, name, remedy="give tensors (n, c, *grid): field.values")
+        if predicted.ndim < 3 or tuple(predicted.shape[2:]) != check_grid(grid).shape:
+            raise ShapeError(
+                expected=f"predictions (n, c, *{grid.shape})", got=str(tuple(predicted.shape)), remedy="give their own grid"
+            )
+        left = check_instance(
+            self.residual(predicted, check_field(inputs, "inputs"), grid), Tensor, "residual", remedy="return a tensor"
+        )
         if left.ndim != predicted.ndim or left.shape[0] != predicted.shape[0] or left.shape[2:] != predicted.shape[2:]:
             raise ShapeError(
                 expected=f"a residual of shape ({predicted.shape[0]}, k, {', '.join(map(str, grid.shape))})",
@@ -373,6 +386,8 @@ class WeightedSum:
         inputs: Field | None = None,
     ) -> Float[Tensor, ""]:
         """The sum; terms that take the input functions get them."""
+        if inputs is not None:
+            check_field(inputs, "inputs")
         values = [
             weight * loss(predicted, target, grid, **({"inputs": inputs} if takes_inputs(loss) else {}))
             for weight, loss in self.terms
@@ -381,6 +396,8 @@ class WeightedSum:
 
 
 def _check_alike(predicted: Tensor, target: Tensor) -> None:
+    for values, name in ((predicted, "predictions"), (target, "targets")):
+        check_instance(values, Tensor, name, remedy="give tensors (n, c, *grid): field.values")
     if predicted.shape != target.shape:
         raise ShapeError(
             expected=f"predictions shaped like the targets {tuple(target.shape)}",

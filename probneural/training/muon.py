@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from probneural.checks import check_callable, check_integer, check_positive, check_real, check_sequence
+from probneural.errors import ArgumentError
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic iteration; Jordan (2024) chose them for their slope at zero. Five passes take singular values to [.7, 1.2]."""
 _PASSES = 5
@@ -35,6 +38,9 @@ class Muon(torch.optim.Optimizer):
         weight_decay: Share of a weight that a step removes, over the learning rate; for all weights.
         largest: Matrices with more rows and more columns than this are left to AdamW; None for no limit.
 
+    Raises:
+        ArgumentError: If a parameter is no leaf tensor of floating point numbers, there is none, or an option is out of range.
+
     References:
         Jordan et al. (2024), "Muon: an optimizer for hidden layers in neural networks"; Liu et al. (2025), "Muon is scalable
         for LLM training", arXiv 2502.16982, section 2.2 (the scale of updates).
@@ -58,16 +64,28 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         largest: int | None = 64,
     ) -> None:
+        remedy = "give those of a module: operator.parameters()"
+        weights = () if isinstance(parameters, Tensor) else check_sequence(parameters, "parameters", remedy=remedy)
+        if not weights or not all(isinstance(one, Tensor) and one.is_leaf and _is_inexact(one) for one in weights):
+            raise ArgumentError(expected="leaf tensors as parameters, one at least", got=repr(parameters)[:200], remedy=remedy)
+        decays = check_sequence(betas, "betas", remedy="give two numbers")
+        if len(decays) != 2:
+            raise ArgumentError(expected="two numbers as betas", got=repr(betas), remedy="give betas=(0.9, 0.999)")
+        options = {
+            "lr": check_real(lr, "lr", least=0.0),
+            "momentum": check_real(momentum, "momentum", least=0.0, below=1.0),
+            "betas": tuple(check_real(beta, "betas", least=0.0, below=1.0) for beta in decays),
+            "eps": check_positive(eps, "eps"),
+            "weight_decay": check_real(weight_decay, "weight_decay", least=0.0),
+        }
+        most = math.inf if largest is None else check_integer(largest, "largest")
         matrices: list[Tensor] = []
         others: list[Tensor] = []
-        for one in parameters:
-            is_matrix = one.ndim == 2 and 1 < min(one.shape) <= (math.inf if largest is None else largest)
+        for one in weights:
+            is_matrix = one.ndim == 2 and 1 < min(one.shape) <= most
             (matrices if is_matrix else others).append(one)
         parts = {"muon": matrices, "adamw": others}
-        super().__init__(
-            [{"params": found, "rule": rule} for rule, found in parts.items() if found],
-            {"lr": lr, "momentum": momentum, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay},
-        )
+        super().__init__([{"params": found, "rule": rule} for rule, found in parts.items() if found], options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -81,6 +99,7 @@ class Muon(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
+            check_callable(closure, "closure", remedy="give a function that returns the loss, or none")
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
@@ -152,3 +171,7 @@ def _gradient(weight: Tensor) -> Tensor:
     if weight.grad is None:
         raise RuntimeError("a weight without a gradient was to be moved")  # callers leave those out
     return weight.grad
+
+
+def _is_inexact(values: Tensor) -> bool:
+    return values.is_floating_point() or values.is_complex()

@@ -14,7 +14,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.active.botorch_models.tensor_posterior import TensorPosterior
-from probneural.checks import check_variances
+from probneural.checks import check_instance, check_integer, check_sequence, check_variances
+from probneural.contexts import undisturbed
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, ShapeError
 from probneural.functionals import Functional, check_functional
@@ -25,6 +26,7 @@ _ROWS = 256
 """Rows of a functional's matrix formed at once."""
 
 
+@undisturbed()
 def observation_variance(
     predictor: Predictor, functional: Functional, *, outputs: Sequence[int] | None = None
 ) -> Float64[Tensor, " r"]:
@@ -68,6 +70,7 @@ def observation_variance(
         >>> [round(value, 6) for value in observation_variance(predictor, both).tolist()]
         [0.005, 0.02]
     """
+    check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
     grid, channels = check_functional(functional).grid, predictor.out_channels
     effective = predictor.effective_observations
     least = _LEAST_NOISE * predictor.residual_variance.to("cpu", torch.float64)
@@ -75,7 +78,17 @@ def observation_variance(
     counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
     if effective is not None:  # a grid cannot tell more than one observation per point
         counts = effective.detach().to("cpu", torch.float64).expand(channels).clamp_max(float(grid.size))
-    chosen = torch.arange(channels * functional.size) if outputs is None else torch.tensor(list(outputs), dtype=torch.long)
+    chosen = (
+        torch.arange(channels * functional.size)
+        if outputs is None
+        else torch.tensor(
+            [
+                check_integer(output, "output", least=0)
+                for output in check_sequence(outputs, "outputs", remedy="give a list of numbers")
+            ],
+            dtype=torch.long,
+        )
+    )
     if bool(((chosen < 0) | (chosen >= channels * functional.size)).any()):
         raise ArgumentError(
             expected=f"outputs from 0 to {channels * functional.size - 1}",

@@ -28,13 +28,14 @@ from probneural.active.botorch_models.conditioning import (
 )
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
 from probneural.checks import check_callable, check_finite, check_flag, check_instance, check_integer, check_sequence
+from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Predictor, Root
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional, check_functional
 
 
-class OperatorModel(Model, FantasizeMixin):
+class OperatorModel(Undisturbed, Model, FantasizeMixin):
     """The BoTorch model of y = A u(encode(x)): numbers that a functional A reads from the field at design x.
 
     Any acquisition function works on it where the predictor is Gaussian: those that ask for a posterior's mean, variance or
@@ -129,7 +130,10 @@ class OperatorModel(Model, FantasizeMixin):
         self.observations: tuple[Observation, ...] = ()
         self._batch_shape = torch.Size()
         if input_transform is not None:  # BoTorch asks whether the attribute exists
-            self.input_transform = input_transform
+            remedy = "give a transform of BoTorch: Normalize(d=2)"
+            self.input_transform = check_instance(
+                input_transform, InputTransform, "input_transform", remedy=remedy, error=ArgumentError
+            )
 
     @property
     def num_outputs(self) -> int:
@@ -480,6 +484,8 @@ def _transformed(posterior: FieldPosterior | MemberPosterior, transform: Posteri
     """Apply a posterior transform; BoTorch's own scalarisation goes through gpytorch, which clamps variances."""
     if isinstance(transform, ScalarizedPosteriorTransform):
         return posterior.scalarize(transform.get_buffer("weights"), offset=transform.offset)
+    remedy = "give a transform of BoTorch, or none"
+    check_instance(transform, PosteriorTransform, "posterior_transform", remedy=remedy, error=ArgumentError)
     if "X" in inspect.signature(transform.forward).parameters:  # BoTorch 0.16 does not pass the designs
         return transform(posterior=posterior, X=X)
     return transform(posterior)

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
-from probneural.checks import check_integer
+from probneural.checks import check_floating, check_instance, check_integer
+from probneural.contexts import Undisturbed
 from probneural.distributions import FunctionDraw
 from probneural.distributions.base import draw_stream
 from probneural.errors import LatentError, ShapeError
 from probneural.randomness import check_seed, stream_seed
 
 
-class OperatorDraws(DeterministicModel):
+class OperatorDraws(Undisturbed, DeterministicModel):
     """The outputs of operators drawn from a model's distribution, as a deterministic model for Thompson sampling.
 
     Each is one function of the design, the same at every call, differentiable, and exact: nothing is approximated by random
@@ -49,7 +50,7 @@ class OperatorDraws(DeterministicModel):
 
     def __init__(self, model: OperatorModel, count: int | None = None, *, seed: int | None = None) -> None:
         super().__init__()
-        self.model = model
+        self.model = check_instance(model, OperatorModel, "model", remedy="wrap a predictor: OperatorModel(predictor, ...)")
         self.count = None if count is None else check_integer(count, "count of draws")
         self.sample_shape = torch.Size([] if count is None else [count])
         self.seed = int(torch.randint(2**62, ())) if seed is None else check_seed(seed)
@@ -86,7 +87,7 @@ class OperatorDraws(DeterministicModel):
                 of `KernelOperator` do, and the model has observed something.
         """
         try:
-            torch.broadcast_shapes(X.shape[:-2], self.batch_shape)
+            torch.broadcast_shapes(check_floating(X, "designs").shape[:-2], self.batch_shape)
         except RuntimeError as error:
             raise ShapeError(
                 expected=f"t-batches that broadcast against {tuple(self.batch_shape)}, the draws",

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
+from probneural.checks import check_integer
 from probneural.errors import ArgumentError
 
 
@@ -29,7 +30,9 @@ class MemberSampler(MCSampler):
     """
 
     def __init__(self, members: int) -> None:
-        super().__init__(sample_shape=torch.Size([members]), seed=0)  # without a seed BoTorch would draw one, for nothing
+        super().__init__(
+            sample_shape=torch.Size([check_integer(members, "members")]), seed=0
+        )  # without a seed BoTorch would draw one, for nothing
 
     def forward(self, posterior: Posterior) -> Float[Tensor, "... q m"]:
         """Return the members, `s x b x q x m`.

@@ -9,11 +9,13 @@ from botorch.posteriors.posterior import Posterior
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.contexts import Undisturbed
+
 _ONE_DRAW = torch.Size([1])
 _NO_DRAWS = torch.Size()
 
 
-class TensorPosterior(Posterior, ABC):
+class TensorPosterior(Undisturbed, Posterior, ABC):
     """A distribution of `b x q x m` numbers, drawn from base samples; abstract.
 
     Args:

@@ -19,7 +19,7 @@ from probneural.active.information.latent_information import observation_moments
 from probneural.active.information.latent_observation import LatentObservation, Recomputed, independent_rows
 from probneural.active.information.leading_rows import Directions, leading_rows
 from probneural.active.information.observation import observation_weights, whitened_rows
-from probneural.checks import check_finite
+from probneural.checks import check_finite, check_instance, real_tensor
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, GaussianField
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
@@ -145,7 +145,7 @@ class FieldAcquisition(AcquisitionFunction, ABC):
 
     def _pended(self, X_pending: Tensor | None) -> tuple[LatentObservation | None, Tensor | float]:
         """What observing pending designs says, and its value."""
-        if X_pending is None or len(X_pending) == 0:
+        if X_pending is None or not check_instance(X_pending, Tensor, "X_pending", remedy="give designs (q, d)").numel():
             return None, 0.0
         with torch.no_grad():
             inputs = self.model.encoded(X_pending)
@@ -405,6 +405,7 @@ def _checked(weights: Tensor | None, count: int, name: str) -> Float64[Tensor, "
     """Weights in float64, ones by default, or an error."""
     if weights is None:
         return torch.ones(count, dtype=torch.float64)
+    weights = real_tensor(weights, f"{name} weights")
     if tuple(weights.shape) != (count,):
         raise ShapeError(
             expected=f"a weight for each {name}, ({count},)",

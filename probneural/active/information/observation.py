@@ -6,12 +6,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_variances
+from probneural.checks import check_instance, check_variances
+from probneural.contexts import undisturbed
 from probneural.distributions import GaussianField, Predictor
 from probneural.errors import ShapeError
 from probneural.grids import Grid, check_grid
 
 
+@undisturbed()
 def observation_weights(
     predictor: Predictor, grid: Grid, *, noise: float | Float[Tensor, " c"] | None = None
 ) -> Float64[Tensor, "c p"]:
@@ -41,7 +43,7 @@ def observation_weights(
         >>> bool((coarse / fine - 1).abs() < 1e-12)
         True
     """
-    channels = predictor.out_channels
+    channels = check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one").out_channels
     given = predictor.residual_variance if noise is None else noise
     variance = check_variances(given, "noise", positive=True).detach().cpu()
     check_grid(grid)

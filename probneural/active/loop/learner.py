@@ -116,8 +116,11 @@ class ActiveLearner:
         plan: LearningPlan | None = None,
         simulation: SimulationOptions | None = None,
     ) -> None:
-        self.training, self.plan = training or OperatorTraining(), plan or LearningPlan()
-        self.simulation = simulation or SimulationOptions()
+        self.training, self.plan = (
+            OperatorTraining() if training is None else training,
+            LearningPlan() if plan is None else plan,
+        )
+        self.simulation = SimulationOptions() if simulation is None else simulation
         check(simulator is None or isinstance(simulator, Problem) or callable(simulator), "a problem or a callable", simulator)
         check(isinstance(head, Head), "a head with fit(operator, pairs)", head)
         check(isinstance(acquisition, Selector), "a Selector as acquisition", acquisition)

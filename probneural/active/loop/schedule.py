@@ -36,7 +36,7 @@ class Growth:
 
     def __call__(self, labels: int) -> int:
         """Functions to add to so many."""
-        return max(1, round((self.factor - 1.0) * labels))
+        return max(1, round((self.factor - 1.0) * check_integer(labels, "labels")))
 
 
 def next_target(schedule: Schedule, labels: int) -> int:

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from probneural.active.information.observation import observation_weights
 from probneural.checks import assign, check_finite, check_instance, check_integer
+from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.linear_algebra.principal_components import eigenpairs
-from probneural.randomness import stream
+from probneural.randomness import check_seed, stream
 
 _CHUNK_VALUES = 2**16
 """Output values predicted at once; heads keep up to some hundred numbers for each."""
@@ -123,6 +124,7 @@ class _Run:
     columns: Tensor
 
 
+@undisturbed()
 def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | None = None) -> Float64[Tensor, " n"]:
     """Variance of each predicted function, averaged over the domain and summed over channels in units of their variation.
 
@@ -157,6 +159,7 @@ def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | Non
     return (variances / moments.squared_scales(variances)).sum(1)
 
 
+@undisturbed()
 def posterior_features(
     predictor: Predictor,
     pool: Field,
@@ -187,6 +190,8 @@ def posterior_features(
         LatentError: If two calls of the predictor do not share their latent, though it is said to last.
         UnsupportedError: If the field is neither Gaussian nor empirical.
     """
+    check_sketch(sketch)
+    seed = check_seed(seed)
     _check_arguments(predictor, pool, query)
     inputs = pool if labelled is None else _joined(pool, labelled)
     where = pool.grid if query is None else query
@@ -213,6 +218,7 @@ def posterior_features(
     return PoolFeatures(flat[:count], flat[count:], is_exact=exact and runs.is_exact)
 
 
+@undisturbed()
 def observation_rows(
     predictor: Predictor,
     pool: Field,
@@ -248,7 +254,9 @@ def observation_rows(
     """
     _check_arguments(predictor, pool, query)
     where = pool.grid if query is None else query
-    if targets is not None and not len(targets):
+    check_sketch(sketch)
+    seed = check_seed(seed)
+    if targets is not None and not len(check_field(targets, "targets")):
         raise DataError(expected="at least one target function", got="none", remedy="leave targets out for the pool")
     precision = observation_weights(predictor, where, noise=noise).sum(1)
     mean_weights = where.mean_weights.sqrt()[:, None]
@@ -394,7 +402,7 @@ def _needed(rows: Float64[Tensor, "n r k"]) -> int:
 
 def _joined(pool: Field, others: Field) -> Field:
     """Both, on the pool's grid."""
-    if others.channels != pool.channels:
+    if check_field(others, "further functions").channels != pool.channels:
         raise ShapeError(
             expected=f"further functions of {pool.channels} channels, as in the pool",
             got=str(others.channels),

@@ -15,9 +15,10 @@ from torch import Tensor
 from probneural.active.selection.candidates import Candidates, candidates
 from probneural.active.selection.pool_features import integrated_variances
 from probneural.checks import assign, check_real
+from probneural.contexts import Undisturbed
 from probneural.distributions import Predictor
 from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream
 
 
@@ -45,7 +46,7 @@ class Request:
     eligible: Candidates
 
 
-class Selector(ABC):
+class Selector(Undisturbed, ABC):
     """A rule that chooses input functions from a pool; abstract.
 
     All rules share these habits. A function of the pool that equals a labelled one is never chosen, and copies, bit for bit,
@@ -88,6 +89,8 @@ class Selector(ABC):
             ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
         """
         seed = check_seed(seed)
+        if query is not None:
+            check_grid(query, "query")
         eligible = candidates(pool, count, seed=seed, labelled=labelled)
         return self._choose(Request(predictor, pool, count=count, seed=seed, labelled=labelled, query=query, eligible=eligible))
 

@@ -46,7 +46,7 @@ from probneural.active.simulation.store_files import (
     write_json,
 )
 from probneural.active.simulation.store_index import Entry, StoreIndex
-from probneural.checks import check_path, check_real
+from probneural.checks import check_instance, check_path, check_real, check_text
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
@@ -206,7 +206,7 @@ class ResultStore:
             DataError: If `inputs` is not one finite function.
             FileError: If the store cannot be written to.
         """
-        write_failure(self.path, inputs, reason=reason, seconds=seconds)
+        write_failure(self.path, inputs, reason=check_text(reason, "reason"), seconds=check_real(seconds, "seconds", least=0.0))
 
     def failures(self) -> list[Failure]:
         """Return the failed attempts, oldest first, those of functions that succeeded later included."""
@@ -277,6 +277,9 @@ class ResultStore:
             FileError: If the store cannot be written to.
         """
         check_name(name)
+        remedy = "give tensors by name"
+        for tensor in check_instance(tensors, Mapping, "tensors", remedy=remedy).values():
+            check_instance(tensor, Tensor, "one of the tensors", remedy=remedy)
         write_tensors(self.path, name, tensors)
 
     def load_tensors(self, name: str) -> dict[str, Tensor] | None:

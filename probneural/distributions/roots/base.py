@@ -16,6 +16,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_floating
+from probneural.contexts import Undisturbed
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -26,7 +27,7 @@ _SQUARED_ELEMENTS = 2**18
 """Entries of a dense root of features whose squares are formed at once: more leave the processor's caches."""
 
 
-class Root(ABC):
+class Root(Undisturbed, ABC):
     """The operations a Gaussian field asks of its root; abstract."""
 
     @property

@@ -20,7 +20,7 @@ from probneural.distributions.base import draw_keys
 from probneural.distributions.latent import digest
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import ArgumentError, DataError
-from probneural.fields import Field, evaluate
+from probneural.fields import Field, check_field, evaluate
 from probneural.grids import Grid
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.kernel.function_draws import Path
@@ -339,6 +339,7 @@ class KernelPredictor(Predictor):
 
     def coordinates(self, inputs: Field) -> Float64[Tensor, "n r"]:
         """What the processes are functions of: components of the inputs, or of what the operator predicts; dimensionless."""
+        check_field(inputs, "inputs")
         if isinstance(self.inputs, PrincipalComponents):
             return self.inputs.scores(inputs)
         components = self.inputs.components

@@ -29,7 +29,7 @@ from probneural.heads.training_data import recorded
 from probneural.heads.weight_posterior import Hyperparameters, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
-from probneural.pairs import Dataset
+from probneural.pairs import Dataset, check_dataset
 from probneural.provenance import record_of
 from probneural.randomness import check_seed, stream
 from probneural.threads import copy_for_call
@@ -273,7 +273,6 @@ class LaplacePredictor(Predictor):
         rest = (upper - inside).clamp_min(0.0)  # an estimate of the whole may fall short of an exact part of it
         return inside + rest / (1.0 + self.report["next_ratio"]), upper
 
-    @undisturbed()
     def update(self, data: Dataset) -> LaplacePredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
@@ -303,7 +302,7 @@ class LaplacePredictor(Predictor):
             noise=self.noise,
             prior_precision=None,
             # a coarse grid cannot tell more
-            effective_observations=self.effective_observations.clamp_max(float(data.outputs.grid.size)),
+            effective_observations=self.effective_observations.clamp_max(float(check_dataset(data).outputs.grid.size)),
         )
         result = update(problem, self.weights, shift=self.shift)
         report = dict(self.report)
@@ -323,7 +322,6 @@ class LaplacePredictor(Predictor):
             shift=result.shift,
         )._with_records(self.trained_on, record_of(data))
 
-    @undisturbed()
     def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
         """Return the predictor that is not linearised: `members` operators with weights drawn from the posterior.
 
@@ -335,7 +333,7 @@ class LaplacePredictor(Predictor):
             ArgumentError: If `members` is not a positive integer.
         """
         members = check_integer(members, "members")
-        generator = stream(seed, "sampled weights", *draw_keys(self.latent.key))
+        generator = stream(check_seed(seed), "sampled weights", *draw_keys(self.latent.key))
         latents = torch.randn(members, self.weights.rank, generator=generator, dtype=torch.float64, device="cpu")
         vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)
         if self.shift is not None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_flag, check_integer, check_module, check_positive, check_real
+from probneural.checks import assign, check_flag, check_integer, check_module, check_positive, check_real, check_text
 from probneural.contexts import undisturbed
 from probneural.errors import ReadoutError, TrainingError
 from probneural.fields import Field
@@ -98,6 +98,8 @@ class HeteroscedasticGaussian:
             batch_size=check_integer(self.batch_size, "batch_size"),
             seed=check_seed(self.seed),
         )
+        if self.readout is not None:
+            check_text(self.readout, "readout")
 
     @recorded
     @undisturbed()

@@ -258,7 +258,6 @@ class LastLayerPredictor(Predictor):
         rows = self.factor[0].flatten(0, 1)
         return rows @ rows.mT
 
-    @undisturbed()
     @torch.no_grad()
     def update(self, data: Dataset) -> LastLayerPredictor:
         """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
