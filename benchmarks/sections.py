@@ -59,9 +59,11 @@ def write(
     flags += "".join(f" --{option} {value}" for option, value in said.items())
     flags += f" --seeds {seeds}" if seeds else ""
     flags += f" --device {device}" if device != "cpu" else ""
+    module = name.replace("-", "_")
+    is_study = (Path(__file__).parent / "studies" / f"{module}.py").exists()
     results = {
         "benchmark": name,
-        "command": f"python -m benchmarks {name}{flags}",
+        "command": f"python -m benchmarks{f'.studies.{module}' if is_study else f' {name}'}{flags}",
         "mode": mode,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": environment.machine(device),

@@ -239,7 +239,7 @@ def test_a_head_that_fails_costs_its_own_row(tmp_path: Path, monkeypatch: pytest
 
 def test_data_are_known_by_their_numbers(tmp_path: Path) -> None:
     values = numpy.random.default_rng(0).normal(size=(20, 8))
-    for name, last in (("one", values), ("same", values), ("other", values + 1)):
+    for name, last in (("one", 2 * values), ("same", 2 * values), ("other", 2 * values + 1)):
         numpy.savez(tmp_path / f"{name}.npz", inputs=values, outputs=last, periodic=True)
     one, same, other = (exact.FileSource(tmp_path / f"{name}.npz").identity for name in ("one", "same", "other"))
     assert one == same != other

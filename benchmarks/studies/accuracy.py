@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import recipes, sections
+from benchmarks import recipes, sections, studies
 from benchmarks.recipes import Recipe
 
 SEEDS = {"train": (8300, 8302, 8304), "test": (8301, 8303, 8305)}
@@ -130,3 +130,7 @@ def _spread(errors: Sequence[float | None]) -> str | None:
 @torch.no_grad()
 def _evaluated(operator: torch.nn.Module, inputs: pn.Field) -> torch.Tensor:
     return pn.fields.evaluate(operator.eval(), inputs)
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -10,9 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, kept_units, sections
+from benchmarks import environment, kept_units, sections, studies
 from benchmarks.over_seeds import CONFIDENCE, Row, average, grouped, mean_of, ratio
-from benchmarks.two_materials_units import CONSTANT, DEFAULT, DROPOUT, FAILED, RANK, SCRATCH, SIZES, WEIGHT_DECAY, WHOLE, Unit
+from benchmarks.studies.two_materials_units import (
+    CONSTANT,
+    DEFAULT,
+    DROPOUT,
+    FAILED,
+    RANK,
+    SCRATCH,
+    SIZES,
+    WEIGHT_DECAY,
+    WHOLE,
+    Unit,
+)
 
 SEEDS = 5
 PUBLISHED = {DEFAULT: 0.0621, DROPOUT: 0.0672, SCRATCH: 0.0462}
@@ -125,3 +136,7 @@ def promise_rows(rows: Sequence[Row]) -> list[Row]:
             }
         )
     return sorted(table, key=lambda row: (-row["α"], -row["δ"], row["rule"] != RANK))
+
+
+if __name__ == "__main__":
+    studies.run(main)

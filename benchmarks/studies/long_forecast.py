@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from benchmarks.memory import peak_memory, reset_peak_memory
 
 LEADS = (100, 300, 1000)
@@ -132,3 +132,7 @@ def measured(cell: Cell) -> Row:
     before, start = reset_peak_memory(), time.process_time()
     WAYS[cell.way](forecast)
     return {"seconds": time.process_time() - start, "MiB": math.ceil((peak_memory() - before) / 2**20)}
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -10,8 +10,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, kept_units, sections
-from benchmarks.sampling_units import EXACT, LINEARISED, METHODS, POINTWISE, RANKS, SCRATCH, SIZES, Unit
+from benchmarks import environment, kept_units, sections, studies
+from benchmarks.studies.sampling_units import EXACT, LINEARISED, METHODS, POINTWISE, RANKS, SCRATCH, SIZES, Unit
 
 SEEDS = 5
 
@@ -99,3 +99,7 @@ def shown(results: dict[Unit, Row]) -> list[Row]:
         row["rank 4 below the floor"] = own[0]["floor"] - own[4]["regret"]
         rows.append(row)
     return rows
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, kept_units, masked_sensors, random_speed, recipes, sections
+from benchmarks import environment, kept_units, random_speed, recipes, sections, studies
 from benchmarks.kept_units import noted
-from benchmarks.masked_sensors import Masked
 from benchmarks.over_seeds import CONFIDENCE, Row, average
-from benchmarks.sparse_sensors import POINTS
+from benchmarks.studies import masked_sensors
+from benchmarks.studies.masked_sensors import Masked
+from benchmarks.studies.sparse_sensors import POINTS
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor
 from probneural.randomness import stream_seed
 
@@ -224,3 +225,7 @@ def _moments(u: FieldDistribution) -> tuple[Tensor, Tensor]:
         deviations = samples - samples.mean(0)
         return samples.mean(0), torch.einsum("snp,snq->npq", deviations, deviations) / (len(samples) - 1)
     return u.mean[:, 0].double(), u.covariance.to_dense().double()
+
+
+if __name__ == "__main__":
+    studies.run(main)

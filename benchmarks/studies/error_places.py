@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, exact, kept_units, sections
+from benchmarks import environment, exact, kept_units, sections, studies
+from benchmarks.calibration import FRONT_RANK, FRONTS
 from benchmarks.kept_units import noted
-from benchmarks.local_scale import FRONT_RANK, FRONTS
 from benchmarks.over_seeds import CONFIDENCE, Row, average, grouped
 from probneural.fields import Field
 from probneural.metrics.ranking import rank_correlation
@@ -177,3 +177,7 @@ def averaged(rows: list[Row]) -> list[Row]:
             line[heading] = average([row["rank"] for row in some], digits=3)
         table.append(line)
     return table
+
+
+if __name__ == "__main__":
+    studies.run(main)

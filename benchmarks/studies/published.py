@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import recipes, sections
+from benchmarks import recipes, sections, studies
 from benchmarks.recipes import Recipe
 
 SEEDS = {"train": (8100, 8102, 8104), "test": (8101, 8103, 8105)}
@@ -189,3 +189,7 @@ def _floor(signs: torch.Tensor) -> float:
 def _evaluated(operator: torch.nn.Module, inputs: pn.Field) -> torch.Tensor:
     operator.eval()
     return torch.cat([pn.fields.evaluate(operator, inputs[start : start + 50]) for start in range(0, len(inputs), 50)])
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from benchmarks.timing import interleaved, quartiles
 from probneural.errors import UnsupportedError
 from probneural.randomness import stream
@@ -157,3 +157,7 @@ MAKERS: dict[str, Make] = {"ONNX Runtime": _onnx, "AOTInductor": _aot_inductor}
 
 def _difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment, exact, head_units, heads, kept_units, sections
+from benchmarks import environment, exact, head_units, heads, kept_units, sections, studies
 from benchmarks.head_makers import DEFAULT, ENSEMBLE, FEWER, KERNEL, MORE
 from benchmarks.head_units import FEW, Unit
 from benchmarks.over_seeds import Row, grouped, mean, mean_of
@@ -81,3 +81,7 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
         | {"seconds": mean(None if "failed" in row else row["training_seconds"] + row["fit_seconds"] for row in own)}
         for (problem, head), own in grouped(rows, ("problem", "head")).items()
     ]
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, random_speed, sparse_sensors
+from benchmarks import environment, random_speed
+from benchmarks.studies import sparse_sensors
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.randomness import stream_seed
 

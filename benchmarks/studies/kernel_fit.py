@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from benchmarks.memory import peak_memory, reset_peak_memory
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
     """Run both parts."""
     small = mode == "small"
     return sections.write(
-        "kernel_fit",
+        "kernel-fit",
         {
             "exact": lambda: [measured(case) for case in (SMALL[:1] if small else EXACT)],
             "inducing points": lambda: [measured(case) for case in (SMALL[1:] if small else INDUCING)],
@@ -102,3 +102,7 @@ def _factorisation(size: int) -> float:
         torch.linalg.cholesky(matrix)
         times.append(time.process_time() - start)
     return max(min(times), 1e-9)
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from benchmarks.timing import interleaved
 from probneural.pairs import Dataset
 from probneural.randomness import stream
@@ -121,3 +121,7 @@ def measure(count: int, rounds: int) -> list[dict[str, Any]]:
 def _pass(data: Dataset, index: torch.Tensor) -> Callable[[], object]:
     """Read all pairs once, in batches."""
     return lambda: [len(data[rows]) for rows in index.split(BATCH)]
+
+
+if __name__ == "__main__":
+    studies.run(main)

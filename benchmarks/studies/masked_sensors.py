@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 import probneural as pn
-from benchmarks.sparse_sensors import GRID, MODES, NOISE, POINTS, SENSOR_NOISE, TIME, regrets, waves
+from benchmarks.studies.sparse_sensors import GRID, MODES, NOISE, POINTS, SENSOR_NOISE, TIME, regrets, waves
 from probneural.randomness import stream
 
 FEWEST, MOST = 2, 12

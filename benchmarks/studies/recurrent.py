@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from probneural.grids import Grid
 from probneural.operators import RecurrentOperator
 from probneural.training import Optimization
@@ -168,3 +168,7 @@ def _compared(errors: Sequence[float], exact: float) -> Row:
         "least": min(ratios),
         "largest": max(ratios),
     }
+
+
+if __name__ == "__main__":
+    studies.run(main)

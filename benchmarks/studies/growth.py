@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from benchmarks.memory import peak_memory, reset_peak_memory
 
 SIZES = (250, 500, 1000, 2000, 4000, 8000, 16_000)
@@ -112,3 +112,7 @@ def _measured(size: int) -> dict[str, Row]:
     stage("band", lambda: pn.calibration.SimultaneousBand().fit(predictor, test))
     stage("scores", lambda: pn.metrics.score_pairs(predictor, test))
     return found
+
+
+if __name__ == "__main__":
+    studies.run(main)

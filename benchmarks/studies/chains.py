@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from probneural.heads import Kronecker, LowRank
 from probneural.heads.laplace.structures.base import Structure
 from probneural.randomness import seeded, stream_seed
@@ -161,3 +161,7 @@ def _timed(task: Callable[[], Result]) -> tuple[Result, float]:
     start = time.process_time()
     result = task()
     return result, time.process_time() - start
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -17,7 +17,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, forecast_cases, forecast_recipes, kept_units, recipes, sections
+from benchmarks import environment, forecast_cases, forecast_recipes, kept_units, recipes, sections, studies
 from benchmarks.forecast import SEEDS, SKILL_RANGE
 from benchmarks.forecast_cases import Case, evenly_spread
 from benchmarks.forecast_units import POSTERIORS
@@ -177,3 +177,7 @@ def chance(each: Float64[Tensor, "seeds splits leads"]) -> Row:
     inside = ((over_seeds >= SKILL_RANGE[0]) & (over_seeds <= SKILL_RANGE[1])).all(1)
     row: Row = {f"sd {lead}": float(spread[lead - 1]) for lead in leads}
     return row | {"worst lead": f"{low:.2f} to {high:.2f}", "met": float(inside.double().mean())}
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import recipes, sections
+from benchmarks import recipes, sections, studies
 from probneural.randomness import stream_seed
 
 TRAIN, VALIDATION, TEST, POINTS = 25, 25, 100, 256
@@ -112,3 +112,7 @@ def run(seed: int, *, small: bool = False) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+if __name__ == "__main__":
+    studies.run(main)

@@ -1,6 +1,6 @@
 """Where, not only which: variances that follow slope, level and position, beside one factor for a whole channel.
 
-See `local_scale_units` for what is done on each problem.
+See `calibration_units` for what is done on each problem.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import kept_units, sections
+from benchmarks.calibration_units import FAILED, WHOLE, Unit
 from benchmarks.evaluation import CHANCE, COVERED, LEVEL
-from benchmarks.local_scale_units import FAILED, WHOLE, Unit
 from benchmarks.over_seeds import Row, grouped, mean, mean_of
 
 ATTAINABLE, MEANINGLESS, ERRORS = 0.9, 0.05, 2.0
@@ -32,7 +32,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
     repetitions = len({unit.seed for unit in todo})
 
     def run() -> list[Row]:
-        found = kept_units.spread(todo, output / "local-scale", workers=workers, notes=notes)
+        found = kept_units.spread(todo, output / "calibration", workers=workers, notes=notes)
         notes.extend(kept_units.failures(row for unit in todo for row in found[unit][FAILED]))
         return [row for unit in todo for row in found[unit]["rows"]]
 
@@ -57,7 +57,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         "A kernel operator that solves a linear problem up to rounding has nothing to scale: its variances stay as stated.",
     ]
     return sections.write(
-        "local-scale",
+        "calibration",
         sections.made_of(run, {"runs": list, "means": averaged, "gains": gains, "shown": shown}),
         mode=mode,
         output=output,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import sections
+from benchmarks import sections, studies
 from probneural.randomness import stream
 
 CANDIDATES = 4
@@ -165,3 +165,7 @@ def _trained(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> No
     with torch.no_grad():
         for weights in operator.parameters():
             weights.mul_(1.01)
+
+
+if __name__ == "__main__":
+    studies.run(main)

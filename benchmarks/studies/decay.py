@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import exact, kept_units, sections
+from benchmarks import exact, kept_units, sections, studies
 from benchmarks.over_seeds import Row, grouped, ratio
 from benchmarks.problem_units import ProblemUnit
 from probneural.randomness import stream_seed
@@ -68,3 +68,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
         (case,) = exact.chosen("full", problem=problem)
         table.append(row | {"recipe": case.recipe("FNO").weight_decay})
     return table
+
+
+if __name__ == "__main__":
+    studies.run(main)
