@@ -139,9 +139,10 @@ def _source(found: list[dict[str, Any]]) -> str:
         command = re.sub(r'--problem ".*"', "--problem ...", command)
     commits = list(dict.fromkeys(each["commit"] for each in found))
     accelerator = f"one {facts['accelerator']} and " if "accelerator" in facts else ""
+    minutes = sum(each["wall_seconds"] for each in found) / 60
     source = (
         f"`{command}` on {accelerator}{facts['cores']} cores ({facts['processor']}), torch {results['versions']['torch']}, "
-        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}, {sum(each['wall_seconds'] for each in found) / 60:.1f} minutes."
+        f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}, {minutes:.1f} minutes."
     )
     return source + "".join(f" {note}." for note in results["notes"] if sections.RESUMED in note and len(found) == 1)
 

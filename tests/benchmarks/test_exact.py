@@ -316,7 +316,7 @@ def test_the_full_run_is_described_in_the_same_words() -> None:
     root = Path(exact.__file__).parent.parent
     assert len(exact.chosen("full")) == 10
     assert words in (COMMANDS["exact"].full or "")
-    for document in ("Makefile", "docs/benchmarks.md"):
+    for document in ("Makefile", "docs/benchmarks/exact.md"):
         described = [line for line in (root / document).read_text(encoding="utf-8").splitlines() if "bench-full" in line]
         assert any(words in line for line in described), document
         assert not any("seeds" in line for line in described), document
