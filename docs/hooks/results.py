@@ -7,7 +7,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -18,8 +21,10 @@ from benchmarks.report.matrix import matrix as coloured_matrix  # noqa: E402
 _MARK = re.compile(r"<!-- results: ([a-z ]+) -->")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Page | None = None, **_: Any) -> str:
     """Fill the marks of a page; say which of its tables are older than the code that they measure."""
+    if page is not None and page.file.src_uri.startswith("benchmarks/"):
+        page.meta["hide"] = ["toc"]  # wide tables take its column
     older = tables.older_results(markdown)
     if older:
         title, _, rest = markdown.partition("\n")
