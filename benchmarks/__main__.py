@@ -99,7 +99,7 @@ COMMANDS = {
         active.main,
         "error and labels that active learning saves; some four hours, goes on if cut off",
         output="active.json, active.html and finished units",
-        full="all selectors; a day, goes on if cut off",
+        full="all selectors; hours, goes on if cut off",
         options={**PROBLEM, **WORKERS},
         check=lambda given: active.chosen(given["mode"], problem=given["problem"]),
     ),

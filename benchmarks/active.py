@@ -87,13 +87,13 @@ def cases() -> list[Case]:
 def selectors(mode: str) -> dict[str, tuple[pn.active.Selector, ...]]:
     """Selectors per head, beside random choice."""
     active = pn.active
-    stochastic, lcmd, core_set = active.StochasticSelection(), active.LCMDSelection(), active.CoreSetSelection()
+    stochastic, lcmd = active.StochasticSelection(), active.LCMDSelection()
     if mode == "small":
         return {LAST_LAYER: (stochastic,), ENSEMBLE: (lcmd,)}
     if mode == "default":
-        return {LAST_LAYER: (stochastic, lcmd, core_set), ENSEMBLE: (stochastic,)}
-    functions = (stochastic, lcmd, core_set, active.TopKSelection())
-    latent = (active.BAITSelection(), active.InformationGainSelection(), active.IntegratedVarianceSelection())
+        return {LAST_LAYER: (stochastic, lcmd), ENSEMBLE: (stochastic,)}
+    functions = (stochastic, lcmd)
+    latent = (active.BAITSelection(), active.IntegratedVarianceSelection())
     # An ensemble's latent has one direction per member: information and variance in it are spent after a few functions.
     return {LAST_LAYER: (*functions, *latent), ENSEMBLE: functions}
 

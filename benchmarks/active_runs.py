@@ -32,11 +32,8 @@ RANDOM = "random"
 NAMES: dict[type[pn.active.Selector], str] = {
     pn.active.RandomSelection: RANDOM,
     pn.active.StochasticSelection: "stochastic",
-    pn.active.TopKSelection: "top-k",
-    pn.active.CoreSetSelection: "core-set",
     pn.active.LCMDSelection: "LCMD",
     pn.active.BAITSelection: "BAIT",
-    pn.active.InformationGainSelection: "information gain",
     pn.active.IntegratedVarianceSelection: "integrated variance",
 }
 
@@ -162,11 +159,7 @@ class Unit:
     @property
     def query(self) -> pn.Grid:
         """Where the selector compares functions: a coarser grid, coarser still for those whose work grows with its square."""
-        in_latent_space = (
-            pn.active.BAITSelection,
-            pn.active.InformationGainSelection,
-            pn.active.IntegratedVarianceSelection,
-        )
+        in_latent_space = (pn.active.BAITSelection, pn.active.IntegratedVarianceSelection)
         part = 2 * self.source.grid.dimension
         return coarser(self.source.grid, 2 * part if isinstance(self.selector, in_latent_space) else part)
 

@@ -178,15 +178,6 @@ def mc_dropout(shop: Workshop) -> tuple[Predictor, float]:
     return pn.heads.MCDropout(seed=shop.seed_of(0)).fit(operator, shop.pairs), 0.0
 
 
-def chains(shop: Workshop) -> tuple[Predictor, float]:
-    """Two chains over all weights of the same operator, with as many gradients as its training."""
-    operator, seconds = shop.member(0)
-    steps = max(16, shop.recipe.epochs * len(shop.pairs) // BATCH // 2)
-    method = pn.heads.SGHMC(chains=2, burn_in=steps // 2, draws=max(4, steps // 8), thinning=4, members=32)
-    head = pn.heads.BayesianOperator(method, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
-    return head.fit(operator, shop.pairs), seconds
-
-
 def variational(shop: Workshop) -> tuple[Predictor, float]:
     """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
     operator, seconds = shop.member(0)
@@ -287,7 +278,6 @@ HEADS: dict[str, Maker] = {
     "MC dropout": mc_dropout,
     "noise-conditioned": noise_conditioned,
     "variational": variational,
-    "SGHMC": chains,
     PROCESS: residual_process,
     f"{PROCESS} on predictions": partial(residual_process, features="operator"),
     "stacked": partial(stacked, heads=(DEFAULT, PROCESS)),

@@ -43,7 +43,6 @@ POOL = 4000
 BATCH = 16
 SELECTORS: dict[str, pn.active.Selector] = {
     "stochastic": pn.active.StochasticSelection(),
-    "information gain": pn.active.InformationGainSelection(),
     "integrated variance": pn.active.IntegratedVarianceSelection(),
     "BAIT": pn.active.BAITSelection(),
 }
