@@ -9,40 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    accuracy,
-    acquisition_cost,
     active,
     bo,
-    chains,
-    copies,
+    calibration,
     curvature,
-    decay,
     devices,
-    error_places,
     exact,
-    export,
     forecast,
-    forecast_chance,
     gold,
-    growth,
     heads,
-    kernel_fit,
     laplace,
     large_data,
-    local_scale,
-    long_forecast,
-    low_data,
-    masks,
     novelty,
     problem_units,
-    published,
-    reading,
-    recurrent,
-    sampling,
     speed,
     tables,
     training,
-    two_materials,
 )
 from probneural.errors import ProbneuralError
 
@@ -117,7 +99,7 @@ COMMANDS = {
         active.main,
         "error and labels that active learning saves; some four hours, goes on if cut off",
         output="active.json, active.html and finished units",
-        full="all selectors; a day, goes on if cut off",
+        full="all selectors; hours, goes on if cut off",
         options={**PROBLEM, **WORKERS},
         check=lambda given: active.chosen(given["mode"], problem=given["problem"]),
     ),
@@ -128,29 +110,8 @@ COMMANDS = {
         options={**PROBLEM, **WORKERS},
         check=lambda given: bo.chosen(given["problem"]),
     ),
-    "accuracy": Command(
-        accuracy.main,
-        "an FNO's continuations beyond boundaries, beside a kernel method at equal time; about 40 minutes",
-        options=WORKERS,
-    ),
-    "acquisition": Command(
-        acquisition_cost.main, "cost of an information gain with its gradient, and of choices from a pool; minutes"
-    ),
-    "chains": Command(chains.main, "posteriors over all layers in training epochs: fit, calibrate, score; minutes"),
-    "copies": Command(
-        copies.main,
-        "copies under known symmetries, where functions are few; about half an hour, goes on if cut off",
-        output="copies.json and finished units",
-        options={**WORKERS, **SEEDS},
-    ),
     "curvature": Command(
         curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
-    ),
-    "decay": Command(
-        decay.main,
-        "how fast the weights of FNOs should decay, by validation error; about 20 minutes, goes on if cut off",
-        output="decay.json and finished units",
-        options={**WORKERS, **SEEDS},
     ),
     "devices": Command(
         devices.main,
@@ -158,13 +119,6 @@ COMMANDS = {
         options={"--device": {"default": "cuda", "help": "what is compared with the CPU"}},
         check=lambda given: devices.check(given["device"]),
     ),
-    "error-places": Command(
-        error_places.main,
-        "how much can be learned of where a network errs, by the number of functions; ten minutes, goes on if cut off",
-        output="error-places.json and finished units",
-        options=WORKERS,
-    ),
-    "export": Command(export.main, "exported files: times, sizes and differences from PyTorch; about ten minutes"),
     "forecast": Command(
         forecast.main,
         "forecasts with posteriors on equations that are solved exactly; an hour or more a problem, goes on if cut off",
@@ -172,14 +126,7 @@ COMMANDS = {
         options={**PROBLEM, **WORKERS},
         check=lambda given: forecast.chosen(given["problem"]),
     ),
-    "forecast-chance": Command(
-        forecast_chance.main,
-        "how far spread over skill strays by chance, by the number of trajectories; a quarter of an hour, goes on if cut off",
-        output="forecast-chance.json and finished units",
-        options=WORKERS,
-    ),
     "gold": Command(gold.main, "heads against posteriors known in closed form; minutes", options=WORKERS),
-    "growth": Command(growth.main, "time and memory of every stage as the number of functions grows; about 20 minutes"),
     "heads": Command(
         heads.main,
         "heads beside one another on the same networks, with their costs; about 40 minutes, goes on if cut off",
@@ -194,29 +141,18 @@ COMMANDS = {
         },
         check=lambda given: heads.chosen(given["mode"], given["problem"], operator=given["operator"]),
     ),
-    "kernel_fit": Command(kernel_fit.main, "cost of fitting kernel operators, exactly and with inducing points; 10 minutes"),
     "laplace": Command(laplace.main, "Laplace structures: accuracy, evidence, speed and memory; about 10 minutes"),
     "large-data": Command(
         large_data.main,
         "training, head, calibration and scores on 20 GB of files, which are removed; an hour",
         options={"--gigabytes": {"type": float, "default": 20.0, "help": "size of the files"}},
     ),
-    "local-scale": Command(
-        local_scale.main,
+    "calibration": Command(
+        calibration.main,
         "variances with one factor and with a local one, of four heads on all problems; about an hour, goes on if cut off",
-        output="local-scale.json, or one for the problem, and finished units",
+        output="calibration.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: problem_units.chosen(given["problem"]),
-    ),
-    "long-forecast": Command(
-        long_forecast.main, "seconds and memory of forecasts up to 1,000 leads; about ten minutes", options=WORKERS
-    ),
-    "low-data": Command(low_data.main, "heads where training functions are few; about 15 minutes", options=WORKERS),
-    "masks": Command(
-        masks.main,
-        "heads beside an exact posterior whose covariance depends on the input; half an hour, goes on if cut off",
-        output="masks.json and finished units",
-        options=WORKERS,
     ),
     "novelty": Command(
         novelty.main,
@@ -224,21 +160,6 @@ COMMANDS = {
         output="novelty.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: problem_units.chosen(given["problem"]),
-    ),
-    "published": Command(
-        published.main, "settings that papers report, beside their figures; about 20 minutes", options=WORKERS
-    ),
-    "reading": Command(reading.main, "functions per second from files of each format, beside memory; a minute"),
-    "recurrent": Command(
-        recurrent.main,
-        "a recurrent operator on noisy tones, beside the exact posterior; about 15 minutes",
-        options=WORKERS,
-    ),
-    "sampling": Command(
-        sampling.main,
-        "draws and covariances beside distributions that are known exactly; about half an hour, goes on if cut off",
-        output="sampling.json and finished units",
-        options={**WORKERS, **SEEDS},
     ),
     "speed": Command(
         speed.main,
@@ -249,12 +170,6 @@ COMMANDS = {
         training.main,
         "precisions, optimisers and schedules by validation error; about ten minutes",
         options={**WORKERS, **DEVICE},
-    ),
-    "two-materials": Command(
-        two_materials.main,
-        "heads and bands on Darcy flow through two materials, where papers compare them; an hour, goes on if cut off",
-        output="two-materials.json and finished units",
-        options={**WORKERS, **DEVICE, **SEEDS},
     ),
 }
 

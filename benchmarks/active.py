@@ -34,6 +34,7 @@ from benchmarks.active_runs import (
     seed_of_tests,
 )
 from benchmarks.active_sources import VariedSource
+from benchmarks.fingerprint import fingerprint
 from benchmarks.names import named
 from benchmarks.workers import spawned
 
@@ -146,6 +147,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "machine": environment.machine(),
         "versions": environment.versions(),
         "commit": planned[0].commit,
+        "code": fingerprint("benchmarks.active"),
         "seeds": {"pools": [seed_of_pool(seed) for seed in SEEDS], "tests": [seed_of_tests(seed) for seed in SEEDS]},
         "wall_seconds": round(time.perf_counter() - start, 1),
         "notes": [*NOTES, *(f"failed: {reason}" for reason in failed)],

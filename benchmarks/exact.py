@@ -24,6 +24,7 @@ import probneural as pn
 from benchmarks import environment, evaluation, method_figures, recipes, report
 from benchmarks.evaluation import FULL, QUICK, SMALL, Extent
 from benchmarks.exact_work import ENSEMBLE, KERNEL, MEMBERS, REGRESSION, Evaluation, Training, evaluate, train
+from benchmarks.fingerprint import fingerprint
 from benchmarks.method_figures import Sketch
 from benchmarks.names import named
 from benchmarks.progress import Progress
@@ -149,6 +150,7 @@ def main(
         "machine": environment.machine(),
         "versions": environment.versions(),
         "commit": environment.commit(),
+        "code": fingerprint("benchmarks.exact"),
         "seeds": SEEDS,
     }
     asked = extent(mode, path=path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks import environment, report
+from benchmarks.fingerprint import fingerprint
 from benchmarks.workers import spawned
 
 Row = dict[str, Any]
@@ -59,14 +60,18 @@ def write(
     flags += "".join(f" --{option} {value}" for option, value in said.items())
     flags += f" --seeds {seeds}" if seeds else ""
     flags += f" --device {device}" if device != "cpu" else ""
+    module = name.replace("-", "_")
+    is_study = (Path(__file__).parent / "studies" / f"{module}.py").exists()
+    module = f"studies.{module}" if is_study else module
     results = {
         "benchmark": name,
-        "command": f"python -m benchmarks {name}{flags}",
+        "command": f"python -m benchmarks{f'.{module}' if is_study else f' {name}'}{flags}",
         "mode": mode,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": environment.machine(device),
         "versions": environment.versions() | environment.installed(peers),
         "commit": commit or environment.commit(),
+        "code": fingerprint(f"benchmarks.{module}"),
         "wall_seconds": round(time.perf_counter() - start, 1),
         "notes": list(notes),
         "sections": sections,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import probneural as pn
-from benchmarks import published
+from benchmarks.studies import published
 from probneural.fields import Field, evaluate
 from probneural.pairs import FieldPairs
 
@@ -47,7 +47,7 @@ def test_a_small_operator_learns_burgers_equation() -> None:
 
 @pytest.mark.slow
 def test_the_published_setting_is_reached() -> None:
-    """Burgers at viscosity .1, 1,000 pairs on 128 points, as `python -m benchmarks published` trains it: .1 % on 192 points."""
+    """Burgers at viscosity .1, 1,000 pairs on 128 points, as the study `published` trains it: .1 % on 192 points."""
     setting = next(one for one in published.settings() if "viscosity 0.1" in one.title)
     recipe = next(one for one in setting.operators if one.kind == "FNO")
     assert (setting.pairs, setting.resolution, recipe.epochs, recipe.options["modes"]) == (1000, (128,), 100, (16,))

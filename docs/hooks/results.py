@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import tables  # noqa: E402
+from benchmarks.report.matrix import matrix as coloured_matrix  # noqa: E402
+
 _MARK = re.compile(r"<!-- results: ([a-z ]+) -->")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill the marks of a page."""
+def on_page_markdown(markdown: str, *, page: Page | None = None, **_: Any) -> str:
+    """Fill the marks of a page; say which of its tables are older than the code that they measure."""
+    if page is not None and page.file.src_uri.startswith("benchmarks/"):
+        page.meta["hide"] = ["toc"]  # wide tables take its column
+    older = tables.older_results(markdown)
+    if older:
+        title, _, rest = markdown.partition("\n")
+        verb = "were" if len(older) > 1 else "was"
+        note = f'!!! note "Older than the code"\n    The code has changed since {", ".join(older)} {verb} measured.'
+        markdown = f"{title}\n\n{note}\n{rest}"
     return filled(markdown)
 
 
@@ -52,7 +69,7 @@ def times() -> str:
 
 def chains() -> str:
     """What posteriors over all layers cost, in epochs of their operators."""
-    path = ROOT / "benchmarks" / "results" / "chains.json"
+    path = ROOT / "benchmarks" / "studies" / "chains.json"
     results = json.loads(path.read_text(encoding="utf-8"))
     lines = [
         "| operator and structure | parameters | to fit; the first two also to calibrate and score (epochs) |",
@@ -106,10 +123,16 @@ def joint() -> str:
     return "the truth for {} of 400 test functions, and for {} if the same points are taken as independent".format(*covered())
 
 
+def matrix() -> str:
+    """The matrix of the main benchmark's report: problem by method, with its colours."""
+    return re.sub(r'<a href="#[^"]*">(.*?)</a>', r"\1", coloured_matrix(_exact()))
+
+
 FILLERS: dict[str, Callable[[], str]] = {
     "times": times,
     "chains": chains,
     "errors": errors,
     "intervals": intervals,
     "joint": joint,
+    "matrix": matrix,
 }

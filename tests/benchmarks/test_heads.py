@@ -83,7 +83,7 @@ def test_trainings_are_shared_and_their_seconds_counted_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:(mean_field) has not converged")  # at the price of one training
+@pytest.mark.filterwarnings("ignore:mean_field has not converged")  # at the price of one training
 @pytest.mark.filterwarnings(
     "ignore:the stated noise .* is more than errors leave"
 )  # a regression through few functions has none

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decay, local_scale_units
+from benchmarks import calibration_units, novelty_units
 from benchmarks.problem_units import ProblemUnit
 
-KINDS = (decay.Unit, local_scale_units.Unit)
+KINDS = (calibration_units.Unit, novelty_units.Unit)
 
 
 @pytest.mark.parametrize("unit", KINDS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import acquisition_cost, local_scale, low_data, sections, support, tables
+from benchmarks import calibration, sections, support, tables
 from benchmarks.__main__ import parser
 
 
@@ -29,7 +29,7 @@ def test_repetitions_are_said_in_the_command(tmp_path: Path, capsys: pytest.Capt
     written = sections.write("heads", {}, mode="default", output=tmp_path, chosen=chosen, seeds=asked)
     assert written["command"] == 'python -m benchmarks heads --problem "Darcy" --functions 25 --seeds 5'
     assert (tmp_path / "heads-darcy-25-functions.json").exists()
-    assert parser().parse_args(["sampling"]).seeds is None
+    assert parser().parse_args(["novelty"]).seeds is None
     with pytest.raises(SystemExit):
         parser().parse_args(["heads", "--seeds", "0"])
     assert "invalid positive value: '0'" in capsys.readouterr().err
@@ -51,14 +51,6 @@ def test_failures_are_outcomes() -> None:
     assert support._outcome(broken) == "NotImplementedError"
 
 
-def test_means_over_seeds() -> None:
-    rows = [{"seed": seed, "head": head, "nll": float(seed)} for seed in range(3) for head in low_data.HEADS]
-    table = low_data._averaged(rows)
-    assert [row["head"] for row in table] == list(low_data.HEADS)
-    assert table[0]["nll"] == 1.0
-    assert table[0]["nll_error"] == pytest.approx(1 / 3**0.5)
-
-
 def test_gains_are_paired_by_seed() -> None:
     scores = {"nll": 0.0, "joint_nll": None, "rank_within": 0.1, "rank_within_attainable": None, "gap, error": None}
     rows = [
@@ -66,12 +58,12 @@ def test_gains_are_paired_by_seed() -> None:
         for seed in range(3)
         for scale in ("one", "local")
     ]
-    gain, other = local_scale.gains(rows)
+    gain, other = calibration.gains(rows)
     assert (other["to"], other["seeds"], other["nll"]) == ("mixed", 0, None)
     assert gain["nll"] == -2.0
     assert gain["nll, error"] == pytest.approx(1 / 3**0.5)
     assert gain["joint_nll"] is None
-    first, second = local_scale.averaged(rows)
+    first, second = calibration.averaged(rows)
     assert (first["scale"], first["nll"], second["nll"]) == ("one", 1.0, -1.0)
 
 
@@ -84,10 +76,3 @@ def test_a_table_of_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "stale" not in text
     assert "0.500" in text
     assert "`python -m benchmarks sample`" in text
-
-
-def test_the_cost_of_an_acquisition_function_is_measured() -> None:
-    (row,) = acquisition_cost.rows(small=True)
-    assert (row["outputs"], row["candidates"]) == (4096, "together")
-    assert row["seconds"] > 0.0
-    assert row["nats"] > 0.0

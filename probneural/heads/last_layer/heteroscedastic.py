@@ -42,8 +42,8 @@ class HeteroscedasticGaussian:
     the field, so `noise` is 0.
 
     The rank decides what it can state. With `rank=0` the covariance is a diagonal, whose density cannot exceed that of
-    independent values: on fields seen through a few sensors, that alone costs more than a nat per value (`python -m benchmarks
-    sampling` has the floor in closed form, and the gain of a rank).
+    independent values: on fields seen through a few sensors, that alone costs more than a nat per value. The study
+    `benchmarks/studies/sampling.py` has the floor in closed form, and the gain of a rank.
 
     Args:
         rank: r, columns of the low-rank part, shared by all channels.
