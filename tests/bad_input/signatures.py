@@ -242,8 +242,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     active.OperatorDraws: lambda: active.OperatorDraws(world.model(), 2),
     active.ResultStore: lambda: active.ResultStore(folder()),
     active.RandomSelection: active.RandomSelection,
-    active.TopKSelection: active.TopKSelection,
-    active.InformationGainSelection: active.InformationGainSelection,
     active.Growth: active.Growth,
     calibration.Band: world.band,
     calibration.BandField: lambda: world.band()(world.pairs().inputs),
@@ -258,7 +256,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     calibration.LeadScale: calibration.LeadScale,
     calibration.LeadScaling: lambda: calibration.LeadScale().fit(*forecast()),
     calibration.ScaledForecast: lambda: calibration.LeadScale().fit(*forecast())(forecast()[0]),
-    calibration.LocalStacking: calibration.LocalStacking,
     calibration.Stacking: calibration.Stacking,
     calibration.MissedExceedance: lambda: calibration.MissedExceedance(0.5),
     calibration.Novelty: calibration.Novelty,
@@ -509,7 +506,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
 }
 for _owner in (
     "calibration.ScaledPredictor",
-    "calibration.StackedPredictor",
     "distributions.MixturePredictor",
     "heads.KernelPredictor",
     "heads.LaplacePredictor",
@@ -538,7 +534,7 @@ SKIP = "|".join(
         r"active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|snapshots)|problems\.Wave\.encode|operators\.PODDeepONet",
         r"distributions\.Mixture(Predictor\.(condition|with_predictors)|Field\.marginal)|heads\.(Bayesian|Snapshot|Deep|Laplace)\w*Ensemble\.fit",
         r"heads\.(AnchoredEnsemble|KernelPredictor\.centre|LaplacePredictor\.(of|variance_bounds)|BayesianLastLayer|BayesianOperator)",
-        r"calibration\.StackedPredictor\..*|forecasts\.four_d_var|probneural\..*",
+        r"forecasts\.four_d_var|probneural\..*",
     )
 )
 """Public callables, as a pattern of whole names, that are not swept."""
