@@ -216,6 +216,45 @@ def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]
     assert "coordinates cannot tell" in " ".join(printed.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "content", "message"),
+    [
+        (["train", "--config", "pipe"], None, "pipe, socket or device"),
+        (["info", "pipe"], None, "pipe, socket or device"),
+        (["train", "pipe", *NAMED], None, "pipe, socket or device"),
+        (["train", "--config", "odd"], "\n".join(f"s{number} = 1" for number in range(40_000)), "more than 65536"),
+        (["train", "--config", "odd"], f"[operator.options]\na = {'[' * 300}{']' * 300}", "TOML in odd"),
+        (["train", "--config", "odd"], f"[training]\nseed = {'9' * 5000}", "TOML in odd"),
+        (["train", "--config", "odd"], '[data]\npath = "a\\u0000"', "embedded null byte"),
+        (["info", "x" * 5000], "", "File name too long"),
+        (["info", "odd"], "", "begins with"),
+        (["train", "waves.nc", *NAMED, "--operator.options", f"a={'[' * 5000}"], "", "got 'a'"),
+        (["train", "waves.nc", "--inputs", *["a"] * 3000, "--outputs", "u", "--periodic", "true"], "", "each name once"),
+    ],
+)
+def test_hostile_words_and_files_are_one_line(
+    place: Path, capfd: pytest.CaptureFixture[str], words: list[str], content: str | None, message: str
+) -> None:
+    """Pipes in a process of their own: one that is opened waits for ever."""
+    if content is None:
+        os.mkfifo(place / "pipe")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "probneural", *words]
+        assert subprocess.run(command, env=environment, check=False, timeout=120).returncode == 1
+    else:
+        (place / "odd").write_text(content)
+        assert main(words) == 1
+    printed = capfd.readouterr().err
+    assert printed.startswith("probneural: ")
+    assert message in printed
+    assert "Traceback" not in printed
+
+
+def test_names_that_are_no_text_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    command_line._say("a\udcff")
+    assert capsys.readouterr().out == "a\\udcff\n"
+
+
 def test_stopping_says_how_to_go_on(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

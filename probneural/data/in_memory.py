@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,10 @@ TABLE = "values"
 
 _MATLAB_NUMBERS = ("double", "single", "logical", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 """Classes of MATLAB's arrays that are read."""
+_MATRIX, _COMPLEX, _NUMERIC = 14, 0x800, range(6, 16)
+"""Type of an element that is a variable, its flag of complex numbers, and classes of numbers."""
+_ELEMENTS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 12, 13})
+"""Types of elements that hold numbers."""
 
 
 def matlab_readers(path: Path) -> dict[str, ArrayReader]:
@@ -35,6 +41,7 @@ def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     from scipy.io import loadmat, whosmat
 
     try:
+        _check_elements(path)
         variables = [(name, shape) for name, shape, kind in whosmat(path) if kind in _MATLAB_NUMBERS]
         size = 8 * sum(math.prod(shape) for _, shape in variables)
         check_unpacked(size, _bytes_on_disk(path), f"the variables of {path}")
@@ -48,6 +55,33 @@ def matlab_readers(path: Path) -> dict[str, ArrayReader]:
         ) from error
     kinds = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.dtype.kind in "biufc"}
     return {name: SlicedReader(array) for name, array in kinds.items()}
+
+
+def _check_elements(path: Path) -> None:
+    """Raise a ValueError for parts of an uncompressed variable that SciPy would look up beyond the end of its table of types.
+
+    A variable is an element of type 14: flags (with class and complexity), dimensions, name, real and imaginary parts.
+    """
+    with path.open("rb") as file:
+        order = "<" if file.read(128)[126:] == b"IM" else ">"
+        while len(head := file.read(8)) == 8:
+            kind, size = struct.unpack(f"{order}II", head)
+            stop = file.tell() + size
+            flags, parts = 0, 4
+            for part in range(5) if kind == _MATRIX else ():
+                if part >= parts:
+                    break
+                word, count = struct.unpack(f"{order}II", file.read(8))
+                if part == 0:
+                    flags = struct.unpack(f"{order}I", file.read(4))[0]
+                    parts += bool(flags & _COMPLEX)
+                    file.seek(-4, os.SEEK_CUR)
+                if (flags & 0xFF) not in _NUMERIC:
+                    break
+                if (word & 0xFFFF) not in _ELEMENTS or file.tell() > stop:
+                    raise ValueError(f"an element of type {word & 0xFFFF}")
+                file.seek(0 if word >> 16 else -(-count // 8) * 8, os.SEEK_CUR)  # small elements hold their values in the tag
+            file.seek(stop)
 
 
 def _bytes_on_disk(path: Path) -> int:

@@ -481,6 +481,8 @@ def _other_cases() -> Iterator[tuple[str, Write]]:
     yield "npz, sizes", lambda folder: patched(npz(folder), struct.pack("<I", len(npy(A))), struct.pack("<I", 2**31))
     yield "matlab, bomb", matlab_bomb
     yield "matlab, cells", matlab_nest
+    flags = struct.pack("<IIII", 6, 8, 7, 0), struct.pack("<IIII", 6, 8, 0x807, 0)
+    yield "matlab, imaginary part", lambda folder: patched(matlab_nest(folder), *flags)
     yield "torch, expanded", partial(tensors, a=torch.zeros(1).expand(6, 1, HUGE))
     yield "torch, expanded halves", partial(tensors, a=torch.zeros(1, dtype=torch.bfloat16).expand(6, HUGE))
     yield "torch, meta", partial(tensors, a=torch.zeros(6, 1, 8, device="meta"))
