@@ -12,6 +12,7 @@ dropout and Pyro draw from.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -30,6 +31,17 @@ AUTOGRAD_STATE = threading.RLock()
 """Held while PyTorch is in forward mode, or traces: both are the whole process's."""
 GLOBAL_GENERATORS = threading.RLock()
 """Held while torch's global generators are seeded for a purpose, until their states are given back."""
+
+
+def _free_in_child() -> None:
+    """Free the locks of threads that a fork has not copied into the child."""
+    for lock in (AUTOGRAD_STATE, GLOBAL_GENERATORS):
+        if not lock._is_owned():  # type: ignore[attr-defined]
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library frees its own locks
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_in_child)
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 """Types that refer to no module."""

@@ -515,6 +515,7 @@ DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("dropout", "buffers.mask_0", lambda tensor: tensor.new_ones(())),
     ("swag", "weights.std", Tensor.half),
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
+    ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),
     ("noise", "operator.weights.layers.0.bias", Tensor.long),
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import signal
 import threading
 import time
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from probneural.errors import ArgumentError
-from probneural.threads import copy_for_call, forward_mode, jvp
+from probneural.threads import AUTOGRAD_STATE, GLOBAL_GENERATORS, copy_for_call, forward_mode, jvp
 
 
 class Tied(nn.Module):
@@ -158,3 +160,28 @@ def test_a_backward_pass_does_not_wait_for_forward_mode() -> None:
         thread.join(10.0)
         assert not thread.is_alive()
     assert free == [True, False]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_frees_the_locks_that_other_threads_hold() -> None:
+    """The child ends by an alarm where it waits for a thread that it does not have."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with AUTOGRAD_STATE, GLOBAL_GENERATORS:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        with forward_mode(), GLOBAL_GENERATORS:
+            os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,37 +16,84 @@ if TYPE_CHECKING:
     import xarray
 
 
-def write_netcdf(stream: BinaryIO, parts: Iterable[xarray.Dataset], *, along: str, count: int) -> None:
+def write_netcdf(path: Path, parts: Iterable[xarray.Dataset], *, along: str, count: int) -> None:
     """Write datasets one after the other along a dimension, as one NetCDF file.
 
     Args:
-        stream: Empty, to be read and written anywhere.
+        path: The file to write, which exists.
         parts: One dataset or more; the first tells variables, dimensions, coordinates and attributes of all.
         along: The dimension that they follow each other along: the first of every variable that has it.
         count: Its length in the end.
 
     Raises:
         UnsupportedError: If h5netcdf is not installed.
+        OSError: If the file cannot be written to, on a full disk for example.
 
     Examples:
-        >>> import io, xarray
-        >>> stream = io.BytesIO()
+        >>> import pathlib, tempfile, xarray
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "u.nc"
+        >>> path.touch()
         >>> parts = [xarray.Dataset({"u": (("n", "x"), np.full((2, 3), number))}) for number in (1.0, 2.0)]
-        >>> write_netcdf(stream, parts, along="n", count=4)
-        >>> xarray.open_dataset(stream, engine="h5netcdf")["u"][:, 0].values.tolist()
+        >>> write_netcdf(path, parts, along="n", count=4)
+        >>> xarray.open_dataset(path, engine="h5netcdf")["u"][:, 0].values.tolist()
         [1.0, 1.0, 2.0, 2.0]
     """
     ordered = iter(parts)
     first = next(ordered)
-    with require("h5netcdf", "NetCDF files").File(stream, "w") as file:
-        _lay_out(file, first, along, count)
-        start = 0
-        for part in itertools.chain([first], ordered):
-            rows = slice(start, start + part.sizes[along])
-            for name, variable in part.variables.items():
-                if along in variable.dims:
-                    file.variables[str(name)][rows] = variable.to_numpy()
-            start = rows.stop
+    library = require("h5netcdf", "NetCDF files")
+    with _FailSafe(path, "r+b") as stream:
+        try:
+            with library.File(stream, "w") as file:
+                _lay_out(file, first, along, count)
+                start = 0
+                for part in itertools.chain([first], ordered):
+                    rows = slice(start, start + part.sizes[along])
+                    for name, variable in part.variables.items():
+                        if along in variable.dims and stream.error is None:
+                            file.variables[str(name)][rows] = variable.to_numpy()
+                    if stream.error is not None:
+                        break
+                    start = rows.stop
+        finally:
+            if stream.error is not None:
+                raise stream.error
+
+
+class _FailSafe(io.FileIO):
+    """A file that records the first error of a write, and discards what follows it.
+
+    HDF5 cannot close a file that it failed to write to, by name or through a stream: it ends the process at exit.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all bytes, or discard them."""
+        view, start = memoryview(data).cast("B"), 0
+        while self.error is None and start < len(view):
+            try:
+                start += super().write(view[start:])
+            except OSError as error:
+                self.error = error
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Change the size, unless a write failed."""
+        if self.error is None:
+            try:
+                return super().truncate(size)
+            except OSError as error:
+                self.error = error
+        return self.tell() if size is None else size
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes, zeros where a write failed."""
+        view = memoryview(buffer).cast("B")
+        count = super().readinto(view) or 0
+        if self.error is not None:
+            view[count:] = bytes(len(view) - count)
+            return len(view)
+        return count
 
 
 def write_zarr(folder: Path, parts: Iterable[xarray.Dataset], *, along: str) -> None:

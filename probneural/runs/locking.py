@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probneural.errors import FileError
+from probneural.training.atomic import check_regular
 
 fcntl: Any
 try:
@@ -52,7 +53,13 @@ def locked(folder: Path) -> Iterator[None]:
 def _acquired(path: Path) -> int | None:
     """Take the lock, or raise a FileError; None on a file system without locks."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            check_regular(path, os.fstat(descriptor))
+        except PermissionError:
+            raise
+        except OSError as error:  # a symbolic link, whose target would be overwritten, a pipe or a folder
+            raise FileError(expected=f"a regular file {path}", got=str(error), remedy=f"remove {path}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

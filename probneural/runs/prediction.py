@@ -91,12 +91,15 @@ def predict(
     progress.say(f"predicting {len(given)} functions")
     layout = _Layout.of(run, given, found.predictor.out_channels)
     parts = (_dataset(run, found, given, layout, rows) for rows in _rows(given))
+    real = target.resolve()
+    atomic.remove_abandoned(real.parent, name=real.name)
     if target.suffix == ".zarr":
         with atomic.replacing_folder(target) as folder:
             write_zarr(folder, parts, along=layout.sample)
     else:
-        with atomic.replacing(target) as stream:
-            write_netcdf(stream, parts, along=layout.sample, count=len(given))
+        with atomic.replacing(target) as temporary:
+            write_netcdf(temporary, parts, along=layout.sample, count=len(given))
+    atomic.remove_abandoned(real.parent, name=real.name)
     written: xarray.Dataset = open_xarray(target, "zarr" if target.suffix == ".zarr" else "h5netcdf")
     return written
 

@@ -134,10 +134,10 @@ class Kind:
             return built
         except FileError:
             raise
-        except ProbneuralError as error:
+        except (ProbneuralError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise FileError(
                 expected=f"parts of a {self.name} that fit together",
-                got=f"{error.got}, not {error.expected}",
+                got=f"{error.got}, not {error.expected}" if isinstance(error, ProbneuralError) else repr(error)[:200],
                 remedy="the file is damaged, or of another version",
             ) from error
 

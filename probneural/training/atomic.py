@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from probneural.errors import FileError
 
@@ -43,19 +43,19 @@ def write(path: str | os.PathLike[str], payload: bytes) -> None:
     Raises:
         FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
     """
-    with replacing(path) as stream:
+    with replacing(path) as temporary, open(temporary, "r+b") as stream:
         stream.write(payload)
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Write a file piece by piece, as [`write`][probneural.training.atomic.write] does it whole.
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file piece by piece and by name, as [`write`][probneural.training.atomic.write] does it whole.
 
     Args:
         path: Where to; an existing file is replaced in one step when the context ends without an error.
 
     Yields:
-        A stream that can be read and written anywhere.
+        The temporary file, which is empty; write into it, do not replace it.
 
     Raises:
         FileError: If the folder cannot be written to, or the path is that of a folder, pipe, socket or device.
@@ -64,8 +64,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     try:
         mode = _mode(target)
         with _temporary(target, 0o666 if mode is None else mode | 0o600) as (temporary, descriptor):
-            with open(descriptor, "r+b", closefd=False) as stream:
-                yield stream
+            yield temporary
             if mode is not None:
                 os.chmod(temporary, mode)  # all of it, whatever the umask
             os.fsync(descriptor)
@@ -84,7 +83,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a folder that takes its name when it is whole.
 
     An existing one is moved away first, so for an instant there is none; and a process that is killed leaves `.NAME.` and 16
-    hexadecimal digits behind.
+    hexadecimal digits behind, which `remove_abandoned` removes.
 
     Args:
         path: Where to.
@@ -99,7 +98,10 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary, old = (target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}") for _ in range(2))
     try:
         temporary.mkdir()
+        descriptor = None if fcntl is None else os.open(temporary, os.O_RDONLY)
         try:
+            if descriptor is not None:
+                _claimed(descriptor, temporary)
             yield temporary
             try:
                 if target.exists():
@@ -111,6 +113,8 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         finally:
             for left in (temporary, old):
                 shutil.rmtree(left, ignore_errors=True)
+            if descriptor is not None:
+                os.close(descriptor)
         _sync_folder(target.parent)
     except FileError:
         raise
@@ -138,14 +142,15 @@ def remove_abandoned(folder: str | os.PathLike[str], *, name: str | None = None)
 
     Args:
         folder: Where to look; what cannot be removed stays.
-        name: Of the file that was being written; by default any.
+        name: Of the file or folder that was being written; by default any file. Folders are removed where the one of that name
+            exists: otherwise one of them may be the old one.
     """
     wanted = "" if name is None else f".{name[:_PREFIX]}."
     with contextlib.suppress(OSError):
         for file in list(os.scandir(folder)):
             if _TEMPORARY.fullmatch(file.name) and file.name.startswith(wanted):
                 with contextlib.suppress(OSError):
-                    _remove_if_abandoned(Path(file.path))
+                    _remove_if_abandoned(Path(file.path), has_folders=name is not None and Path(folder, name).is_dir())
 
 
 def check_regular(path: str | os.PathLike[str], state: os.stat_result) -> None:
@@ -192,16 +197,18 @@ def _claimed(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _remove_if_abandoned(path: Path) -> None:
+def _remove_if_abandoned(path: Path, *, has_folders: bool) -> None:
     state = path.lstat()
-    if not stat.S_ISREG(state.st_mode):
+    is_folder = stat.S_ISDIR(state.st_mode) and has_folders
+    if not (stat.S_ISREG(state.st_mode) or is_folder):
         return
+    remove = shutil.rmtree if is_folder else os.unlink
     is_old = time.time() - state.st_mtime > _OLD
     if fcntl is None:
         if is_old:
-            path.unlink()
+            remove(path)
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, (os.O_RDONLY if is_folder else os.O_RDWR) | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -210,6 +217,6 @@ def _remove_if_abandoned(path: Path) -> None:
         except OSError:  # a file system without locks
             if not is_old:
                 return
-        path.unlink()  # while the lock is held: a writer that waits for it sees that and takes another file
+        remove(path)  # while the lock is held: a writer that waits for it sees that and takes another file
     finally:
         os.close(descriptor)

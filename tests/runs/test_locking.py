@@ -71,6 +71,16 @@ def test_locks_of_other_hosts_stay(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("make", [Path.symlink_to, lambda path, target: os.mkfifo(path)], ids=["link", "pipe"])
+def test_a_lock_that_is_no_regular_file_is_refused(make: Callable[[Path, Path], object], tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    make(tmp_path / LOCK, target)
+    with pytest.raises(FileError, match="a regular file"), locked(tmp_path):
+        pass
+    assert target.read_text() == "precious"
+
+
 def test_an_error_releases_the_lock(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError

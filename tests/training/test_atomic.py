@@ -222,3 +222,17 @@ def test_a_folder_survives_an_interrupt_while_it_is_replaced(tmp_path: Path, mon
         (folder / "data").write_text("new")
     assert (target / "data").read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_folders_that_killed_processes_have_left_are_removed_where_the_whole_one_exists(tmp_path: Path) -> None:
+    left, target = tmp_path / f".store.{'0' * 16}", tmp_path / "store"
+    left.mkdir()
+    (left / "part").touch()
+    atomic.remove_abandoned(tmp_path, name="store")
+    assert left.exists()  # it may be the old one
+    with atomic.replacing_folder(target) as folder:
+        (folder / "part").touch()
+    with atomic.replacing_folder(target) as folder:
+        atomic.remove_abandoned(tmp_path, name="store")
+        assert folder.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
