@@ -119,7 +119,7 @@ class LocalWeights:
         for index, feature in enumerate(self.features(means, variances, reader=reader)):
             slopes = self.coefficients[:, :, index + 1].mT[:, None, :, None].to(feature)
             total = total + slopes * standardised(feature, self.standards[..., index])
-        return interpolated(total, there, grid)
+        return interpolated(total, source=there, target=grid)
 
     def weights(self, linear: Float64[Tensor, "m n c p"]) -> Float64[Tensor, "m n c p"]:
         """The weights that follow, positive, with the sum 1 over the predictors."""

@@ -117,7 +117,7 @@ class StackedPredictor(Predictor):
             return _Parts(components, self.local.weights(self._linear(self.local, components)))
         there = self.inner._components([one(inputs, self.local.grid) for one in self._predictors])
         known = self._linear(self.local, [gaussian_of(one) for one in there])
-        return _Parts(components, self.local.weights(interpolated(known, self.local.grid, grid)))
+        return _Parts(components, self.local.weights(interpolated(known, source=self.local.grid, target=grid)))
 
     def _linear(self, local: LocalWeights, components: Sequence[GaussianField]) -> Float64[Tensor, "m n c p"]:
         grid = components[0].grid
