@@ -94,7 +94,7 @@ class LocalScale:
 
     def on(self, grid: Grid) -> LocalFactor:
         """The factor as a function of predictions on a grid that is covered."""
-        return LocalFactor(self, Reader.of(self.grid, width=self.width), grid)
+        return LocalFactor(local=self, reader=Reader.of(self.grid, width=self.width), grid=grid)
 
     def standardised(self, feature: Float64[Tensor, "#n c p"], index: int) -> Float64[Tensor, "#n c p"]:
         """A feature in units of its spread about its mean, kept within its bounds."""
@@ -136,7 +136,7 @@ def shape_features(
     yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
 
 
-def interpolated(logs: Float64[Tensor, "*b p"], source: Grid, target: Grid) -> Float64[Tensor, "*b q"]:
+def interpolated(logs: Float64[Tensor, "*b p"], *, source: Grid, target: Grid) -> Float64[Tensor, "*b q"]:
     """Logarithms at the points of one grid, read at those of another, within the range that they have."""
     if source == target:
         return logs
@@ -150,7 +150,7 @@ def standardised(feature: Float64[Tensor, "n c p"], standards: Float64[Tensor, "
     return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LocalFactor:
     """What a local scale multiplies variances by on one grid.
 
@@ -178,7 +178,7 @@ class LocalFactor:
         lower, upper = (limit[:, None].to(smooth) for limit in local.limits)
         total = torch.minimum(torch.maximum(smooth + fine, lower), upper)
         logs = total if local.curve is None else total + local.curve(smooth + local.logs(read))
-        return interpolated(logs, there, grid).exp()
+        return interpolated(logs, source=there, target=grid).exp()
 
     def linear(self, read: Quantities) -> tuple[Float64[Tensor, "n c p"], Float64[Tensor, "n c p"]]:
         """What the features make of it: the logarithm of the factor before limits and curve, and what the fine one adds."""

@@ -138,7 +138,7 @@ class ScaledPredictor(Predictor):
         if self.local.covers(u.grid):
             return self._ratio(self.local, u)
         there = gaussian_of(self.inner(inputs, self.local.grid))
-        return interpolated(self._ratio(self.local, there).log(), there.grid, u.grid).exp()
+        return interpolated(self._ratio(self.local, there).log(), source=there.grid, target=u.grid).exp()
 
     def _ratio(self, local: LocalScale, u: GaussianField) -> Float64[Tensor, "n c p"]:
         per_channel = (-1, *(1,) * len(u.grid.shape))
