@@ -14,39 +14,8 @@ from benchmarks.sections import Row
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-PIVOTS = {
-    "errors": "rel. L2",
-    "densities": "NLL",
-    "joint densities": "joint NLL",
-    "whole functions": "whole cov.",
-    "energies": "energy",
-    "merci": "n-MeRCI",
-    "deviations": "chi2",
-    "raw deviations": "raw chi2",
-    "scales": "scale",
-    "unexplained": "unexplained",
-    "ranks across": "rank across",
-    "attainable ranks across": "attainable across",
-    "ranks within": "rank within",
-    "attainable ranks within": "attainable within",
-    "bands": "band cov.",
-    "promised": "promised",
-    "widths": "band ratio",
-    "twice": "twice as long",
-}
-"""Tables of one score, a problem per row and a head per column: their names, and the score's heading."""
-OF_HEADS = {
-    "joint densities": "joint_nll",
-    "crps": "crps",
-    "whole functions": "simultaneous_coverage",
-    "coverage": "coverage",
-    "widths": "interval_width",
-    "ause of functions": "ause of functions",
-    "told apart": "auroc",
-}
-"""Tables of one score of `heads`, a problem per row and a head per column, in distribution or on shifts."""
-LAYOUTS = {"intervals": report.interval_rows, "members": report.member_rows}
-"""Tables of another form."""
+PIVOTS = {"errors": "rel. L2", "densities": "NLL", "deviations": "chi2", "twice": "twice as long"}
+"""Tables of one score of `exact`, a problem per row and a head per column: their names, and the score's heading."""
 _MARK = re.compile(
     r"(<!-- table: ([a-z0-9_*-]+)(?:/([A-Za-z* -]+?))?(?: on ([a-z ]+))?(, default problems)?((?:; [a-z]+: [^;]+?)*) -->\n).*?"
     r"(<!-- end -->)",
@@ -72,8 +41,8 @@ def rendered(text: str) -> str:
     A mark `<!-- table: laplace/ranks -->` stands for the table `ranks` of `results/laplace.json`, `<!-- table: exact-full -->`
     for all rows of `results/exact-full.json`, `<!-- table: exact-full on finer grid -->` for those evaluated there, and
     `<!-- table: exact-full on finer grid, default problems -->` for the problems that the default run has.
-    `<!-- table: exact-full/errors on finer grid -->` puts one score of `PIVOTS` side by side for all heads, and
-    `<!-- table: heads/coverage on shifts -->` one of `OF_HEADS`. A star stands for several files or sections.
+    `<!-- table: exact-full/errors on finer grid -->` puts one score of `PIVOTS` side by side for all heads,
+    `<!-- table: heads/coverage on shifts -->` a score of `heads` on shifts. A star stands for several files or sections.
     Options follow the name: `; rows: head = a or b | seed = 1` selects rows, `; columns: a | b` columns, and
     `; pivot: head | scale by claim = met` writes a row for each head and scale, and a column for each claim.
     """
@@ -116,8 +85,8 @@ def _table(match: re.Match[str]) -> str:
 
 def _rows(results: dict[str, Any], section: str | None, place: str | None, *, has_default_problems: bool) -> list[Row]:
     """Rows of a section of one file of results."""
-    if results.get("benchmark") == "heads" and section in OF_HEADS:
-        rows = heads.side_by_side(results["sections"]["scores"], name=OF_HEADS[section], shifted=place == "shifts")
+    if section is not None and place == "shifts":
+        rows = heads.side_by_side(results["sections"]["scores"], name=section, shifted=True)
         return [{key: value for key, value in row.items() if key not in ("operator", "regime")} for row in rows]
     if "sections" in results:
         if section != "*":
@@ -126,7 +95,7 @@ def _rows(results: dict[str, Any], section: str | None, place: str | None, *, ha
     default_names = {case.source.name for case in exact.chosen("default")}
     runs = [run for run in results["runs"] if not has_default_problems or run["problem"] in default_names]
     chosen = {**results, "runs": runs}
-    rows = LAYOUTS.get(section, report.rows)(chosen) if section not in PIVOTS else report.rows(chosen, is_brief=False)
+    rows = report.rows(chosen, is_brief=section not in PIVOTS)
     rows = [row for row in rows if place is None or row.get("on", place) == place]
     return report.side_by_side(rows, PIVOTS[section]) if section in PIVOTS else rows
 

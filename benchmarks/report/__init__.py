@@ -2,7 +2,7 @@
 
 from benchmarks.report.headlines import brief_rows, headlines
 from benchmarks.report.page import write_report, write_tables
-from benchmarks.report.rows import COLUMNS, Column, Row, interval_rows, member_rows, rows, side_by_side
+from benchmarks.report.rows import COLUMNS, Column, Row, rows, side_by_side
 from benchmarks.report.summary import terminal_summary
 from benchmarks.report.text import markdown_table, shown, terminal_table
 
@@ -12,9 +12,7 @@ __all__ = [
     "Row",
     "brief_rows",
     "headlines",
-    "interval_rows",
     "markdown_table",
-    "member_rows",
     "rows",
     "shown",
     "side_by_side",

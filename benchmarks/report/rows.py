@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,45 +145,6 @@ def rows(results: Mapping[str, Any], *, is_brief: bool = True) -> list[Row]:
         row |= {"on": evaluation["on"], "grid": grid_name(evaluation.get("resolution"))}
         row |= {column.heading: number(first(evaluation, column.paths)) for column in columns}
         table.append(row | {"twice as long": number(run.get("train", {}).get("twice_as_long"))})
-    return table
-
-
-def interval_rows(results: Mapping[str, Any]) -> list[Row]:
-    """Coverage of intervals of functionals: a row per run, a column per quantity and level.
-
-    Examples:
-        >>> run = {"problem": "Heat", "operator": "FNO", "head": "Laplace"}
-        >>> one = {"on": "in distribution", "intervals": {"integral": {"0.9": 0.91, "0.95": 0.94}}}
-        >>> interval_rows({"runs": [run | {"evaluations": [one]}]})[0]["integral, 0.9"]
-        0.91
-    """
-    table = []
-    for run, evaluation in evaluations(results):
-        if "intervals" in evaluation:
-            row: Row = {"problem": run["problem"], "operator": run["operator"], "head": run["head"]}
-            for name, levels in evaluation["intervals"].items():
-                row |= {f"{name}, {level}": value for level, value in levels.items()}
-            table.append(row)
-    return table
-
-
-def member_rows(results: Mapping[str, Any]) -> list[Row]:
-    """Errors of single operators that differ in their seed: a row per problem, operator and place."""
-    table = []
-    for run, evaluation in evaluations(results):
-        errors = sorted(evaluation.get("member_errors", ()))
-        if errors:
-            table.append(
-                {
-                    "problem": run["problem"],
-                    "operator": run["operator"],
-                    "on": evaluation["on"],
-                    "seeds": len(errors),
-                    "least": errors[0],
-                    "median": statistics.median(errors),
-                    "most": errors[-1],
-                }
-            )
     return table
 
 
