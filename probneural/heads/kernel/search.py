@@ -201,12 +201,17 @@ class Search:
         kinds = [results[: -len(_STARTS)], results[-len(_STARTS) :: 2], results[1 - len(_STARTS) :: 2]]
         chosen = [min(kind, key=lambda result: result.value) for kind in kinds if kind]
         relevances = self.learns_relevances and self.kernel != "linear"
-        rivals = [self._minimised(one.vector, pairs=_PAIRS[1], relevances=relevances, iterations=20) for one in chosen]
+        is_all = len(self.points) <= _PAIRS[1]
+        size, iterations = (_LARGEST, self.iterations) if is_all else (_PAIRS[1], 20)
+        rivals = [self._minimised(one.vector, pairs=size, relevances=relevances, iterations=iterations) for one in chosen]
+        nonlinear = min(rivals, key=lambda result: result.value)
         if "+linear" in self.kernel and len(self.points) > _PAIRS[0]:
             # few pairs hide a linear map in many coordinates, and its optimum lies far away
             linear = self._mostly_linear(min(chosen, key=lambda result: result.value).vector)
             rivals.append(self._minimised(linear, pairs=_PAIRS[1], relevances=False, iterations=10))
         best = min(rivals, key=lambda result: result.value)
+        if is_all and best is nonlinear:
+            return best
         if len(self.points) > 1.5 * _PAIRS[2]:
             best = self._minimised(best.vector, pairs=_PAIRS[2], relevances=relevances, iterations=20)
         return self._minimised(best.vector, pairs=_LARGEST, relevances=relevances, iterations=self.iterations)

@@ -10,6 +10,7 @@ import torch
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
+from probneural.heads.kernel.kernel_operator import _distinct
 from probneural.pairs import FieldPairs
 
 GRID = Grid.uniform(32)
@@ -30,3 +31,13 @@ def pairs(count: int, seed: int) -> FieldPairs:
 def test_evidence_is_that_of_the_best_start(count: int, seed: int, least: float) -> None:
     """From the best start of few steps alone it is 885.5 and 8364.9 nats."""
     assert KernelOperator().fit(None, pairs(count, seed)).log_evidence > least
+
+
+def test_points_that_coincide_are_found_without_comparing_all() -> None:
+    points = torch.randn(300, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    points = torch.cat([points, points[50:90], points[5:9] * (1.0 + 1e-15), points[:1].expand(30, 3)])
+    same = torch.cdist(points, points, p=math.inf) <= 1e-12 * points.abs().max()
+    earliest = torch.where(same, torch.arange(len(points)), len(points)).amin(1)
+    distinct, numbers = _distinct(points)
+    torch.testing.assert_close(distinct, points[earliest.unique()], rtol=0, atol=0)
+    torch.testing.assert_close(distinct[numbers], points[earliest], rtol=0, atol=0)
