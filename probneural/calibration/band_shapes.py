@@ -12,7 +12,6 @@ from probneural.calibration.chunks import domain_average, moments
 from probneural.checks import check_choice, check_finite, check_real
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictor import Predictor
-from probneural.errors import CalibrationError
 from probneural.grids import Grid
 
 Modulation = Literal["std", "constant", "quantiles"]
@@ -74,7 +73,6 @@ def band_shape(u: FieldDistribution, predictor: Predictor, *, modulation: Modula
     """Read the shape of a band off a prediction: a function of one input and the predictor only.
 
     Raises:
-        CalibrationError: If a constant scale is asked of several channels without noise.
         DataError: If a prediction is not finite.
     """
     predicted = moments(u, predictor.noise)
@@ -83,7 +81,7 @@ def band_shape(u: FieldDistribution, predictor: Predictor, *, modulation: Modula
     if modulation == "std":
         scale = floored_std(predicted.variance, u.grid, floor=floor)
     else:
-        scale = _constant_scale(predicted.variance, predictor)
+        scale = _constant_scale(predicted.variance, predictor, u.grid)
     return BandShape(predicted.mean, predicted.mean, scale, scale)
 
 
@@ -140,13 +138,10 @@ def _between_quantiles(
     return BandShape(mean, centre, below, above)
 
 
-def _constant_scale(variance: Float64[Tensor, "n c *grid"], predictor: Predictor) -> Float64[Tensor, "n c *grid"]:
-    channels = variance.shape[1]
-    unit = predictor.residual_variance.to(variance).sqrt() if channels > 1 else variance.new_ones(1)
-    if not bool((unit > 0).all()):
-        raise CalibrationError(
-            expected="a positive noise variance in every channel, whose roots are the units of a constant band",
-            got=str(predictor.residual_variance.tolist()),
-            remedy="use modulation='std', or a predictor with noise > 0",
-        )
-    return unit.reshape(1, -1, *(1,) * (variance.ndim - 2)).expand(variance.shape)
+def _constant_scale(variance: Float64[Tensor, "n c *grid"], predictor: Predictor, grid: Grid) -> Float64[Tensor, "n c *grid"]:
+    """The root of each channel's residual variance, or the sample's root mean square deviation where that is zero."""
+    if variance.shape[1] == 1:
+        return torch.ones_like(variance)
+    residual = predictor.residual_variance.to(variance)
+    unit = torch.where(residual > 0, residual, domain_average(variance, grid)).sqrt()
+    return unit.reshape(*unit.shape, *(1,) * (variance.ndim - 2)).expand(variance.shape)

@@ -43,9 +43,10 @@ class SimultaneousBand:
         level: Nominal coverage, between 0 and 1.
         modulation: "std": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
             predictor is uncertain. "constant": one width everywhere; with several channels, in proportion to the roots of the
-            predictor's residual variance. "quantiles": from the median down to the quantile .05 and up to .95, so that the
-            band is as asymmetric as the distribution; for fields whose quantiles are not Gaussian (mixtures, and a hundred
-            members or more), else as "std". With measurement noise, members' quantiles are found by bisection: slower.
+            predictor's residual variance, or of a sample's mean variance in a channel without residual variance.
+            "quantiles": from the median down to the quantile .05 and up to .95, so that the band is as asymmetric as the
+            distribution; for fields whose quantiles are not Gaussian (mixtures, and a hundred members or more), else as "std".
+            With measurement noise, members' quantiles are found by bisection: slower.
         floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function and
             channel, from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
 

@@ -187,11 +187,12 @@ class VarianceScale:
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
         exact = _rounded(predicted, calibration, scale=torch.ones_like(scale), shift=torch.zeros_like(scale)) == 1.0
+        exact |= (scale == 0.0) & bool((scale > 0.0).any())
         scale, ratio = scale.masked_fill(exact, 1.0), ratio.masked_fill(exact, 1.0)
         if bool(exact.any()):
             warn(
-                f"errors and what is stated of them in channels {exact.nonzero().flatten().tolist()} are rounding: variances "
-                "stay as they are there",
+                f"channels {exact.nonzero().flatten().tolist()} are predicted exactly, to rounding: their variances stay as "
+                "they are",
                 DataWarning,
             )
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):

@@ -325,7 +325,7 @@ class Predictor(Undisturbed, ABC):
         """
         field = self(inputs, query)
         if isinstance(field, EmpiricalField):
-            return field.samples[drawn_member(field.weights, seed, self._identity)]
+            return field.samples[drawn_member(field.weights, seed)]
         if not isinstance(field, GaussianField):
             raise UnsupportedError(
                 expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
@@ -481,9 +481,9 @@ def drawn_latent(rank: int, seed: int, name: str) -> Float64[Tensor, "1 k"]:
     return torch.randn(1, rank, generator=draw_stream(seed, name), dtype=torch.float64, device="cpu")
 
 
-def drawn_member(weights: Float[Tensor, " s"], seed: int, name: str) -> int:
-    """The number of the member of the predictor of this name that the draw of this seed is."""
-    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed, name)))
+def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:
+    """The number of the member that the draw of this seed is, that of `EmpiricalField.rsample`."""
+    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed)))
 
 
 def _contents(part: object) -> object:
@@ -500,7 +500,7 @@ def _contents(part: object) -> object:
 def draws_of_members(predictor: Predictor, members: int, seeds: Sequence[int]) -> DrawsWithField:
     """Joint draws of a predictor whose draws are equally probable members: those of the field that holds all members."""
     equal = torch.ones(members, dtype=torch.float64, device="cpu")
-    owners = [drawn_member(equal, seed, predictor._identity) for seed in seeds]
+    owners = [drawn_member(equal, seed) for seed in seeds]
 
     def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
         u = predictor(Field(values.flatten(0, 1), grid))

@@ -111,7 +111,7 @@ class WeightSampledPredictor(Predictor):
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         equal = torch.ones(self.members, dtype=torch.float64, device="cpu")
-        owners = torch.tensor([drawn_member(equal, seed, self._identity) for seed in seeds], device="cpu")
+        owners = torch.tensor([drawn_member(equal, seed) for seed in seeds], device="cpu")
 
         def evaluated(values: Tensor, grid: Grid) -> Tensor:
             step = max(1, _BATCH_POINTS // (grid.size * values.shape[1]))

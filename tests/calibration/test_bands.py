@@ -127,6 +127,17 @@ def test_bands_are_frozen() -> None:
         SimultaneousBand().level = 0.5
 
 
+def test_constant_bands_of_channels_without_noise() -> None:
+    """Their unit is the root mean variance of the sample: one width along each, and conformal coverage as for any band."""
+    noise = torch.tensor([0.1, 0.0], dtype=torch.float64)
+    band = SimultaneousBand(modulation="constant").fit(Synthetic(channels=2, noise=noise), pairs(40, channels=2, seed=7))
+    test = pairs(200, channels=2, seed=70)
+    width = band(test.inputs).half_width.flatten(2)
+    assert bool((width > 0).all())
+    torch.testing.assert_close(width, width[..., :1].expand_as(width))
+    assert band.coverage(test) >= 0.8
+
+
 @pytest.mark.bad_input
 def test_errors() -> None:
     data = pairs(12)

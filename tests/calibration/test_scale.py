@@ -218,6 +218,18 @@ def test_few_errors_beyond_rounding_make_no_local_scale(size: float, has_local: 
     assert (found.local is not None) == has_local
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.0])
+def test_a_channel_predicted_exactly_keeps_its_variances(noise: float) -> None:
+    data = pairs(24, channels=2)
+    outputs = torch.stack([data.outputs.values[:, 0], data.inputs.values[:, 1]], 1)
+    predictor = Synthetic(channels=2, noise=torch.tensor([0.1, noise], dtype=torch.float64))
+    with pytest.warns(DataWarning, match=r"channels \[1\] are predicted exactly"):
+        scaled = VarianceScale().fit(predictor, FieldPairs(data.inputs, Field(outputs, GRID)))
+    assert float(scaled.scale[1]) == 1.0
+    alone = VarianceScale().fit(Synthetic(), FieldPairs(Field(data.inputs.values[:, :1], GRID), Field(outputs[:, :1], GRID)))
+    assert float(scaled.scale[0]) == pytest.approx(float(alone.scale), rel=1e-6)
+
+
 @pytest.mark.bad_input
 def test_errors() -> None:
     data = pairs(5)

@@ -109,16 +109,19 @@ def row_squares_estimate(
     basis: Tensor | None = None
     exact: Tensor | None = None
     block = -(-count // min(depth, count))
-    images = gaussian(block, rows, generator=generator, like=like)
-    for start in range(0, count, block):
-        pulled = _batched(transposed_product, images.detach()[: count - start], size=latent).detach()
+    images, is_random = gaussian(block, rows, generator=generator, like=like), True
+    while remaining := min(count - (0 if basis is None else len(basis)), count - (spent + 1) // 2):
+        pulled = _batched(transposed_product, images.detach()[:remaining], size=latent).detach()
         # In float64 whatever the dtype: directions may carry very different fractions, and one that comes again has to vanish.
         fresh = orthonormal(pulled.to(torch.float64), against=basis)
         spent += len(pulled) + len(fresh)
-        if len(fresh) == 0:  # the rows of F are spanned, to rounding
-            break
         like = like.to(pulled)
-        images = _batched(product, fresh.to(like), size=rows)
+        if len(fresh) == 0 and is_random:  # the rows of F are spanned, to rounding
+            break
+        if len(fresh) == 0:  # the block's Krylov space is spanned, as where singular values repeat
+            images, is_random = gaussian(block, rows, generator=generator, like=like), True
+            continue
+        images, is_random = _batched(product, fresh.to(like), size=rows), False
         squares = images.to(torch.float64).square().sum(0)
         exact = squares if exact is None else exact + squares
         basis = fresh if basis is None else torch.cat([basis, fresh])

@@ -189,7 +189,7 @@ class Search:
         raise no_root()
 
     def learned(self) -> Minimum:
-        """From six starts on few pairs, then, against a mostly linear start, on more, then on all up to 2,048."""
+        """From six starts on few pairs, then from the best of each noise on more, then on all up to 2,048."""
         starts = [] if self.like is None else [self.like]
         for exponent, length, noise in _STARTS:
             typical = float((self.points * self.std**-exponent).square().sum(1).mean().log()) / 2.0
@@ -197,14 +197,21 @@ class Search:
             start[:SHAPE] = start.new_tensor([typical + length, exponent, 0.0, -4.0, 0.0, noise])
             starts.append(start)
         results = [self._minimised(start, pairs=_PAIRS[0], relevances=False, iterations=10) for start in starts]
-        best = min(results, key=lambda result: result.value)
+        # Local optima differ in the noise: the search goes on from the best of each first noise, and from that of `like`.
+        kinds = [results[: -len(_STARTS)], results[-len(_STARTS) :: 2], results[1 - len(_STARTS) :: 2]]
+        chosen = [min(kind, key=lambda result: result.value) for kind in kinds if kind]
         relevances = self.learns_relevances and self.kernel != "linear"
-        if len(self.points) > _PAIRS[0]:
-            rivals = [self._minimised(best.vector, pairs=_PAIRS[1], relevances=relevances, iterations=20)]
-            if "+linear" in self.kernel:  # few pairs hide a linear map in many coordinates, and its optimum lies far away
-                linear = self._mostly_linear(best.vector)
-                rivals.append(self._minimised(linear, pairs=_PAIRS[1], relevances=False, iterations=10))
-            best = min(rivals, key=lambda result: result.value)
+        is_all = len(self.points) <= _PAIRS[1]
+        size, iterations = (_LARGEST, self.iterations) if is_all else (_PAIRS[1], 20)
+        rivals = [self._minimised(one.vector, pairs=size, relevances=relevances, iterations=iterations) for one in chosen]
+        nonlinear = min(rivals, key=lambda result: result.value)
+        if "+linear" in self.kernel and len(self.points) > _PAIRS[0]:
+            # few pairs hide a linear map in many coordinates, and its optimum lies far away
+            linear = self._mostly_linear(min(chosen, key=lambda result: result.value).vector)
+            rivals.append(self._minimised(linear, pairs=_PAIRS[1], relevances=False, iterations=10))
+        best = min(rivals, key=lambda result: result.value)
+        if is_all and best is nonlinear:
+            return best
         if len(self.points) > 1.5 * _PAIRS[2]:
             best = self._minimised(best.vector, pairs=_PAIRS[2], relevances=relevances, iterations=20)
         return self._minimised(best.vector, pairs=_LARGEST, relevances=relevances, iterations=self.iterations)

@@ -125,7 +125,7 @@ class SampledLastLayerPredictor(Predictor):
 
     def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
         equal = torch.ones(len(self.deviations), dtype=torch.float64, device="cpu")
-        return draws_of_weights(self.readout, self.deviations[[drawn_member(equal, seed, self._identity) for seed in seeds]])
+        return draws_of_weights(self.readout, self.deviations[[drawn_member(equal, seed) for seed in seeds]])
 
     def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
         return draws_of_members(self, len(self.deviations), seeds)

@@ -45,6 +45,16 @@ def smooth(points: int = 32, length: float = 0.2) -> Tensor:
 # Row sums of squares
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("values", [[2.0], [3.0, 1.0]])
+def test_sketches_are_full_where_singular_values_repeat(values: list[float], depth: int) -> None:
+    """The Krylov space of a block has as many dimensions as there are different singular values."""
+    root = torch.diag(torch.tensor(values, dtype=F64).repeat_interleave(60 // len(values)))
+    estimate = rows_of(root, sketch=48, probes=8, depth=depth)
+    assert estimate.captured > 0.5
+    assert estimate.products <= 2 * 48 + 8
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(("rank", "sketch"), [(1, 1), (1, 5), (7, 7), (7, 20), (60, 60), (60, 500)])
 def test_rows_are_exact_once_the_sketch_holds_them(rank: int, sketch: int, depth: int) -> None:
