@@ -193,7 +193,7 @@ def test_where_errors_and_variances_are_rounding_variances_stay(local: bool, rob
     outputs = torch.stack([data.inputs.values[:, 0], data.outputs.values[:, 1]], 1)
     half_exact = FieldPairs(data.inputs, Field(outputs, GRID))
     predictor = NearlyCertain(noise=torch.tensor([1e-34, 0.1], dtype=torch.float64), channels=2)
-    with pytest.warns(DataWarning, match=r"channels \[0\] are rounding"):
+    with pytest.warns(DataWarning, match=r"channels \[0\] are predicted exactly, to rounding"):
         scaled = VarianceScale(local=local, robust=robust).fit(predictor, half_exact)
     assert scaled.scale[0] == scaled.noise_scale[0] == 1.0
     assert scaled.scale[1] < 0.5  # errors are half of what is stated
