@@ -36,8 +36,9 @@ def with_mask(side: StoredFields, mask: Mask | str, *, other: StoredFields | Non
                 expected='mask=True, mask="land" or an array of truth values', got=repr(mask), remedy='write mask="land"'
             )
         return side.with_grid(side.with_missing()[0].grid.observed[0])
-    turns = [part.variable.turned for part in (*side.parts, *(other.parts if other else ())) if part.variable.turned]
-    turned = turns[0](mask) if turns else mask
+    labels = [part.variable.labels for part in (*side.parts, *(other.parts if other else ()))]
+    turn = next((one.turned for one in labels if one.turned is not None), None)
+    turned = mask if turn is None else turn(mask)
     try:
         missing = torch.as_tensor(turned)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -220,7 +220,9 @@ def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
         attributes={dim: source.axis_attributes.get(dim, {}) for dim in labelled},
     )
     variable = variable_of(source.reader, layout, grid, source.name, descending=descending, starts=starts, dims=source.dims)
-    return replace(variable, labels=labels, unit=str(source.attributes.get("units", "")))
+    return replace(
+        variable, labels=replace(labels, turned=variable.labels.turned), unit=str(source.attributes.get("units", ""))
+    )
 
 
 def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layout], names: Names, request: Request) -> Any:

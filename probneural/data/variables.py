@@ -33,12 +33,15 @@ class AxisLabels:
         space: The dimensions of space; none where they have no names.
         coordinates: Those of the file, by dimension; as they are in it, but ascending.
         attributes: What the file says of them, units for example.
+        turned: Mask `(*space,)` in the order of the stored array to a mask in the order of the grid; None without axes of
+            space.
     """
 
     sample: str = "sample"
     space: tuple[str, ...] = ()
     coordinates: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    turned: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,8 +57,6 @@ class Variable:
         varies: Along which axes of space it varies; it has no axis for the others. By default all.
         labels: What the file calls its axes.
         unit: Unit of its values, "" if the file does not say it.
-        turned: Mask `(*space,)` in the order of the stored array to a mask in the order of the grid; None without axes of
-            space.
     """
 
     name: str
@@ -66,7 +67,6 @@ class Variable:
     varies: tuple[bool, ...] | None = None
     labels: AxisLabels = field(default_factory=AxisLabels)
     unit: str = ""
-    turned: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Check that the axes fit the grid and the numbers are real."""
@@ -175,5 +175,5 @@ def variable_of(
         channel_axes=tuple(number for number, axis in enumerate(rest) if layout.roles[axis] == layouts.CHANNEL),
         grid_shape=grid.shape,
         varies=(bool(layout.space),) * len(grid.shape),
-        turned=partial(turned_mask, **turns) if layout.space else None,
+        labels=AxisLabels(turned=partial(turned_mask, **turns) if layout.space else None),
     )

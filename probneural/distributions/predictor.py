@@ -564,6 +564,8 @@ class FunctionDraw(Undisturbed, nn.Module):
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         inputs = Field(values, where)
+        if query is not None:
+            check_grid(query, "query")
         size = max(self.in_channels * where.size, self.out_channels * (where if query is None else query).size)
         step = max(1, _DRAWN_VALUES // max(1, size))
         parts = (inputs[start : start + step] for start in range(0, len(inputs), step)) if len(inputs) > step else (inputs,)

@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from probneural.checks import check_path, check_text
 from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.extras import missing
 from probneural.functionals import Functional, integral, sensors
@@ -79,12 +80,12 @@ def report_forecast(
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is scored)
     except ModuleNotFoundError as error:
         raise missing("a report", error, "plots") from error
+    target, title = check_path(path, "path"), check_text(title, "title")
     scores = score_by_lead(forecast, truth, noise=noise, level=level, times=times)
     sentences = forecast_verdict(scores)
     figures = (*_score_figures(scores), *_state_figures(forecast, truth, noise=noise, times=times))
     sections = ("<h2>Scores by lead</h2>", _table(scores), *(figure_section(figure) for figure in figures))
     facts = f"{scores.functions} functions, {scores.steps} leads"
-    target = Path(path)
     atomic.write(target, document(title, facts, sentences=sentences, sections=sections).encode())
     return ForecastReport(path=target, verdict=tuple(sentences), scores=scores)
 

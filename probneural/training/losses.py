@@ -16,8 +16,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.axes import transfer
-from probneural.checks import assign, check_callable, check_instance, check_integer, check_positive, check_real, check_sequence
-from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.checks import (
+    assign,
+    check_callable,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_real,
+    check_sequence,
+)
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field, power_of_two
 from probneural.grids import Grid, check_grid, check_unmasked
 
@@ -230,7 +238,7 @@ class _SampleScore(ABC):
             ShapeError: If predictions are not so many samples of the targets' shape.
         """
         drawn = _samples(predicted, target, self.samples)
-        if grid.is_masked:
+        if check_grid(grid).is_masked:
             drawn, target = grid.fill(drawn.movedim(1, 0)).movedim(0, 1), grid.fill(target)
         return self._scored(drawn, target, grid)
 
@@ -331,8 +339,7 @@ class PDEResidual:
         Raises:
             ShapeError: If the residual has no value at each point of each function.
         """
-        for values, name in ((predicted, "predictions"), (target, "targets")):
-            check_instance(values, Tensor, name, remedy="give tensors (n, c, *grid): field.values")
+        _check_values(predicted, target)
         if predicted.ndim < 3 or tuple(predicted.shape[2:]) != check_grid(grid).shape:
             raise ShapeError(
                 expected=f"predictions (n, c, *{grid.shape})", got=str(tuple(predicted.shape)), remedy="give their own grid"
@@ -395,9 +402,18 @@ class WeightedSum:
         return torch.stack(values).sum()
 
 
-def _check_alike(predicted: Tensor, target: Tensor) -> None:
+def _check_values(predicted: object, target: object) -> None:
+    """Raise a DataError or ShapeError unless both are tensors `(n, c, *grid)` of real numbers, of half precision too."""
     for values, name in ((predicted, "predictions"), (target, "targets")):
-        check_instance(values, Tensor, name, remedy="give tensors (n, c, *grid): field.values")
+        checked = check_instance(values, Tensor, name, remedy="give tensors (n, c, *grid): field.values")
+        if not checked.is_floating_point():
+            raise DataError(expected=f"real {name}", got=str(checked.dtype), remedy="give complex fields as two channels")
+        if checked.ndim < 3:
+            raise ShapeError(expected=f"{name} (n, c, *grid)", got=str(tuple(checked.shape)), remedy="keep all axes")
+
+
+def _check_alike(predicted: Tensor, target: Tensor) -> None:
+    _check_values(predicted, target)
     if predicted.shape != target.shape:
         raise ShapeError(
             expected=f"predictions shaped like the targets {tuple(target.shape)}",
@@ -436,6 +452,7 @@ def _norms_to_divide_by(norm: Float[Tensor, "n c"], unit: Float[Tensor, "n c"]) 
 
 def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:
     """Samples that are channels, apart: `(n, samples, c, *grid)`."""
+    _check_values(predicted, target)
     expected = (target.shape[0], count * target.shape[1], *target.shape[2:])
     if tuple(predicted.shape) != expected:
         raise ShapeError(

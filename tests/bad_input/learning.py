@@ -208,7 +208,7 @@ SELECTION = [
         "channels",
     ),
     Case("fully labelled", lambda: select(active.RandomSelection(), labelled=pairs().inputs), DataError, "fully labelled"),
-    *refused("predictor", lambda v: select(active.RandomSelection(), predictor=v), (None, gaussian()), DataError, "Predictor"),
+    *refused("predictor", lambda v: select(active.LCMDSelection(), predictor=v), (None, gaussian()), DataError, "Predictor"),
     *refused("query", lambda v: select(active.RandomSelection(), query=v), (16, "fine"), GridError, "Grid"),
     *refused("power", active.StochasticSelection, (-1.0, NAN, INF, "1", None, True), ArgumentError, "power"),
     *refused(
