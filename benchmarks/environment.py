@@ -33,7 +33,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "memory_gib": round(memory, 1),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    if device != "cpu":
+    if device not in ("cpu", "meta"):
         facts["accelerator"] = torch.get_device_module(device).get_device_name(device)
     return facts
 

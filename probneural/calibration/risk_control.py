@@ -149,7 +149,7 @@ class RiskControl:
                     got=f"one that grows by {grown:.3g}",
                     remedy="count what the band misses, not how wide it is",
                 )
-            means = losses.mean(1).tolist()
+            means = losses.mean(1).clamp(0.0, 1.0).tolist()  # but for rounding they are there
             enough = [number for number, mean in enumerate(means) if self.controls(mean, count=losses.shape[1])]
             if not enough:
                 raise CalibrationError(

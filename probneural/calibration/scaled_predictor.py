@@ -123,7 +123,7 @@ class ScaledPredictor(Predictor):
         shape = () if self.local is None else (self.local.coefficients,)
         content = digest(self.scale, self.noise_scale, parts.root_fraction, parts.white_fraction, self.calibrated_on, *shape)
         is_ensemble = isinstance(inner, EmpiricalField)
-        source, name = (self.inner._identity,) * 2 if is_ensemble else (u.latent.key, u.latent.id)
+        source, name = (self.inner._key, self.inner._identity) if is_ensemble else (u.latent.key, u.latent.id)
         return replace(u.latent, id=f"{name}~scaled-{content}", source=source)
 
     @property

@@ -20,7 +20,7 @@ from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, common_random_numbers, draw_keys, draw_stream
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.latent import Latent
+from probneural.distributions.latent import Latent, digest
 from probneural.distributions.roots.base import Root
 from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
@@ -156,7 +156,7 @@ class Predictor(Undisturbed, ABC):
     @torch.no_grad()
     def _with_discrepancy(self: AnyPredictor, pairs: Dataset) -> AnyPredictor:
         """This very predictor, just made, with the mean variance of the discrepancy of its fields at some of these pairs."""
-        some = pairs[evenly_spread_rows(len(pairs), _SAMPLES)]
+        some = pairs.subset(evenly_spread_rows(len(pairs), _SAMPLES))
         total, grid = torch.zeros(self.out_channels, dtype=torch.float64, device="cpu"), some.outputs.grid.shared
         for part in batches(some, max(1, _VALUES // (self.out_channels * grid.size))):
             u = self(part.inputs.detached(), grid)
@@ -170,8 +170,12 @@ class Predictor(Undisturbed, ABC):
         return self
 
     def _with_records(self: AnyPredictor, *records: TrainingRecord | None) -> AnyPredictor:
-        """This very predictor, just made, with the union of training records."""
+        """This very predictor, just made, with the union of training records, which key the random numbers of its latent."""
         self.__dict__["traits"] = replace(self.traits, trained_on=joined_record(records))
+        self.__dict__.pop("_key", None)
+        latent = getattr(self, "latent", None)
+        if isinstance(latent, Latent):
+            self.__dict__["latent"] = replace(latent, source=self._key)
         return self
 
     @abstractmethod
@@ -383,10 +387,26 @@ class Predictor(Undisturbed, ABC):
         contents = [_contents(getattr(self, name, None)) for name in arguments if name != "self"]
         return f"{type(self).__name__}-{hashlib.blake2b(repr(contents).encode(), digest_size=8).hexdigest()}"
 
+    @cached_property
+    def _key(self) -> str:
+        """Name that keys random numbers: of training pairs and weights of the operator, not of what was computed of them.
+
+        So a seed gives the same draws with every library for linear algebra, up to rounding. Contents name an unknown fit.
+        """
+        inner = getattr(self, "inner", None)
+        parts = [inner] if isinstance(inner, Predictor) else list(getattr(self, "predictors", ()))
+        if parts:
+            return f"{type(self).__name__}({', '.join(one._key for one in parts)})"
+        if self.trained_on is None or not len(self.trained_on.row_keys):
+            return self._identity
+        operator = getattr(self, "operator", None)
+        weights = operator.parameters() if isinstance(operator, nn.Module) else ()
+        return f"{type(self).__name__}-{digest(self.trained_on.row_keys, *weights)}"
+
     @property
     def _keys(self) -> tuple[int, ...]:
         """Indices of the streams of this predictor's own part of a draw."""
-        return (self._level, *draw_keys(self._identity))
+        return (self._level, *draw_keys(self._key))
 
     def _draw_discrepancy(self, root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
         """The draw of this name of a discrepancy, with one latent vector for all functions."""

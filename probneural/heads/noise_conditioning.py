@@ -237,7 +237,7 @@ class NoiseConditionedPredictor(Predictor):
 
     def _latents_of(self, seeds: Sequence[int]) -> Tensor:
         size = self.latents.shape[1]
-        keys = draw_keys(self._identity)
+        keys = draw_keys(self._key)
         return torch.cat([_drawn(1, size, seed, 0, *keys) for seed in seeds]).to(self.latents)
 
 

@@ -301,7 +301,7 @@ class Problem(Undisturbed, ABC):
         self._check_grid(grid)
         self._check_resolution(grid.shape)
         flat = design.reshape(-1, self.design_dim)
-        return Field(self._inputs(self.input_distribution.quantiles(flat), grid), grid)
+        return Field(self._inputs(self.input_distribution.quantiles(flat.clamp(0.0, 1.0)), grid), grid)
 
     def _uniform(self, sizes: tuple[int, ...]) -> Grid:
         """The grid of the problem's box with this many points per axis; override where axes differ in length."""

@@ -87,6 +87,7 @@ class Kind:
         build: From the parts to an instance; by default the constructor. Its annotations say what the parts are.
         on_cpu: Parts that stay on the CPU, wherever the rest goes.
         state: From the parts of a module to the tensors that bound what its constructor makes; None if that makes no tensors.
+        mixes_precisions: Whether its tensors may have different dtypes; it converts them itself.
     """
 
     cls: type
@@ -94,6 +95,7 @@ class Kind:
     build: Callable[..., Any] | None = None
     on_cpu: tuple[str, ...] = ()
     state: Callable[[Mapping[str, Any]], Mapping[str, Tensor]] | None = None
+    mixes_precisions: bool = False
 
     @property
     def name(self) -> str:
@@ -235,7 +237,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(VarianceEstimation),
     Kind(DenseWeights),
     Kind(DiagonalWeights),
-    Kind(LowRankWeights),
+    Kind(LowRankWeights, mixes_precisions=True),
     Kind(LowRankPlusDiagonalWeights),
     Kind(KroneckerWeights, parts=KroneckerWeights.tensors, build=_kronecker_weights),
     Kind(IterativeWeights, parts=IterativeWeights.tensors),  # which says why not

@@ -173,7 +173,11 @@ class Reader:
         with jaxtyped("context"):  # where axes remember their sizes from one tensor to the next
             misfits = [claim for claim in self._claims if not isinstance(claim[1], claim[2])]
         free = [claim for claim in self._claims if len(getattr(claim[2], "dtypes", ())) > 1 and claim[1].is_floating_point()]
-        misfits += [claim for claim in free if claim[1].dtype not in _REAL or claim[1].dtype != free[0][1].dtype]
+        misfits += [
+            claim
+            for claim in free
+            if claim[1].dtype not in _REAL or not (kind.mixes_precisions or claim[1].dtype == free[0][1].dtype)
+        ]
         self._claims = outer
         for name, tensor, wanted in misfits:
             expected = f"a tensor {wanted.__name__}, sizes of equal name being equal, and its dtype that of the others,"

@@ -210,8 +210,8 @@ def test_the_kernel_operator_has_no_less(monkeypatch: pytest.MonkeyPatch) -> Non
     bo_methods._kernel(problem, _history(problem, 25), bo_methods.SMALL, kernel=None)
     shares = [process.nugget / process.covariance.diagonal(process.points).mean().item() for process in heads[0].processes]
     assert (
-        bo_methods.MIN_NOISE * (1.0 - 1e-9) <= min(shares) < 4.0 * bo_methods.MIN_NOISE
-    )  # less evidence than half a nat apart
+        bo_methods.MIN_NOISE * (1.0 - 1e-9) <= min(shares) < 20.0 * bo_methods.MIN_NOISE
+    )  # the evidence is flat there, and the search has several starts
 
 
 @pytest.mark.parametrize("name", ["environmental model", "darcy peak pressure"])

@@ -45,7 +45,8 @@ def fronts(count: int, *, seed: int) -> FieldPairs:
     return FieldPairs(data.inputs, Field(data.inputs.values + 0.4 * there * normal(count, 1, GRID.size, seed=seed + 9), GRID))
 
 
-def test_functions_that_are_given_twice_count_once() -> None:
+def test_functions_that_are_given_twice_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probneural.distributions.predictor._SAMPLES", 80)
     data = fronts(40, seed=0)
     one, two = VarianceScale().fit(Synthetic(), data), VarianceScale().fit(Synthetic(), twice(data))
     assert one.local is not None

@@ -65,7 +65,6 @@ GUARDS: dict[str, Callable[[Predictor, Predictor, FieldPairs], Any]] = {
     "weighted band": lambda head, _, data: c.SimultaneousBand(level=0.5).fit(head, data, weights=torch.ones(len(data))),
     "risk": lambda head, _, data: c.RiskControl(c.fraction_outside, 0.5).fit(head, data),
     "stacking": lambda head, other, data: c.Stacking().fit([head, other], data),
-    "local stacking": lambda head, other, data: c.LocalStacking().fit([head, other], data),
     "novelty": lambda head, _, data: c.Novelty().fit(head, data),
     "novelty scale": lambda head, _, data: c.NoveltyScale().fit(head, data, shifted=pairs(9)),
     "shifted pairs": lambda head, _, data: c.NoveltyScale().fit(head, pairs(9), shifted=data),

@@ -33,7 +33,7 @@ def other(name: str) -> Predictor:
     case = operator_case("fno-1d")
     held_out = data_for(case.operator.eval(), fields(case.data.inputs.grid, 6, 1, seed=31), seed=32)
     if name == "kernel":
-        return KernelOperator().fit(None, case.data)
+        return KernelOperator(groups=1, iterations=2).fit(None, case.data)
     if name == "variational":
         posterior = fitted("last-layer", "fno-1d")
         history = torch.zeros(1, dtype=torch.float64)
@@ -95,7 +95,8 @@ def check(predictor: Predictor, start: Field, draws: str) -> None:
             states = [evaluate(operator, Field(state, start.grid)) for operator, state in zip(operators, states, strict=True)]
         expected = torch.stack(states)
         assert u.samples.dtype == predictor.dtype
-        assert float((u.samples - expected).abs().max()) <= 1e-8 * float(expected.abs().max())
+        # Steps of a process that is nearly certain amplify rounding; another draw differs by the samples' size.
+        assert float((u.samples - expected).abs().max()) <= 1e-6 * float(expected.abs().max())
         assert bool((u.variance.amax((1, 2)) > 0).all())
 
 

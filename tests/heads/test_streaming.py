@@ -70,6 +70,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probneural.heads.ensembles.trained_members._BATCH_ELEMENTS", 3 * 8 * 16)
     monkeypatch.setattr("probneural.curvature.rows._READ_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.provenance._VALUES_AT_ONCE", 8 * 16)
+    monkeypatch.setattr("probneural.distributions.predictor._VALUES", 8 * 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -109,6 +110,7 @@ def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probneural.calibration.chunks._KEPT_VALUES", 0)
     monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.provenance._VALUES_AT_ONCE", 8 * 16)
+    monkeypatch.setattr("probneural.distributions.predictor._VALUES", 8 * 16)
     operator, pairs = operator_and_pairs(120)
     found = []
     for make in (lambda part: part, LazyPairs.of):
@@ -210,6 +212,7 @@ def test_calibration_predicts_anew_what_it_does_not_keep(monkeypatch: pytest.Mon
     kept = VarianceScale().fit(inner, pairs[30:])
     monkeypatch.setattr("probneural.calibration.chunks.CHUNK_VALUES", 7 * 16)
     monkeypatch.setattr("probneural.calibration.chunks._KEPT_VALUES", 0)
+    monkeypatch.setattr("probneural.distributions.predictor._VALUES", 7 * 16)
     streamed = Stated(inner)
     again = VarianceScale().fit(streamed, pairs[30:])
     assert streamed.most == 7

@@ -24,7 +24,7 @@ def slope(values: torch.Tensor, grid: Grid, axis: int) -> torch.Tensor:
 def test_against_runge_kutta() -> None:
     problem = ShallowWater(0.3, rotation=3.0, gravity=0.7, depth=1.4, random_field=GaussianRandomField(2, 3), design_dim=1)
     pairs = problem.sample(2, resolution=9, seed=0, dtype=torch.float64)
-    matrix = derivative(Grid.uniform((9,)), axis=0).matrix
+    matrix = derivative(Grid.uniform((9,)), axis=0)(torch.eye(9, dtype=torch.float64)).mT
 
     def tendency(state: torch.Tensor) -> torch.Tensor:
         (_, u, v), (hx, ux, _), (hy, _, vy) = (part.unbind(1) for part in (state, matrix @ state, state @ matrix.T))

@@ -161,7 +161,6 @@ class _Worker:
         context = multiprocessing.get_context(START_METHOD)
         self._executor = ProcessPoolExecutor(1, mp_context=context, initializer=_start_worker, initargs=(payload, limit))
         self._number = self._executor.submit(os.getpid)
-        self._task: Future[Outcome] | None = None
 
     def check_start(self) -> None:
         """Wait until the process has started."""
@@ -176,18 +175,21 @@ class _Worker:
 
     def submit(self, task: Task) -> Future[Outcome]:
         """Give the process a task."""
-        self._task = self._executor.submit(_own_attempt, task)
-        return self._task
+        return self._executor.submit(_own_attempt, task)
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process, and with it all that the simulator has forked: they hold the pipes that are waited for."""
+        if self._number.exception() is not None:
+            return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._number.result(), getattr(signal, "SIGKILL", signal.SIGTERM))
+            if hasattr(os, "killpg"):
+                os.killpg(self._number.result(), signal.SIGKILL)
+            else:
+                os.kill(self._number.result(), signal.SIGTERM)
 
     def end(self) -> None:
-        """End the process, by force if it is at work."""
-        if self._task is not None and not self._task.done():
-            self.kill()
+        """End the process, which has stored its results unless it is at work."""
+        self.kill()
         self._executor.shutdown(cancel_futures=True)
 
 
@@ -200,6 +202,8 @@ class _InWorker:
 
 def _start_worker(payload: bytes, limit: float | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
     threading.Thread(target=_follow_parent, args=(limit,), daemon=True).start()  # first: what follows may take long
     torch.set_num_threads(1)  # one thread per worker: processes share the cores
     _InWorker.simulator = pickle.loads(payload)  # noqa: S301 (from our own parent, never from a file)

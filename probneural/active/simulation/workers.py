@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 import time
@@ -146,7 +147,7 @@ def too_late(limit: float) -> str:
 def _simulate(simulator: Simulator, task: Task) -> Outcome:
     start = time.perf_counter()
     try:
-        outputs = simulator(unpacked(task.inputs))
+        outputs = _called(simulator, unpacked(task.inputs))
     except (Exception, SystemExit) as error:  # noqa: BLE001 (a simulator may raise anything, and the loop goes on)
         return Outcome("failed", time.perf_counter() - start, _reason(error), is_stored=False)
     seconds = time.perf_counter() - start
@@ -164,6 +165,16 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
     except ProbneuralError as error:
         return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
     return Outcome("done", seconds, is_stored=False, outputs=packed(outputs))
+
+
+def _called(simulator: Simulator, inputs: Field) -> Field:
+    """Call the simulator; a process that it has forked, and that returns from it as well, ends here."""
+    process = os.getpid()
+    try:
+        return simulator(inputs)
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
 
 
 def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") -> Outcome:

@@ -397,7 +397,7 @@ class KernelPredictor(Predictor):
             joint=variances.shape[1],
             rows=rows,
         )
-        latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False, source=self._name)
+        latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False, source=self._key)
         return GaussianField(mean.to(self.dtype), ComponentRoot(modes, coordinates), latent=latent, grid=where)
 
 
@@ -455,7 +455,7 @@ class KernelPaths(Predictor):
     @cached_property
     def _paths(self) -> list[list[Path]]:
         """One function per member and process, drawn when they are first needed."""
-        generator = stream(self.seed, "kernel paths", *draw_keys(self.predictor._identity))
+        generator = stream(self.seed, "kernel paths", *draw_keys(self.predictor._key))
         with torch.inference_mode(False):  # the paths outlive the call
             return [
                 [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.predictor.processes]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import sparse_sensors
+from benchmarks.studies import sparse_sensors
 from probneural.calibration import VarianceScale
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError, TrainingError
