@@ -315,7 +315,7 @@ def linear(values: Float64[Tensor, "*b"], size: int, *, periodic: bool, dim: int
 
 def spacing(axis: Axis) -> float:
     """Distance of neighbouring nodes; the length of an axis with one node."""
-    return float(axis.coordinates[1] - axis.coordinates[0]) if axis.size > 1 else axis.length
+    return axis.length / max(1, axis.size - axis.endpoint)  # without a tensor, whose values an export cannot read
 
 
 def wave_numbers(grid: Grid) -> Int64[Tensor, "w d"]:

@@ -126,8 +126,6 @@ def test_errors() -> None:
             scores_of(torch.arange(5)).quantile(level)
     with pytest.raises(CalibrationError, match="infinite scores"):
         conformal_scores(Synthetic(sd=0.0, noise=0.0), data).quantile(0.5)
-    with pytest.raises(CalibrationError, match="noise variance in every channel"):
-        conformal_scores(Synthetic(channels=2, noise=0.0), pairs(3, channels=2), modulation="constant")
     with pytest.raises(CalibrationError, match="at least one pair"):
         conformal_scores(Synthetic(), data[:0])
     with pytest.raises(ArgumentError, match="modulation among std, constant"):
