@@ -55,7 +55,7 @@ def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
     contents: list[Tensor] = []
     counts: dict[str, Counter[float]] = {"inputs": Counter(), "outputs": Counter()}
     for part in batches(data, max(1, _VALUES_AT_ONCE // row) if most is None else most):
-        contents.append(row_fingerprints(part.inputs.values, part.outputs.values))
+        contents.append(row_fingerprints(*(side.grid.fill(side.values) for side in (part.inputs, part.outputs))))
         if not isinstance(data, FieldPairs):  # those in memory were looked at as a whole
             for name, side in (("inputs", part.inputs), ("outputs", part.outputs)):
                 counts[name].update(fill_values(side.values))

@@ -370,7 +370,7 @@ class TestHeads:
             operator = _operator()
             history = fit(operator, train, epochs=2, seed=0)
             predictor = LastLayerLaplace().fit(operator, train)
-            scaled = VarianceScale(robust=True).fit(predictor, scaling)
+            scaled = VarianceScale().fit(predictor, scaling)
             mixed = ScaleMixture().fit(scaled, scaling)
             bands = [method.fit(mixed, conformal) for method in (SimultaneousBand(0.8), PointwiseBand(0.8, delta=0.2))]
             test = _pairs(observed, number, seed=30)

@@ -16,7 +16,6 @@ from torch import Tensor
 from probneural.calibration.chunks import domain_average
 from probneural.calibration.held_out import FOLDS, group_means, is_gain, mean_size, number_of
 from probneural.calibration.local_scale import FINE, POINTWISE, LocalScale, Reader, wave_numbers
-from probneural.calibration.trimmed import trimmed_mean_square
 from probneural.calibration.variance_curve import VarianceCurve, bends, knots_of
 from probneural.grids import Grid
 from probneural.randomness import stream
@@ -51,7 +50,6 @@ def fit_local_scale(
     *,
     groups: Int64[Tensor, " n"],
     grid: Grid,
-    robust: bool = False,
     left_out: Bool[Tensor, " c"] | None = None,
 ) -> LocalScale | None:
     """Fit the factor of variances that is most likely, function by function at each point.
@@ -66,11 +64,10 @@ def fit_local_scale(
         parts: Goes through the calibration functions, some at a time, on the CPU; three times.
         groups: Which group each is of, numbered from 0; whole groups are held out.
         grid: Where they live.
-        robust: Whether the mean that is made 1 leaves the largest squares out.
         left_out: Channels whose factor is 1; none by default.
 
     Returns:
-        The factor, such that chi² of each channel is 1, or the trimmed mean, but of channels that are left out; or None if no
+        The factor, such that chi² of each channel is 1, but of channels that are left out; or None if no
         channel gains, there are fewer than ten groups, or the grid is not uniform or has a mask.
     """
     count = len(groups)
@@ -95,12 +92,9 @@ def fit_local_scale(
         return None
     factor = local.on(grid)
     left = (ratios / factor(mean, variance).unflatten(-1, grid.shape) for mean, variance, ratios in parts())
-    if robust:
-        chi2 = trimmed_mean_square(left, count=count, grid=grid)
-    else:
-        chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in left]).sum(0)
+    chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in left]).sum(0)
     constant = local.coefficients.clone()
-    raised = torch.where((gains | (torch.tensor(robust) & fitted)) & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
+    raised = torch.where(gains & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
     constant[:, 0] += raised
     curve = None if local.curve is None else local.curve.raised(torch.where(bent, chi2.log(), 0.0))
     return replace(local, coefficients=constant, limits=local.limits + raised, curve=curve)

@@ -23,7 +23,6 @@ from probneural.calibration.held_out import group_numbers
 from probneural.calibration.local_fit import Part, fit_local_scale
 from probneural.calibration.local_scale import LocalScale
 from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.calibration.trimmed import trimmed_mean_square
 from probneural.calibration.variance_profile import MOSTLY, ROUNDING, are_rounding, likelihood_profile, standardised_squares
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
@@ -56,7 +55,7 @@ class VarianceScale:
     [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
     likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
     trajectory are held out together, and count as one. Scattered points and masked grids have no local scale. A channel where
-    errors and stated deviations are rounding at more than four fifths of the values has no local scale, nor a robust one: the
+    errors and stated deviations are rounding at more than four fifths of the values has no local scale: the
     others say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they
     are, with a warning.
 
@@ -83,13 +82,6 @@ class VarianceScale:
         local: Whether variances may have a factor that varies along each function. It is fitted to single values. Where a
             head's covariance knows well how the values of a function go together, it may cost more joint density than they
             gain.
-        robust: Whether the common factor is taken without the largest tenth of the squared standardised residuals, over all
-            functions and points: their mean is 1 then where it was chi², relative to that of a Gaussian. A mean square is
-            made by a few functions where tails are heavy, and varies with the calibration set; this varies less. It trades a
-            bias for that: where residuals are Gaussian there is none (the variance of the factor is 1.3 times as large), and
-            where tails are heavy, variances are too small for the mean square. Then chi² exceeds 1, and the largest errors
-            lie further out than stated; nine tenths of the values are spread as stated. Ratio and shape, b/a and h, are still
-            fitted by likelihood.
 
     Raises:
         ArgumentError: If the noise is negative or not finite, or a choice is no truth value.
@@ -103,11 +95,10 @@ class VarianceScale:
     separate: bool = True
     noise: float | Float[Tensor, " c"] = 0.0
     local: bool = field(default=True, kw_only=True)
-    robust: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        flags = {name: check_flag(getattr(self, name), name) for name in ("separate", "local", "robust")}
+        flags = {name: check_flag(getattr(self, name), name) for name in ("separate", "local")}
         assign(self, **flags, noise=check_variances(self.noise, "noise"))
 
     @undisturbed()
@@ -150,7 +141,7 @@ class VarianceScale:
         field_variance, shared = _read(predicted, calibration, noise=noise)
         scale, ratio = self._scales(predicted, calibration, field_variance=field_variance, noise=noise)
         shift = (scale * ratio) * noise - scale * noise
-        scale, local = self._local(predicted, calibration, scale=scale, shift=shift)
+        local = self._local(predicted, calibration, scale=scale, shift=shift) if self.local else None
         unexplained = (scale * ratio) * noise
         stated_noise = noise_variance(self.noise, (1, len(scale)), scale)[0]
         measured = stated_noise.minimum(unexplained)
@@ -210,22 +201,15 @@ class VarianceScale:
         *,
         scale: Float64[Tensor, " c"],
         shift: Float64[Tensor, " c"],
-    ) -> tuple[Float64[Tensor, " c"], LocalScale | None]:
-        """The local scale of the predictive variance, which is a times the stated one plus a shift; a, or the robust one.
+    ) -> LocalScale | None:
+        """The local scale of the predictive variance, which is a times the nominal one plus a shift.
 
-        Channels whose errors are mostly rounding have neither.
+        Channels whose errors are mostly rounding have none.
         """
         left_out = _rounded(predicted, calibration, scale=scale, shift=shift) > MOSTLY
         parts = functools.partial(_parts, predicted, calibration, scale=scale, shift=shift)
-        grid, count = calibration.outputs.grid, len(calibration)
-        local = None
-        if self.local:
-            groups = group_numbers(calibration)
-            local = fit_local_scale(parts, groups=groups, grid=grid, robust=self.robust, left_out=left_out)
-        if self.robust and local is None:
-            trimmed = trimmed_mean_square((squares for _, _, squares in parts()), count=count, grid=grid)
-            scale = scale * trimmed.masked_fill(left_out, 1.0)
-        return scale, local
+        groups = group_numbers(calibration)
+        return fit_local_scale(parts, groups=groups, grid=calibration.outputs.grid, left_out=left_out)
 
     def _ratios(self, field_variance: Float64[Tensor, " c"], noise: Float64[Tensor, " c"]) -> Float64[Tensor, "k c"]:
         """Candidates of b/a per channel: 1 alone, or those that leave the noise a fraction between the two bounds."""

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _DRAWN_VALUES = 2**20
 """Values that a draw is evaluated at together, some 600 bytes each."""
 AnyPredictor = TypeVar("AnyPredictor", bound="Predictor")
+_NAMED = 4
+"""Parameters of an operator, and values of each, that tell it from others."""
 _SAMPLES = 64
 """Maximum number of samples over which the variance of a discrepancy is averaged."""
 _VALUES = 2**16
@@ -389,9 +391,10 @@ class Predictor(Undisturbed, ABC):
 
     @cached_property
     def _key(self) -> str:
-        """Name that keys random numbers: of training pairs and weights of the operator, not of what was computed of them.
+        """Name that keys random numbers: of the training pairs and some weights of the operator, to two digits.
 
-        So a seed gives the same draws with every library for linear algebra, up to rounding. Contents name an unknown fit.
+        Rounding does not change it, so a seed gives the same draws with every library for linear algebra and on every device.
+        Contents name a predictor whose training pairs are unknown.
         """
         inner = getattr(self, "inner", None)
         parts = [inner] if isinstance(inner, Predictor) else list(getattr(self, "predictors", ()))
@@ -400,8 +403,11 @@ class Predictor(Undisturbed, ABC):
         if self.trained_on is None or not len(self.trained_on.row_keys):
             return self._identity
         operator = getattr(self, "operator", None)
-        weights = operator.parameters() if isinstance(operator, nn.Module) else ()
-        return f"{type(self).__name__}-{digest(self.trained_on.row_keys, *weights)}"
+        weights = (
+            [part.detach().flatten()[:_NAMED] for part in operator.parameters()] if isinstance(operator, nn.Module) else []
+        )
+        values = [value for part in weights[:_NAMED] for value in (part.real if part.is_complex() else part).tolist()]
+        return f"{type(self).__name__}-{digest(self.trained_on.row_keys)}({' '.join(f'{value:.1e}' for value in values)})"
 
     @property
     def _keys(self) -> tuple[int, ...]:

@@ -187,7 +187,8 @@ def score(
     if source is not None and source.inputs is not None and len(source.inputs) == len(truth):
         check_units(source.trained_on, truth, name="output")
         if source.trained_on is not None:
-            keys = row_fingerprints(source.inputs.values, truth.values)[:, None]
+            values = [side.grid.fill(side.values) for side in (source.inputs, truth)]
+            keys = row_fingerprints(*values)[:, None]
             check_untrained(keys, source.trained_on, allow_training_data=is_allowed, purpose="scores", error=DataError)
     size = _batch_size(truth)
     if len(truth) <= size or len(truth) != len(u.mean):

@@ -152,7 +152,7 @@ class Keeper:
         ones = [torch.ones_like(parameter, requires_grad=True) for parameter in self.run.parameters]
         trial = optimizers.make_optimizer(ones, learning_rate=plan.learning_rate, options=plan.optimization)
         steps = optimizers.make_schedule(trial, steps=plan.epochs * self.run.steps, options=plan.optimization)
-        with seeded(plan.seed, "training", devices=[self.run.device]):
+        with seeded(plan.seed, "trial step", devices=[self.run.device]):
             if plan.optimization.optimizer in WITH_DECAY:
                 optimizers.trial_step(trial)
                 checkpoints.check_moments(state["state"], trial.state_dict()["state"])

@@ -92,7 +92,10 @@ def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> N
         for name, state in states.items():
             kind = name.partition(".")[2]
             if kind in ("cpu", device.type):
-                torch.Generator(device if kind == device.type else kind).set_state(state)
+                generator = global_generator(device if kind == device.type else torch.device(kind))
+                before = generator.get_state()
+                generator.set_state(state)
+                generator.set_state(before)
     except (RuntimeError, TypeError) as error:
         raise checkpoints.other("states of random generators") from error
 

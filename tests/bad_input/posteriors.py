@@ -329,7 +329,6 @@ CALIBRATION = [
         "FieldPairs",
     ),
     *refused("separate", lambda v: pn.calibration.VarianceScale(separate=v), NO_FLAG, ArgumentError, "separate"),
-    *refused("robust", lambda v: pn.calibration.VarianceScale(robust=v), NO_FLAG, ArgumentError, "robust"),
     Case(
         "one calibration field",
         lambda: pn.calibration.VarianceScale().fit(build_predictor(), pairs()[:1]),

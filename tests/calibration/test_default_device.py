@@ -34,7 +34,6 @@ def numbers(scores: Mapping[str, object]) -> Tensor:
 
 USES: dict[str, Callable[[], Tensor]] = {
     "scale": lambda: VarianceScale().fit(HEAD, DATA)(OTHER.inputs).variance,
-    "robust scale": lambda: VarianceScale(robust=True).fit(HEAD, DATA)(OTHER.inputs).variance,
     "random scale": lambda: ScaleMixture().fit(HEAD, DATA)(OTHER.inputs).variance,
     "novelty": lambda: Novelty().fit(HEAD, DATA)(OTHER.inputs),
     "widening": lambda: NoveltyScale().fit(HEAD, DATA, shifted=OTHER)(OTHER.inputs).variance,

@@ -67,7 +67,6 @@ def pairs(count: int, *, seed: int, size: float = 1.0) -> FieldPairs:
 DATA, OTHERS = pairs(60, seed=1), pairs(60, seed=11)
 STATED: dict[str, Callable[[], Callable[[Field], Tensor]]] = {
     "VarianceScale": lambda: _std(VarianceScale().fit(Walled(), DATA)),
-    "robust VarianceScale": lambda: _std(VarianceScale(robust=True).fit(Walled(), DATA)),
     "Stacking": lambda: _std(Stacking().fit([Walled(), Walled(0.6)], DATA)),
     "ScaleMixture": lambda: _std(ScaleMixture().fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
     "NoveltyScale": lambda: _std(NoveltyScale().fit(Walled(), DATA, shifted=pairs(40, seed=31, size=2.0))),

@@ -236,6 +236,7 @@ class TestIndependence:
                 assert ratios[1] > 1.5
 
 
+@pytest.mark.bad_input
 class TestBadInput:
     def test_predictors_that_do_not_fit_together(self) -> None:
         with pytest.raises(DataError, match="at least one predictor"):
