@@ -517,6 +517,7 @@ DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),
+    ("kernel of predictions", "inputs.components.centre", lambda tensor: tensor[..., None]),
     ("noise", "operator.weights.layers.0.bias", Tensor.long),
 ]
 

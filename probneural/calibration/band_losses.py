@@ -1,4 +1,4 @@
-"""What a band costs where it misses the truth: losses between 0 and 1 that do not grow with the band's width."""
+"""Losses of bands that miss the truth: between 0 and 1, never growing with the band's width."""
 
 from __future__ import annotations
 

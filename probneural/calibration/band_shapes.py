@@ -1,4 +1,4 @@
-"""What a band is wide in proportion to, and how far values stray in units of it."""
+"""Shapes of bands: the local unit of width, and deviations in it."""
 
 from __future__ import annotations
 

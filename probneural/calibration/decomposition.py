@@ -1,4 +1,4 @@
-"""How a predictive variance is divided: what functions share, what each has of its own, and what has no correlation at all."""
+"""Division of a predictive variance: shared by samples, each sample's own, and white noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the most likely division of a variance: which candidates of w and f calibration functions speak for."""
+"""Search for the most likely division of a variance among candidates of w and f."""
 
 from __future__ import annotations
 

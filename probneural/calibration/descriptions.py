@@ -1,4 +1,4 @@
-"""What novelty is judged by: numbers that describe an input function and what a head says of it."""
+"""Descriptions of inputs for novelty: numbers of the input and of the head's prediction."""
 
 from __future__ import annotations
 

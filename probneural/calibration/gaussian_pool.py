@@ -1,4 +1,4 @@
-"""Which predictors of a mixture its Gaussian field is better with."""
+"""Selection of the predictors of a mixture that improve its Gaussian field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what is fitted to some functions is better on others."""
+"""Comparison of fits on samples that were held out."""
 
 from __future__ import annotations
 

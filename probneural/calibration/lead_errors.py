@@ -1,4 +1,4 @@
-"""What a forecast states at each lead beside what came true: sums over all functions, and the values of some."""
+"""Errors of a forecast at each lead beside their nominal variances: sums over all samples, and values of some."""
 
 from __future__ import annotations
 

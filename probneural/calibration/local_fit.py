@@ -1,4 +1,4 @@
-"""How a local scale is fitted: a convex likelihood, with a penalty chosen on functions held out in turn."""
+"""Fit of a local scale: a convex likelihood, with a penalty chosen by cross-validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When not to trust: how unlike the calibration functions an input function is, as conformal p-values."""
+"""Novelty of inputs relative to the calibration samples, as conformal p-values."""
 
 from __future__ import annotations
 

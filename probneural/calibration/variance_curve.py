@@ -1,4 +1,4 @@
-"""A curve between what variances are stated and what they should be, on logarithmic scales."""
+"""Curve from nominal to calibrated variances, on logarithmic scales."""
 
 from __future__ import annotations
 

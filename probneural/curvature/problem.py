@@ -1,4 +1,4 @@
-"""What a curvature matrix is of: an operator, its data and its likelihood, streamed in minibatches."""
+"""The problem behind a curvature matrix: an operator, its data and its likelihood, streamed in minibatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file holds, whatever its format: named variables, their grids, their times; and the data set it makes."""
+"""Contents of a file of any format: named variables, grids and times, and the data set that they make."""
 
 from __future__ import annotations
 

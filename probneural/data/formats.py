@@ -1,4 +1,4 @@
-"""Which format a file has: from its contents, never from its name."""
+"""Formats of files, recognised from their contents, never from their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which functions a field is of, known again in what is selected from one prediction."""
+"""Identities of the samples of a field, kept in selections from one prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the variance of a forecast comes from: initial states, operators, their interaction, measurement noise."""
+"""Variance shares of a forecast: initial states, operators, their interaction, measurement noise."""
 
 from __future__ import annotations
 

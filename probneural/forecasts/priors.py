@@ -1,4 +1,4 @@
-"""What is known of a start before anything was observed."""
+"""Priors of an initial state before any observation."""
 
 from __future__ import annotations
 

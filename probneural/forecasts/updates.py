@@ -1,4 +1,4 @@
-"""What observations do to an ensemble: Kalman's update by the members' covariance, with perturbed observations or roots."""
+"""Updates of ensembles by observations: Kalman's, with perturbed observations or square roots."""
 
 from __future__ import annotations
 

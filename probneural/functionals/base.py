@@ -1,4 +1,4 @@
-"""What a linear functional is, and the linear combinations of functionals."""
+"""Base class of linear functionals, and their linear combinations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a domain is meant: a box, a mask on the grid, or a function that tells inside from outside."""
+"""Regions of a domain: a box, a mask on the grid, or a function that tells inside from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What heads that use Pyro share: importing it late, and variational inference with falling learning rates."""
+"""Inference by Pyro: its late import, and variational inference with falling learning rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training residuals say: their size, and how many independent observations a field of them is worth."""
+"""Training residuals: their size, and the number of independent observations that a field of them is worth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What heads learn from: the pairs of this process, in the operator's dtype and on its device, read a few at a time."""
+"""Training data of heads: the pairs of this process, in the operator's dtype and on its device, read a few at a time."""
 
 from __future__ import annotations
 

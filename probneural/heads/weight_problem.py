@@ -1,4 +1,4 @@
-"""What every all-layer posterior starts from: the operator's weights, its residuals, and the units they are measured in."""
+"""The problem of all-layer posteriors: the operator's weights, its residuals, and their units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Gaussian observations do to roots, in float64: updates, posteriors and gains, from no noise to much noise."""
+"""Conditioning of roots on Gaussian observations, in float64: updates, posteriors and gains, at any noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What matrix-free algorithms share: checked products with rows, and inner products of long rows in float64."""
+"""Symmetric maps of matrix-free algorithms: checked products with rows, and inner products in float64."""
 
 from __future__ import annotations
 

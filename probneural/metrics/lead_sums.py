@@ -1,4 +1,4 @@
-"""What the scores of a forecast follow from: numbers per function at one lead, and over all leads so far."""
+"""Sums behind the scores of a forecast: numbers per sample at one lead, and over all leads so far."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether stated uncertainty is large where errors are: rank correlations, beside what the stated distribution allows."""
+"""Rank correlations of standard deviations and errors, beside those that the predictive distribution allows."""
 
 from __future__ import annotations
 

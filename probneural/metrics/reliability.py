@@ -1,4 +1,4 @@
-"""Whether stated uncertainty is the uncertainty there is: chi², coverage of intervals and bands, calibration error, PIT."""
+"""Reliability of uncertainty: chi², coverage of intervals and bands, calibration error, PIT."""
 
 from __future__ import annotations
 

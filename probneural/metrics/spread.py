@@ -1,4 +1,4 @@
-"""How wide predictions are, and whether their width follows their errors."""
+"""Spread of predictions, and its relation to their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our operators have in common beyond being an `nn.Module`."""
+"""Base class of operators."""
 
 from __future__ import annotations
 

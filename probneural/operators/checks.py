@@ -1,4 +1,4 @@
-"""What operators and their layers ask of arguments and inputs."""
+"""Checks of the arguments and inputs of operators and their layers."""
 
 from __future__ import annotations
 

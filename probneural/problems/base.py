@@ -1,4 +1,4 @@
-"""What every exactly solvable problem offers: a distribution of inputs, an exact solution operator, a design space."""
+"""Base class of exactly solvable problems: input distribution, exact solution operator, design space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is: one tree of settings, each with a default that works."""
+"""Configuration of a run: one tree of settings, each with a default that works."""
 
 from __future__ import annotations
 

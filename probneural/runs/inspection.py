@@ -1,4 +1,4 @@
-"""What a file or folder is, from what it says of itself: nothing of it is run."""
+"""Inspection of files and folders by their metadata, without running anything of them."""
 
 from __future__ import annotations
 

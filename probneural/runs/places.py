@@ -1,4 +1,4 @@
-"""Where settings stand in the file that they were read from, for messages."""
+"""Locations of settings in the file that they were read from, for messages."""
 
 from __future__ import annotations
 

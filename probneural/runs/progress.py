@@ -1,4 +1,4 @@
-"""How far a run is: bars on a terminal, lines in a log."""
+"""Progress of a run: bars on a terminal, lines in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training tells others while it runs."""
+"""Callbacks of a training run, and loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint of a training run may say: its schema, compared with the run before anything is taken over."""
+"""Schema of checkpoints, compared with the run before any state is restored."""
 
 from __future__ import annotations
 

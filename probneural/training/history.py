@@ -1,4 +1,4 @@
-"""What training reports."""
+"""Histories of training: losses per epoch, and time."""
 
 from __future__ import annotations
 

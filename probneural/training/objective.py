@@ -1,4 +1,4 @@
-"""What a step differentiates: the loss of an operator on a batch."""
+"""Objective of a training step: the loss of an operator on a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training may be told beside its rate, its length and its data: small frozen objects with defaults that work."""
+"""Options of a training beside its rate, length and data: small frozen objects with defaults that work."""
 
 from __future__ import annotations
 

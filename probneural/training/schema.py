@@ -1,4 +1,4 @@
-"""What JSON from a file may be: it is compared with type annotations before anything is made of it.
+"""Validation of JSON from files against type annotations, before anything is built of it.
 
 A schema is an annotation: `int`, `str | None`, `Literal["full", "diagonal"]`, `Sequence[float]`, `Mapping[str, bool]`, or a
 `TypedDict`. What passes is of these types all the way down, so that who reads it need not look again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from probneural.calibration import (
     BandField,
+    GroupBand,
     Novelty,
     NoveltyScale,
     PointwiseBand,
@@ -72,12 +74,24 @@ STATED: dict[str, Callable[[], Callable[[Field], Tensor]]] = {
     "NoveltyScale": lambda: _std(NoveltyScale().fit(Walled(), DATA, shifted=pairs(40, seed=31, size=2.0))),
     "SimultaneousBand": lambda: _width(SimultaneousBand().fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
     "PointwiseBand": lambda: _width(PointwiseBand().fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
+    "GroupBand": lambda: _of_groups(
+        SimultaneousBand(0.8).fit(VarianceScale().fit(Walled(), DATA), OTHERS, groups=torch.arange(60) % 2)
+    ),
+    "WeightedBand": lambda: _of_groups(
+        SimultaneousBand(0.8).fit(VarianceScale().fit(Walled(), DATA), OTHERS, weights=torch.linspace(0.5, 2.0, 60))
+    ),
     "RiskControl": lambda: _width(RiskControl(fraction_outside, level=0.2).fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
 }
 
 
 def _std(predictor: Predictor) -> Callable[[Field], Tensor]:
     return lambda inputs: predictor(inputs).std
+
+
+def _of_groups(band: Any) -> Callable[[Field], Tensor]:
+    if isinstance(band, GroupBand):
+        return lambda inputs: band(inputs, groups=torch.ones(len(inputs), dtype=torch.int64)).half_width
+    return lambda inputs: band(inputs, weights=torch.ones(len(inputs), dtype=torch.float64)).half_width
 
 
 def _width(band: Callable[[Field], BandField]) -> Callable[[Field], Tensor]:

@@ -1,4 +1,4 @@
-"""What observations of fields say about the latent, batched over designs and fantasies, and how noisy observations are.
+"""Conditioning of the latent on observations of fields, batched over designs and fantasies, and their noise.
 
 Everything here is in terms of y = mean + root xi with xi ~ N(0, I_k), as BoTorch batches it: a mean `b x q x m` and a root
 `b x q x m x k`.

@@ -1,4 +1,4 @@
-"""What all posteriors of this package have in common for BoTorch."""
+"""Base class of this package's posteriors for BoTorch."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What observing whole functions tells: information gain, integrated variance."""
+"""Information gain and integrated variance of observing whole fields."""

@@ -1,4 +1,4 @@
-"""What observing functions says about a Gaussian posterior: information gained, and variance taken off target functions.
+"""Information about a Gaussian posterior: gain, and reduction of the variance of target samples.
 
 Everything is in the units of a posterior's latent xi ~ N(0, I_k). Observing functions is seeing y = R xi + N(0, I), with R the
 rows of `whitened_rows`. Gain and reduction depend on them through their moments G = RᵀR alone, so

@@ -1,4 +1,4 @@
-"""What one or several observations see of a posterior's latent, in the smaller of two forms; and how its gradient is found."""
+"""Observations of a posterior's latent, in the smaller of two forms, with their gradient."""
 
 from __future__ import annotations
 

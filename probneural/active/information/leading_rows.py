@@ -1,4 +1,4 @@
-"""What observing functions says of a long latent, in a few rows that products with the root find: no root is formed.
+"""Leading rows of observations of a long latent, found by products with a root that is not formed.
 
 A function's whitened rows R are `(c * p, k)`. Fields are smooth, so few combinations Qᵀ R of them, with orthonormal columns Q,
 say all that R does: RᵀR = RᵀQ QᵀR.

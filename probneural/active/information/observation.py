@@ -1,4 +1,4 @@
-"""What observing a whole function says, in the units of a posterior's latent: the same whatever the grid."""
+"""Observation of a whole field in the units of a posterior's latent, the same on every grid."""
 
 from __future__ import annotations
 

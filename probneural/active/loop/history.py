@@ -1,4 +1,4 @@
-"""What an active learning loop reports: one line for each round."""
+"""History of an active learning loop: one line for each round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an active learning loop is told: how its operator is trained, and how much it simulates."""
+"""Plan of an active learning loop: the training of its operator, and the number of simulations."""
 
 from __future__ import annotations
 

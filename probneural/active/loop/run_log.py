@@ -1,4 +1,4 @@
-"""What an active learning loop has decided so far, as its store remembers it."""
+"""Log of an active learning loop: its decisions so far, kept in its store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many functions each round adds."""
+"""Schedules of an active learning loop: samples that each round adds."""
 
 from __future__ import annotations
 

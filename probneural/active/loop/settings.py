@@ -1,4 +1,4 @@
-"""What an active learner is given: checked, and named so that a store can tell one loop from another."""
+"""Settings of an active learner, checked, and named so that a store can tell one loop from another."""
 
 from __future__ import annotations
 

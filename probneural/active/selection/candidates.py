@@ -1,4 +1,4 @@
-"""Which functions of a pool may be chosen, and in which order ties are broken: what all selectors share."""
+"""Candidates of a pool, and the order in which ties are broken."""
 
 from __future__ import annotations
 

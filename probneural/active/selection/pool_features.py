@@ -1,4 +1,4 @@
-"""What a posterior says about each function of a pool, a few functions at a time.
+"""Posterior features of the samples of a pool, a few samples at a time.
 
 Two views of u(a) = mean(a) + L(a) xi. In function space, features whose inner products are the posterior covariances of whole
 functions. In latent space, rows that say what observing a function would teach about xi.

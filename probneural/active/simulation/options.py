@@ -1,4 +1,4 @@
-"""How simulations are run."""
+"""Options of simulations: executor, workers, time limit, attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where simulations run: own processes, whose hung ones can be killed one at a time, or somebody else's executor."""
+"""Pools of workers: own processes, which are killed one at a time where they hang, or a foreign executor."""
 
 from __future__ import annotations
 

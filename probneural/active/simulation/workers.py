@@ -1,4 +1,4 @@
-"""What a worker does for one simulation."""
+"""One simulation in a worker process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What products with a symmetric matrix tell of it: eigenpairs, traces of functions, diagonals, solutions."""
+"""Spectra of symmetric matrices by products: eigenpairs, traces of functions, diagonals, solutions."""

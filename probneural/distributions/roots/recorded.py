@@ -1,4 +1,4 @@
-"""What was done to a root that is never formed: functionals, updates of the latent side and scales, kept to be applied."""
+"""A root that is never formed: functionals, updates of the latent side and scales are recorded and applied later."""
 
 from __future__ import annotations
 

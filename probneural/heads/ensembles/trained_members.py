@@ -1,4 +1,4 @@
-"""What all ensembles begin and end with: a copy of the operator, data of their own, and a predictor of the trained members."""
+"""Common steps of all ensembles: a copy of the operator, data, and a predictor of the trained members."""
 
 from __future__ import annotations
 

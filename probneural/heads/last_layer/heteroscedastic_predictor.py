@@ -1,4 +1,4 @@
-"""What `HeteroscedasticGaussian` fits."""
+"""Predictor of `HeteroscedasticGaussian`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `BayesianLastLayer` fits: predictors from draws of the last layer's weights, and from Gaussians."""
+"""Predictors of `BayesianLastLayer`: from draws of the last layer's weights, and from Gaussians."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators share: spectral and pointwise layers, normalisers, position embeddings."""
+"""Layers of operators: spectral and pointwise layers, normalisers, position embeddings."""
 
 from probneural.operators.layers.channel_mlp import ChannelMLP
 from probneural.operators.layers.layout import channels_innermost

@@ -1,4 +1,4 @@
-"""What every structure is: a form of the weights' covariance that can be fitted."""
+"""Base class of structures: forms of the weights' covariance that can be fitted."""
 
 from __future__ import annotations
 
