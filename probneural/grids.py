@@ -527,6 +527,8 @@ def _lazy_copy(tensor: Tensor) -> Tensor:
     if torch.compiler.is_dynamo_compiling():
         return tensor
     with outside_of_transforms():
+        if tensor.is_shared():  # memory that came from another process
+            return tensor.clone()
         return torch._lazy_clone(tensor)
 
 

@@ -449,6 +449,16 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+def test_grids_from_other_processes_cannot_be_changed_either() -> None:
+    grid = Grid.uniform(8)
+    expected = grid.points.clone()
+    for tensor in grid._unmasked_tensors:
+        tensor.share_memory_()
+    grid.points.zero_()
+    assert torch.equal(grid.points, expected)
+    assert float(grid.weights.sum()) == 1.0
+
+
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("kind", ["uniform", "scattered", "masked"])
 def test_grids_cannot_be_changed_through_their_tensors(kind: str, write: str) -> None:
