@@ -10,7 +10,7 @@ FAST := not slow and not bad_input and not gpu
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
 CHECKED := $(PYTEST) --jaxtyping-packages=probneural,beartype.beartype
 # Checking shapes at run time doubles the time of a test: `make test-all` checks them everywhere.
-UNCHECKED := $(addprefix tests/,active benchmarks calibration curvature data distributions export forecasts heads metrics problems runs training)
+UNCHECKED := $(addprefix tests/,active benchmarks calibration curvature data distributions export forecasts heads metrics operators problems runs training)
 
 # Files with tests that need CUDA, or the simulated GPU of tests/device.
 GPU_FILES = $(shell grep -rlF mark.gpu --include='*.py' tests)

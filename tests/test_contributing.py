@@ -79,6 +79,7 @@ def commands() -> list[list[str]]:
     return [call[3:-2] + call[-1:] for call in calls]
 
 
+@pytest.mark.slow
 def test_worked_examples_pass_their_tests(tree: Path) -> None:
     """All in one process, because importing torch takes longer than most of the tests."""
     names = [call[-1] for call in commands()]
