@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import subprocess
@@ -503,3 +504,20 @@ def test_an_executor_that_is_shut_down_is_refused(tmp_path):
         pass
     with pytest.raises(ArgumentError, match="an executor that takes work"):
         simulate(Counting(), functions(1), store=ResultStore(tmp_path), executor=executor, show_progress=False)
+
+
+def _forking(inputs: Field, *, kind: str) -> Field:
+    """A simulator of which two processes return, or one stays."""
+    if os.fork() == 0:
+        if kind == "stays":
+            time.sleep(600.0)
+        if kind == "raises":
+            raise ValueError("the copy")
+    return inputs
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["returns", "raises", "stays"])
+def test_a_simulator_that_forks_ends(kind: str, tmp_path: Path) -> None:
+    report = simulate(functools.partial(_forking, kind=kind), functions(2), store=ResultStore(tmp_path), show_progress=False)
+    assert report.succeeded == (True, True)
