@@ -6,23 +6,28 @@ generators take it.
 
 from __future__ import annotations
 
+import collections.abc
+import functools
 import inspect
 import math
 import os
 import stat
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
+from jaxtyping import AbstractArray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError
+from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, ShapeError
 
 T = TypeVar("T")
+AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 _HEADROOM = 2.0**10
 """Factor that scales of data stay away from the largest and smallest numbers of a dtype, for what is computed with them."""
@@ -414,3 +419,82 @@ def described(value: object) -> str:
     if value is None or isinstance(value, str | int | float | complex):
         return f"{type(value).__name__} {value!r}"[:100]
     return f"an object of type {type(value).__name__}"
+
+
+def validated(function: AnyCallable) -> AnyCallable:
+    """Decorate a function or a dataclass: arguments of other types than its annotations raise typed errors.
+
+    Tensors are compared in number of axes and dtype, sequences and callables as such, and other values in their class.
+
+    Examples:
+        >>> @validated
+        ... def root(values: Tensor, *, degree: int = 2) -> Tensor:
+        ...     return values ** (1 / degree)
+        >>> root(torch.ones(2), degree="two")
+        Traceback (most recent call last):
+        ...
+        probneural.errors.ArgumentError: expected an integer as degree; got 'two'; give a whole number
+    """
+    if isinstance(function, type):
+        function.__init__ = validated(function.__init__)  # type: ignore[misc]
+        return function
+    signature = inspect.signature(function)
+    hints = functools.cache(lambda: {name: hint for name, hint in get_type_hints(function).items() if name != "return"})
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        for name in hints().keys() & arguments.keys():
+            _check_annotated(arguments[name], hints()[name], name)
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def _check_annotated(value: object, annotation: Any, name: str) -> None:
+    origin, remedy = get_origin(annotation), f"see the annotation of {name}"
+    if origin in (Union, types.UnionType):
+        options = [option for option in get_args(annotation) if option is not type(None)]
+        if len(options) == len(get_args(annotation)) or value is not None:
+            _check_any(value, options, name)
+    elif annotation is Any:
+        return
+    elif origin is Literal:
+        check_choice(value, get_args(annotation), name)
+    elif annotation in _CHECKS:
+        _CHECKS[annotation](value, name)
+    elif origin is collections.abc.Callable:
+        check_callable(value, name, remedy=remedy)
+    elif origin in (tuple, collections.abc.Sequence):
+        entries = check_sequence(value, name, remedy=remedy)
+        for number, entry in enumerate(entries):
+            _check_annotated(entry, get_args(annotation)[0], f"{name}[{number}]")
+    elif isinstance(annotation, type) and issubclass(annotation, AbstractArray):
+        if not isinstance(value, annotation):
+            tensor = check_instance(value, Tensor, name, remedy=remedy)
+            is_dtype = str(tensor.dtype).removeprefix("torch.") in annotation.dtypes
+            raise (ShapeError if is_dtype else DataError)(
+                expected=f"{annotation.__name__} as {name}", got=f"{tensor.dtype} {tuple(tensor.shape)}", remedy=remedy
+            )
+    elif isinstance(annotation, type):
+        check_instance(value, annotation, name, remedy=remedy, error=ArgumentError)
+
+
+def _check_any(value: object, options: Collection[Any], name: str) -> None:
+    """Raise the error of the last option if a value is of none."""
+    for number, option in enumerate(options, start=1):
+        try:
+            return _check_annotated(value, option, name)
+        except ProbneuralError:
+            if number == len(options):
+                raise
+
+
+_CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {
+    int: functools.partial(check_integer, least=-math.inf),
+    float: check_real,
+    bool: check_flag,
+    str: check_text,
+    nn.Module: check_module,
+}
+"""Checks of plain types."""

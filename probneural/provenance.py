@@ -30,7 +30,7 @@ def no_keys() -> Int64[Tensor, " 0"]:
 
 
 @undisturbed()
-def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
+def row_keys(data: Dataset, *, most: int | None = None, with_inputs: bool = False) -> Int64[Tensor, "n k"]:
     """Return integer keys that identify the samples of a data set, `(n, k)`, on the CPU.
 
     The first key of a pair is the hash of its input and output: equal for equal pairs, in float32 or float64. Windows of
@@ -40,6 +40,7 @@ def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
     Args:
         data: n pairs; rows are read a few at a time.
         most: Maximum number of rows that are read at once; by default as many as fit into some MiB.
+        with_inputs: Append a column, the hash of the input alone.
 
     Warns:
         DataWarning: If rows that are read from files hold common fill values.
@@ -55,16 +56,18 @@ def row_keys(data: Dataset, *, most: int | None = None) -> Int64[Tensor, "n k"]:
     contents: list[Tensor] = []
     counts: dict[str, Counter[float]] = {"inputs": Counter(), "outputs": Counter()}
     for part in batches(data, max(1, _VALUES_AT_ONCE // row) if most is None else most):
-        contents.append(row_fingerprints(*(side.grid.fill(side.values) for side in (part.inputs, part.outputs))))
+        values = [side.grid.fill(side.values) for side in (part.inputs, part.outputs)]
+        sides = [values, values[:1]] if with_inputs else [values]
+        contents.append(torch.stack([row_fingerprints(*side) for side in sides], 1))
         if not isinstance(data, FieldPairs):  # those in memory were looked at as a whole
             for name, side in (("inputs", part.inputs), ("outputs", part.outputs)):
                 counts[name].update(fill_values(side.values))
     warn_of_counts(counts)
-    keys = torch.cat([no_keys(), *contents])[:, None]
+    keys = torch.cat([no_keys().new_empty(0, 1 + with_inputs), *contents])
     window_keys, clock = getattr(data, "window_keys", None), getattr(data, "clock", None)
     if not isinstance(window_keys, Tensor) or clock is None:
         return keys
-    return torch.cat([keys, clock.trajectory_keys[:, None], window_keys.cpu()], dim=1)
+    return torch.cat([keys[:, :1], clock.trajectory_keys[:, None], window_keys.cpu(), keys[:, 1:]], dim=1)
 
 
 def shared_rows(keys: Int64[Tensor, "n *w k"], used: Int64[Tensor, " m"]) -> int:
@@ -103,6 +106,7 @@ class TrainingRecord:
         output_units: Unit of each output channel; empty if unknown.
         shape: Points per axis of the outputs' grid: keys of the same samples on other grids differ; empty if unknown.
         masked: Number of points of that grid at which no training output has a value.
+        input_keys: Sorted unique hashes of the training inputs, `(k,)`; None if unknown.
     """
 
     row_keys: Int64[Tensor, " m"]
@@ -113,6 +117,7 @@ class TrainingRecord:
     output_units: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     masked: int = 0
+    input_keys: Int64[Tensor, " k"] | None = None
 
     def shares_rows(self, keys: Int64[Tensor, "n *w k"]) -> bool:
         """Return whether a row with one of these keys is in the record."""
@@ -144,11 +149,13 @@ class Provenance:
 
 @undisturbed()
 def record_of(data: Dataset, *, keys: Int64[Tensor, "n k"] | None = None) -> TrainingRecord:
-    """Return the record of training on the pairs of a data set, whose row keys are computed unless they are given."""
+    """Return the record of training on the pairs of a data set; row keys, with inputs, are computed unless they are given."""
+    keys = row_keys(data, with_inputs=True) if keys is None else keys
     clock, grid = getattr(data, "clock", None), data.outputs.grid
     times = {name: getattr(clock, name) for name in ("history", "lead", "step") if hasattr(clock, name)}
     return TrainingRecord(
-        row_keys=(row_keys(data) if keys is None else keys).unique(),
+        row_keys=keys[:, :-1].unique(),
+        input_keys=keys[:, -1].unique(),
         input_units=tuple(getattr(data.inputs, "units", ()) or ()),
         output_units=tuple(getattr(data.outputs, "units", ()) or ()),
         shape=tuple(grid.shape),
@@ -162,7 +169,12 @@ def joined_record(records: Iterable[TrainingRecord | None]) -> TrainingRecord | 
     known = [record for record in records if record is not None]
     if len(known) < 2:
         return known[0] if known else None
-    return replace(known[0], row_keys=torch.cat([record.row_keys.cpu() for record in known]).unique())
+    inputs = [record.input_keys.cpu() for record in known if record.input_keys is not None]
+    return replace(
+        known[0],
+        row_keys=torch.cat([record.row_keys.cpu() for record in known]).unique(),
+        input_keys=torch.cat(inputs).unique() if inputs else None,
+    )
 
 
 def check_untrained(
@@ -199,6 +211,14 @@ def check_untrained(
         f"{count} of {len(keys)} pairs for {purpose} trained the predictor: errors on them are smaller than on new pairs",
         DataWarning,
     )
+
+
+def check_untrained_inputs(inputs: Field, record: TrainingRecord | None, *, allow_training_data: bool) -> None:
+    """Raise a CalibrationError if inputs trained the predictor, or warn if the caller allows training data."""
+    if record is not None and record.input_keys is not None:
+        keys = row_fingerprints(inputs.grid.fill(inputs.values))[:, None]
+        inputs_alone = replace(record, row_keys=record.input_keys)
+        check_untrained(keys, inputs_alone, allow_training_data=allow_training_data, purpose="calibration")
 
 
 def check_units(record: TrainingRecord | None, side: Any, *, name: str = "input") -> None:

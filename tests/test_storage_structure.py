@@ -25,7 +25,7 @@ from probneural.calibration import VarianceScale
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, DataWarning, FileError, ProbneuralError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, ProbneuralError, ReadoutError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
@@ -462,6 +462,8 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("kernel", "processes.0.parts.nugget", float("inf"), "nugget"),
     ("kernel", "processes.0.parts.covariance.parts.kernel", "cubic", "rbf"),
     ("kernel draw", "predictor.parts.members", 0, "at least 1 as members"),
+    ("noise", "operator.parts.in_channels", 0, "1 as in_channels of a NoiseConditionedOperator; got 0"),
+    ("calibrated", "discrepancy_variance", None, "as discrepancy_variance of a ScaledPredictor; got None"),
     ("last-layer", "in_channels", 3, "2 input channels"),
     ("last-layer", "readout.parts.name", "lift.readout", "a submodule's name"),
     ("last-layer", "readout.parts.name", "", "a submodule's name"),
@@ -510,6 +512,14 @@ def test_every_tensor_has_its_place(corpus: dict[str, change.Opened], tmp_path: 
     change.write(tmp_path / "file", change.Opened(swapped, opened.header, opened.content), opened.content)
     with pytest.raises(FileError, match=r"Float64\[Tensor, .*sizes of equal name being equal"):
         load(tmp_path / "file")
+
+
+def test_a_readout_of_another_width_is_refused_in_use(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
+    content = copy.deepcopy(corpus["sampled last layer"].content)
+    content["metadata"]["parts"]["readout"]["parts"]["has_bias"] = False
+    change.write(tmp_path / "file", corpus["sampled last layer"], content)
+    with pytest.raises(ReadoutError, match="expected 7 features; got 6"):
+        load(tmp_path / "file")(cases.operator_case("fno-outputs").data.inputs)
 
 
 DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [

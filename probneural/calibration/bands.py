@@ -10,7 +10,7 @@ import torch
 from probneural.calibration.band_fields import BandField, predicted_bands
 from probneural.calibration.band_shapes import FLOOR, Modulation, check_modulation
 from probneural.calibration.conditional_bands import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
-from probneural.calibration.conformal import check_new, scores_for
+from probneural.calibration.conformal import check_new, new_scores_for, scores_for
 from probneural.checks import assign, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictor import Predictor
@@ -277,8 +277,11 @@ class Band(Undisturbed):
             CalibrationError: If there are no pairs.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
+
+        Warns:
+            DataWarning: If some pairs trained the predictor.
         """
-        scores = scores_for(self.method, self.predictor, pairs=pairs)
+        scores = new_scores_for(self.method, self.predictor, pairs=pairs)
         return float((scores.values <= self.quantile).to(torch.float64).mean())
 
     def __repr__(self) -> str:

@@ -93,6 +93,12 @@ def _chunk_size(pairs: Dataset) -> int:
     return max(1, CHUNK_VALUES // (pairs.outputs.channels * pairs.outputs.grid.size))
 
 
+def warn_of_training_pairs(predictor: Predictor, pairs: Dataset, *, purpose: str) -> None:
+    """Warn if some pairs trained the predictor."""
+    if predictor.trained_on is not None:
+        check_untrained(row_keys(pairs), predictor.trained_on, allow_training_data=True, purpose=purpose)
+
+
 def untrained_keys(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool) -> Int64[Tensor, "n k"]:
     """Return the row keys of calibration pairs that did not train the predictor.
 

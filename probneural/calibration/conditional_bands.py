@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.calibration.band_fields import BandField, predicted_bands
-from probneural.calibration.conformal import BandMethod, ConformalScores, scores_for, weighted_quantiles
+from probneural.calibration.conformal import BandMethod, ConformalScores, new_scores_for, weighted_quantiles
 from probneural.calibration.held_out import group_sizes
 from probneural.checks import check_sequence, real_tensor
 from probneural.distributions.base import check_values
@@ -85,8 +85,11 @@ class GroupBand:
             CalibrationError: If there are no pairs.
             DataError: If a value is not finite.
             ShapeError: If labels are not one per function, or the outputs do not have the predictor's channels.
+
+        Warns:
+            DataWarning: If some pairs trained the predictor.
         """
-        scores = scores_for(self.method, self.predictor, pairs=pairs).values.cpu()
+        scores = new_scores_for(self.method, self.predictor, pairs=pairs).values.cpu()
         labels = check_labels(groups, len(scores))
         inside = scores <= self._of(labels)
         return {label: float(inside[rows].to(torch.float64).mean()) for label, rows in rows_by_label(labels).items()}
@@ -186,8 +189,11 @@ class WeightedBand:
             CalibrationError: If there are no pairs.
             DataError: If a value is not finite.
             ShapeError: If weights are not one per function, or the outputs do not have the predictor's channels.
+
+        Warns:
+            DataWarning: If some pairs trained the predictor.
         """
-        scores = scores_for(self.method, self.predictor, pairs=pairs).values
+        scores = new_scores_for(self.method, self.predictor, pairs=pairs).values
         return float((scores <= self.quantiles(check_weights(weights, len(scores)))).to(torch.float64).mean())
 
     def __repr__(self) -> str:

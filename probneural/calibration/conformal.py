@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.band_shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
-from probneural.calibration.chunks import check_pairs, distributions, domain_average, untrained_keys
+from probneural.calibration.chunks import check_pairs, distributions, domain_average, untrained_keys, warn_of_training_pairs
 from probneural.calibration.held_out import group_numbers, group_sizes, number_of
 from probneural.checks import check_real
 from probneural.distributions.base import check_values
@@ -156,6 +156,13 @@ def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset) -> C
         ShapeError: Likewise.
     """
     return conformal_scores(predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction)
+
+
+def new_scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset) -> ConformalScores:
+    """The same of new pairs; warn if some trained the predictor."""
+    scores = scores_for(method, predictor, pairs=pairs)
+    warn_of_training_pairs(predictor, pairs, purpose="coverage")
+    return scores
 
 
 def check_new(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool) -> None:

@@ -162,9 +162,13 @@ class TrajectoryBand:
             ShapeError: If functions or channels are not equally many.
             GridError: If the grids differ.
             ArgumentError: If the forecast has more leads than the band, or the truth fewer than the forecast.
+
+        Warns:
+            DataWarning: If some trajectories have a step that trained the predictor.
         """
         self(forecast)
         scores = conformal_scores_by_lead(forecast, truth, noise=self.method.noise, floor=self.method.floor)
+        untrained_steps(forecast, truth, allow_training_data=True, purpose="coverage")
         quantiles = torch.tensor(self.quantiles[: scores.shape[1]], dtype=torch.float64, device=scores.device)
         inside = (scores <= quantiles).to(torch.float64)
         return BandCoverage(inside.mean(0), float(inside.amin(1).mean()))

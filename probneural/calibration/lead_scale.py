@@ -403,7 +403,9 @@ def _members(factor: float) -> str:
     return "Gaussian states" if factor == 1.0 else f"{(factor + 1.0) / (factor - 1.0):.4g} members"
 
 
-def untrained_steps(forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool) -> Int64[Tensor, "n *w k"]:
+def untrained_steps(
+    forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool, purpose: str = "calibration"
+) -> Int64[Tensor, "n *w k"]:
     """Return the row keys of the steps of trajectories that did not train the predictor.
 
     Raises:
@@ -413,7 +415,7 @@ def untrained_steps(forecast: Forecast, truth: TrueTrajectories, *, allow_traini
     is_allowed = check_flag(allow_training_data, "allow_training_data")
     keys = step_keys(truth, forecast.steps)
     record: TrainingRecord | None = getattr(forecast, "trained_on", None)
-    check_untrained(keys, record, allow_training_data=is_allowed, purpose="calibration")
+    check_untrained(keys, record, allow_training_data=is_allowed, purpose=purpose)
     return keys
 
 

@@ -12,12 +12,13 @@ from torch import Tensor
 from probneural.calibration.band_shapes import domain_quantile
 from probneural.calibration.chunks import CHUNK_VALUES
 from probneural.calibration.conformal import conformal_quantile
-from probneural.checks import assign, check_callable, check_finite, check_instance, check_real
+from probneural.checks import assign, check_callable, check_finite, check_flag, check_instance, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
+from probneural.provenance import check_untrained_inputs
 
 Residual = Callable[[Tensor, Field, Grid], Tensor]
 """From predictions `(n, c, *grid)`, input functions and the predictions' grid to what is left of an equation."""
@@ -80,20 +81,25 @@ class ResidualBand:
 
     @undisturbed()
     @torch.no_grad()
-    def fit(self, predictor: Predictor, inputs: Field, *, query: Grid | None = None) -> ResidualBound:
+    def fit(
+        self, predictor: Predictor, inputs: Field, *, query: Grid | None = None, allow_training_data: bool = False
+    ) -> ResidualBound:
         """Find the bound on input functions that training has not used; their solutions are not needed.
 
         Args:
             predictor: What any head or calibrator returned.
             inputs: Held-out input functions.
             query: Where predictions are evaluated; the inputs' own grid by default. The bound is for this grid.
+            allow_training_data: Whether inputs that trained the predictor give a warning instead of an error.
 
         Raises:
-            CalibrationError: If there are too few functions for the level.
+            CalibrationError: If there are too few functions for the level, or some trained the predictor.
             DataError: If a value is not finite.
             ShapeError: If the residual has no value at each point of each function, or channels are not the predictor's.
         """
         check_instance(predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(...)")
+        is_allowed = check_flag(allow_training_data, "allow_training_data")
+        check_untrained_inputs(check_field(inputs, "inputs"), predictor.trained_on, allow_training_data=is_allowed)
         bound = ResidualBound(predictor, quantile=torch.inf, method=self)
         return ResidualBound(predictor, quantile=conformal_quantile(bound.scores(inputs, query), self.level), method=self)
 

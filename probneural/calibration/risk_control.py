@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.calibration.band_fields import BandField, band_around, predicted_bands
 from probneural.calibration.band_losses import BandLoss
 from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation
-from probneural.calibration.chunks import distributions
+from probneural.calibration.chunks import distributions, warn_of_training_pairs
 from probneural.calibration.conformal import check_new, conformal_scores
 from probneural.calibration.held_out import group_means, group_numbers, number_of
 from probneural.checks import assign, check_callable, check_integer, check_real, real_tensor
@@ -212,8 +212,12 @@ class RiskBand:
             CalibrationError: If there are no pairs.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
+
+        Warns:
+            DataWarning: If some pairs trained the predictor.
         """
         losses = list(self.method._losses(self.predictor, pairs, [self.quantile]))
+        warn_of_training_pairs(self.predictor, pairs, purpose="coverage")
         if not losses:
             raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
         return float(torch.cat(losses, dim=1).mean())

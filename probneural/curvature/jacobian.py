@@ -9,6 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
+from probneural.checks import check_counts, validated
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ShapeError
 from probneural.fields import Field, evaluate
@@ -23,6 +24,7 @@ def evaluate_at(
     return evaluate(copy_for_call(operator, layout.unflatten(vector)), inputs, query)
 
 
+@validated
 def jacobian(
     operator: nn.Module,
     layout: ParameterVector,
@@ -45,6 +47,7 @@ def jacobian(
     Returns:
         `(n, c, p, P)`, in output units per unit of each parameter.
     """
+    check_counts(chunk=chunk)
     vector = layout.flatten(dict(operator.named_parameters()))
     pieces = []
     for index in range(len(inputs)):  # one function at a time: n of them in one pass would cost n^2
@@ -71,6 +74,7 @@ def _forward_jacobian(function: Callable[[Tensor], Tensor], vector: Tensor, chun
     return columns
 
 
+@validated
 def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: Float[Tensor, " c"]) -> Float64[Tensor, "P P"]:
     """Sum over functions of the Gauss-Newton matrices of the quadrature likelihood, in float64.
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_integer
+from probneural.checks import assign, check_integer, validated
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.parameters import ParameterVector
@@ -38,6 +38,7 @@ _LARGEST_DENSE = 2**29
 """Entries of a root formed at once (2 GiB in float32)."""
 
 
+@validated
 @dataclass(frozen=True, kw_only=True)
 class VarianceEstimation:
     """How row sums of squares, hence marginal variances, are found.

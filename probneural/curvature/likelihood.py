@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import validated
 from probneural.errors import DataError, ShapeError
 from probneural.grids import Grid
 
 
+@validated
 @dataclass(frozen=True, eq=False)
 class QuadratureGaussian:
     """-log p(y | f) = 1/2 sum over i, c, p of w_cp (f_icp - y_icp)^2 + const, with w_cp = precision_c * share_p.
@@ -36,10 +38,6 @@ class QuadratureGaussian:
 
     def __post_init__(self) -> None:
         """Check the weights."""
-        if self.weights.ndim != 2:
-            raise ShapeError(expected="weights (c, p)", got=str(tuple(self.weights.shape)), remedy="one row per channel")
-        if self.weights.dtype != torch.float64:
-            raise DataError(expected="float64 weights", got=str(self.weights.dtype), remedy="convert with .double()")
         if not bool((torch.isfinite(self.weights) & (self.weights >= 0.0)).all()):
             raise DataError(expected="finite weights >= 0", got="others", remedy="precisions must be finite and >= 0")
 

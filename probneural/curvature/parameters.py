@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_instance, check_sequence
+from probneural.checks import check_instance, check_sequence, validated
 from probneural.errors import ArgumentError, ShapeError
 
 
+@validated
 @dataclass(frozen=True, kw_only=True)
 class ParameterVector:
     """The layout of chosen parameters in one real vector; complex ones are laid out as (real, imaginary) pairs.

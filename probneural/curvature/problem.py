@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_integer
+from probneural.checks import assign, check_flag, check_integer, validated
 from probneural.curvature.distributed import check_group
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.likelihood import QuadratureGaussian
@@ -51,15 +51,16 @@ class Minibatches:
 
     def __post_init__(self) -> None:
         """Check the numbers and the group."""
-        for name, number in (("size", self.size), ("chunk", self.chunk)):
-            if number is not None:
-                assign(self, **{name: check_integer(number, name)})
+        assign(self, size=check_integer(self.size, "size"), is_sharded=check_flag(self.is_sharded, "is_sharded"))
+        if self.chunk is not None:
+            assign(self, chunk=check_integer(self.chunk, "chunk"))
         check_group(self.is_sharded, self.group)
 
 
 _MINIBATCHES = Minibatches()
 
 
+@validated
 @dataclass(frozen=True, eq=False)
 class CurvatureProblem:
     """The loss L(theta) = sum over functions of -log p(y_i | f(theta, a_i)), whose curvature is asked for.

@@ -69,7 +69,7 @@ def observed_numbers(observation: Observation, grid: Grid, *, shape: tuple[int, 
     return ObservedNumbers(rows=rows, values=values, noise=noise, taper=taper)
 
 
-def by_lead(observations: Sequence[Observation], steps: int) -> dict[int, list[Observation]]:
+def by_lead(observations: Sequence[Observation], steps: float) -> dict[int, list[Observation]]:
     """Observations by lead, in the order given.
 
     Raises:

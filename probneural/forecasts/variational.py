@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ def four_d_var(
     check_instance(initial, GaussianField, "initial", remedy="give the Gaussian prior of the states at lead 0")
     iterations = check_integer(iterations, "iterations")
     tolerance = check_real(tolerance, "tolerance", above=0.0, below=1.0)
-    sorted_ = by_lead(observations, max((one.lead for one in observations if isinstance(one, Observation)), default=0))
+    sorted_ = by_lead(observations, math.inf)
     with torch.no_grad():
         advance, channels = _advance(step, initial, parameters=parameters, forcing=forcing, history=history)
         shape, device = (len(initial), channels), initial.mean.device

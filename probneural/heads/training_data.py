@@ -217,10 +217,10 @@ def recorded(fit: FitMethod) -> FitMethod:
     @functools.wraps(fit)
     def fitted(head: Any, operator: Any, data: Any) -> Predictor:
         predictor = fit(head, operator, data)
-        keys = row_keys(data)
+        keys = row_keys(data, with_inputs=True)
         new, old = record_of(data, keys=keys), operator_record(operator)
         if getattr(head, "train", None) is None:
-            _warn_of_training(operator, old, new, keys=keys)
+            _warn_of_training(operator, old, new, keys=keys[:, :-1])
         return predictor._with_records(old, new)
 
     return cast(FitMethod, fitted)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_counts
+from probneural.checks import check_counts, validated
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.symmetric_maps import Map, apply, row_norms
@@ -81,6 +81,7 @@ class LowRankPreconditioner:
         return LowRankUpdate(self.vectors.mT, self.shift / (self.values + self.shift)).product(rows) / self.shift
 
 
+@validated
 def solve(
     product: Map,
     right: Float[Tensor, "s P"],

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.checks import check_instance
 from probneural.errors import DataError, ShapeError
 
 Map = Callable[[Tensor], Tensor]
@@ -34,7 +35,7 @@ def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tenso
         ShapeError: If the images have another shape.
         DataError: If they are complex, or not finite.
     """
-    images = product(rows)
+    images = check_instance(product(rows), Tensor, "images of a map", remedy="return a tensor of one image per row")
     expected = (rows.shape[0], size)
     if tuple(images.shape) != expected:
         raise ShapeError(

@@ -69,6 +69,7 @@ from probneural.operators import (
     SpectralEncoder,
 )
 from probneural.provenance import TrainingRecord
+from probneural.training import schema
 
 _RECORD = inspect.Parameter("trained_on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TrainingRecord | None)
 _DISCREPANCY = inspect.Parameter(
@@ -133,6 +134,7 @@ class Kind:
                 built._with_records(record)
                 if discrepancy is not None:  # older files leave it out
                     built._with_discrepancy_variance(discrepancy)
+            self._check_settings(parts, self.taken_apart(built))
             return built
         except FileError:
             raise
@@ -142,6 +144,17 @@ class Kind:
                 got=f"{error.got}, not {error.expected}" if isinstance(error, ProbneuralError) else repr(error)[:200],
                 remedy="the file is damaged, or of another version",
             ) from error
+
+    def _check_settings(self, parts: Mapping[str, Any], built: Mapping[str, Any]) -> None:
+        """Raise a FileError unless an instance has the numbers, texts and flags that it was built from."""
+        for name, value in parts.items():
+            if _is_setting(value) and value != built[name] and value == value:  # NaN is NaN
+                schema.refuse(repr(built[name])[:80], value, where=f"{name} of a {self.name}")
+
+
+def _is_setting(value: object) -> bool:
+    """Whether a part is None, a number, text or flag, or a tuple of those."""
+    return all(map(_is_setting, value)) if isinstance(value, tuple) else isinstance(value, bool | int | float | str | None)
 
 
 def _check_inputs(predictor: Predictor) -> None:
@@ -220,7 +233,7 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(MahalanobisDistance, on_cpu=("center", "whitening")),
     Kind(Decomposition),
     Kind(StationaryProcess, on_cpu=("modes", "amplitudes", "lower", "lengths")),
-    Kind(TrainingRecord, on_cpu=("row_keys",)),
+    Kind(TrainingRecord, on_cpu=("row_keys", "input_keys")),
     Kind(FunctionDraw),
     Kind(Rollout),
     Kind(

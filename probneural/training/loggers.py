@@ -10,7 +10,7 @@ import io
 import os
 from typing import Any, Literal
 
-from probneural.checks import check_path
+from probneural.checks import check_path, validated
 from probneural.training import atomic
 from probneural.training.callbacks import Callback, Progress
 from probneural.training.history import History
@@ -75,6 +75,7 @@ class TensorBoardLog(Callback):
         self.writer.close()
 
 
+@validated
 class WandbLog(Callback):
     """Log to Weights & Biases; needs the extra `logging`.
 
@@ -104,6 +105,7 @@ class WandbLog(Callback):
             self.run.finish()
 
 
+@validated
 class MLflowLog(Callback):
     """Log to MLflow; needs the extra `logging`.
 

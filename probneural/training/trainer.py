@@ -194,11 +194,11 @@ def _record(operator: nn.Module, sets: Sequence[Dataset], plan: Plan) -> None:
 
 
 def _shared_keys(data: Dataset, most: int) -> Int64[Tensor, "n k"]:
-    """Row keys of a data set, of which each process reads its part."""
+    """Row keys of a data set, with inputs, of which each process reads its part."""
     if world_size() == 1:
-        return row_keys(data, most=most)
+        return row_keys(data, most=most, with_inputs=True)
     rows = own_rows(len(data))
-    part = row_keys(data.subset(slice(rows.start, rows.stop)), most=most)
+    part = row_keys(data.subset(slice(rows.start, rows.stop)), most=most, with_inputs=True)
     keys = torch.zeros(len(data), part.shape[1], dtype=torch.int64)
     keys[rows.start : rows.stop] = part
     return sum_over_processes(keys)

@@ -15,7 +15,20 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import probneural as pn
-from probneural import active, calibration, distributions, forecasts, heads, metrics, operators, plots, problems, runs, training
+from probneural import (
+    active,
+    calibration,
+    curvature,
+    distributions,
+    forecasts,
+    heads,
+    metrics,
+    operators,
+    plots,
+    problems,
+    runs,
+    training,
+)
 from probneural.distributions import DenseRoot, MixtureField, ScaleMixtureField
 from probneural.errors import ProbneuralError
 from probneural.fields import Field
@@ -119,6 +132,20 @@ def muon() -> Any:
 
 def enkf() -> Any:
     return forecasts.EnsembleKalmanFilter(members=3)
+
+
+def layout() -> Any:
+    return curvature.ParameterVector.of(world.trained(), ["readout"])
+
+
+def readout() -> torch.Tensor:
+    return normal(layout().size)
+
+
+def problem() -> Any:
+    data, likelihood = world.pairs(), curvature.QuadratureGaussian.of(GRID, torch.ones(1))
+    operator = world.trained().eval()
+    return curvature.CurvatureProblem(operator, data.inputs, layout=layout(), likelihood=likelihood, targets=data.outputs)
 
 
 GOOD: dict[str, Callable[[], Any]] = {
@@ -229,6 +256,14 @@ GOOD: dict[str, Callable[[], Any]] = {
     "z": lambda: torch.ones(3).double(),
     "rate": lambda: lambda u: u,
     "watched": lambda: [1.0, 2.0],
+    "layout": layout,
+    "likelihood": lambda: curvature.QuadratureGaussian.of(GRID, torch.ones(1)),
+    "problem": problem,
+    "product": lambda: lambda rows: 2.0 * rows,
+    "products": lambda: 4,
+    "probes": lambda: 2,
+    "size": lambda: 5,
+    "vectors": lambda: normal(2, layout().size),
 }
 """Good values of parameters by name, unless `ARGUMENTS` has one for the callable."""
 
@@ -424,6 +459,12 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "calibration.fraction_outside": BANDED,
     "data.from_arrays": ARRAYS,
     "data.Trajectories.from_array": of(values=lambda: np.zeros((2, 3, 16)), grid=lambda: GRID),
+    "curvature.CurvatureProblem": of(operator=lambda: world.trained().eval()),
+    "curvature.ParameterVector": of(names=("weight",), shapes=lambda: (torch.Size([1, 4]),), is_complex=(False,)),
+    "curvature.QuadratureGaussian": of(weights=lambda: torch.ones(1, 16).double()),
+    "curvature.gauss_newton": of(jacobian=lambda: normal(3, 1, 16, 4), precision=lambda: torch.ones(1)),
+    "curvature.vector_jacobian_product": of(parameters=readout, cotangents=lambda: normal(2, 12, 1, 16)),
+    "curvature.top_eigenpairs": of(rank=2),
     "distributions.EmpiricalField.marginal": of(index=0),
     "distributions.EmpiricalField": of(samples=lambda: normal(4, 3, 1, 16)),
     "distributions.GaussianField": of(mean=lambda: normal(3, 1, 16), root=lambda: DenseRoot(normal(3, 1, 16, 5)), latent="xi"),
@@ -441,6 +482,11 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "forecasts.EnsembleKalmanFilter.assimilate": of(seed=0),
     "forecasts.GaussianTrajectory.condition": CONDITIONED,
     "forecasts.GaussianTrajectory.under": of(latent=lambda: propagated().at(1).latent),
+    "forecasts.four_d_var": of(
+        initial=lambda: forecasts.climatology(Field(normal(9, 1, 16), GRID)),
+        observations=lambda: [forecasts.Observation(world.probe(), torch.zeros(1, 1, 2), lead=1, noise=0.1)],
+        iterations=1,
+    ),
     "forecasts.Observation": of(values=lambda: torch.zeros(3, 1, 2)),
     "functionals.line_integral": of(path=lambda: [[0.1], [0.5]]),
     "heads.DeepEnsemble": of(train=lambda: halve),
@@ -459,6 +505,8 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "metrics.rank_histogram": of(comparison=lambda: metrics.compare(world.empirical(), world.truth())),
     "metrics.score_by_lead": BY_LEAD,
     "metrics.score_pairs": of(data=held_out),
+    "linear_algebra.solve": of(right=lambda: normal(2, 5)),
+    "operators.PODDeepONet": of(basis=2),
     "operators.space_time": of(values=lambda: normal(3, 1, 1, 16)),
     "operators.DeepONet.evaluate_at": of(points=lambda: torch.full((3, 2, 1), 0.5)),
     "operators.NoiseConditionedOperator": of(operator=lambda: world.fno(in_channels=5)),
@@ -476,6 +524,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "problems.MethodOfLines": of(right_hand_side=lambda: lambda u, a, grid: u),
     "problems.UniformParameters": of(lower=lambda: (0.0,), upper=lambda: (1.0,)),
     "problems.UniformParameters.quantiles": of(probabilities=lambda: torch.full((2, 1), 0.5).double()),
+    "problems.Wave.encode": of(design=lambda: torch.rand(2, 8)),
     "problems.Wave.derivative": of(inputs=waves, direction=waves),
     "problems.Wave.solve": of(inputs=waves),
     "problems.Wave.energy": of(states=waves),
@@ -487,6 +536,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.report_forecast": BY_LEAD | of(path=lambda: Path(folder()) / "report.html"),
     "training.CRPS.__call__": SETS,
     "training.EnergyScore.__call__": SETS,
+    "training.WandbLog": of(project="project", mode="disabled"),
     "training.WeightedSum": of(terms=lambda: [(1.0, training.RelativeL2())]),
     "training.WeightedSum.__call__": LOSS,
     "training.PDEResidual.__call__": LOSS,
@@ -504,6 +554,8 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "heads.KernelOperator": of(iterations=1),
     "heads.HeteroscedasticGaussian": of(epochs=1),
 }
+for _kind in ("fisher", "gauss_newton", "hessian", "jacobian"):
+    ARGUMENTS[f"curvature.{_kind}_vector_product"] = of(parameters=readout)
 for _owner in (
     "calibration.ScaledPredictor",
     "distributions.MixturePredictor",
@@ -515,7 +567,9 @@ for _owner in (
     ARGUMENTS[f"{_owner}.rollout"] = QUIET
 SKIP = "|".join(
     (
-        r"(curvature|linear_algebra)\..*",  # expert layers, which take tensors of stated shapes
+        # expert layers, which take tensors of stated shapes
+        r"curvature\.(\w+Weights|Kronecker\w+|Eigenpairs|Estimate|\w+Measure|\w+Rows|\w+Root|Linearisation|kronecker)",
+        r"curvature\.(evaluate_at|row_squares_estimate)|linear_algebra\.(LowRank\w+|Solution)",
         r"(processes|active\.(information_gain|target_moments|variance_reduction|whitened_rows)).*",  # likewise
         r"operators\.(PointwiseLinear|SpectralConv)\.forward|operators\.NoiseConditionedOperator\.(conditioned|from_parts)",
         # what calls return, fits make and files hold
@@ -527,14 +581,14 @@ SKIP = "|".join(
         r"functionals\.(AlongAxis|Combination|MatrixFunctional|Maximum|Stack|check_functional)|Grid|Grid\.select",
         r"metrics\.(Comparison|\w+Scores?|Scores|PowerSpectrum|Rank\w+|Sparsification\w+|Spectra|SpreadSkillCurve)",
         r"operators\.(RecurrentState|Suggestion)|problems\.(EvolvedStates|ExponentialRungeKutta|StateDistribution)",
-        r"runs\.(?!init|info|read_config|write_config|report_forecast|Config\.).*",
-        r"training\.(BatchOrder|History|Progress|\w+Log|Muon\.step|EarlyStopping\.\w+|Optimization\.\w+)",
+        r"runs\.(Calibrated|Config|\w*Report|TestScores|calibrate|fit|predict|report|score|train)",
+        r"training\.(BatchOrder|History|Progress|MLflowLog|Muon\.step|EarlyStopping\.\w+|Optimization\.\w+)",
         # what takes long, other libraries, or a state that the objects above do not have
-        r"active\.simulate|export\..*|operators\.(from|to)_neuraloperator|active\.OperatorModel\.fantasize|Grid\.on_sphere",
-        r"active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|snapshots)|problems\.Wave\.encode|operators\.PODDeepONet",
+        r"active\.simulate|export\..*|operators\.from_neuraloperator|active\.OperatorModel\.fantasize|Grid\.on_sphere",
+        r"active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|snapshots)",
         r"distributions\.Mixture(Predictor\.(condition|with_predictors)|Field\.marginal)|heads\.(Bayesian|Snapshot|Deep|Laplace)\w*Ensemble\.fit",
-        r"heads\.(AnchoredEnsemble|KernelPredictor\.centre|LaplacePredictor\.(of|variance_bounds)|BayesianLastLayer|BayesianOperator)",
-        r"forecasts\.four_d_var|probneural\..*",
+        r"heads\.(AnchoredEnsemble|KernelPredictor\.centre|LaplacePredictor\.(of|variance_bounds)|BayesianLastLayer)",
+        r"probneural\..*",
     )
 )
 """Public callables, as a pattern of whole names, that are not swept."""

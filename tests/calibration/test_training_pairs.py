@@ -32,6 +32,7 @@ CALIBRATORS: dict[str, Callable[..., Any]] = {
     "novelty": C.Novelty().fit,
     "novelty scale": lambda one, data, **flag: C.NoveltyScale().fit(one, data, shifted=pairs(30, errors=3.0, seed=31), **flag),
     "shifted pairs": lambda one, data, **flag: C.NoveltyScale().fit(one, pairs(30, seed=41), shifted=data, **flag),
+    "residual band": lambda one, data, **flag: C.ResidualBand(lambda u, f, grid: u - f.values).fit(one, data.inputs, **flag),
     "scores of pairs": score_pairs,
     "scores": lambda one, data, **flag: score(one(data.inputs), data.outputs, noise=one.noise, **flag),
     "scores of some": lambda one, data, **flag: score(one(data.inputs)[5:], data.outputs[5:], **flag),
@@ -63,6 +64,25 @@ def test_who_insists_is_warned_once(name: str) -> None:
     assert len(warned) == 1
     with pytest.raises(ArgumentError, match="allow_training_data"):
         CALIBRATORS[name](trained(), NEW, allow_training_data="no")
+
+
+BANDS: dict[str, Callable[[Synthetic, FieldPairs], Any]] = {
+    "simultaneous band": lambda one, data: C.SimultaneousBand(0.8).fit(one, NEW).coverage(data),
+    "band by group": lambda one, data: C.SimultaneousBand(0.8).fit(one, NEW, groups=[0] * 60).coverage(data, groups=[0] * 30),
+    "weighted band": lambda one, data: (
+        C.SimultaneousBand(0.8).fit(one, NEW, weights=[1.0] * 60).coverage(data, weights=[1.0] * 30)
+    ),
+    "risk": lambda one, data: C.RiskControl(C.fraction_outside, 0.2, delta=0.2).fit(one, NEW).risk(data),
+}
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_coverage_of_training_pairs_warns(name: str) -> None:
+    with pytest.warns(DataWarning, match="30 of 30 pairs for coverage trained the predictor") as warned:
+        coverage = BANDS[name](trained(), TRAIN)
+    assert len(warned) == 1
+    assert coverage == BANDS[name](Synthetic(), TRAIN)  # whose training pairs are unknown
+    BANDS[name](trained(), pairs(30, seed=51))
 
 
 def test_pairs_of_another_precision_are_the_same() -> None:
@@ -111,6 +131,9 @@ def test_trajectories_with_a_step_that_trained_the_predictor_are_refused(name: s
     with pytest.warns(DataWarning, match="2 of 12"):
         use(forecast(truth), truth, allow_training_data=True)
     use(forecast(new), new)
+    if name == "band":
+        with pytest.warns(DataWarning, match="2 of 12 pairs for coverage"):
+            use(forecast(new), new).coverage(forecast(truth), truth)
 
 
 def test_results_of_a_predictor_that_nobody_calibrated_say_so() -> None:

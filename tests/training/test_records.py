@@ -87,7 +87,7 @@ def test_files_of_predictors_keep_the_record_and_older_files_have_none(tmp_path:
     assert set(loaded.trained_on.row_keys.tolist()) == keys(pairs)
     assert (loaded.trained_on.lead, loaded.trained_on.step, loaded.trained_on.input_units) == (1, None, ())
     tensors, metadata = files.read(tmp_path / "predictor")
-    del metadata["parts"]["trained_on"], tensors["trained_on.row_keys"]
+    del metadata["parts"]["trained_on"], tensors["trained_on.row_keys"], tensors["trained_on.input_keys"]
     files.write(tmp_path / "older", tensors, metadata=metadata)
     older = load(tmp_path / "older")
     assert older.trained_on is None
@@ -103,5 +103,5 @@ def test_processes_share_out_the_reading_of_windows(monkeypatch: pytest.MonkeyPa
     for rows in (range(7), range(7, 10)):
         monkeypatch.setattr(trainer, "own_rows", lambda count, rows=rows: rows)
         parts.append(trainer._shared_keys(windows, 4))
-    assert torch.equal(sum(parts), row_keys(windows))
+    assert torch.equal(sum(parts), row_keys(windows, with_inputs=True))
     assert not parts[0][7:].any()

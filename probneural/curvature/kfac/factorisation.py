@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from probneural.checks import validated
 from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing, matrix_blocks
 from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
@@ -31,6 +32,7 @@ _ROUNDING = 1e4
 """What is equal up to this many units of rounding of the rows is equal."""
 
 
+@validated
 def kronecker(
     layout: ParameterVector,
     module: nn.Module,

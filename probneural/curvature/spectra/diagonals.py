@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts
+from probneural.checks import check_counts, check_device, validated
 from probneural.errors import ArgumentError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.randomness import stream
@@ -103,7 +103,7 @@ def row_squares_estimate(
     """
     check_counts(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
     generator = stream(seed, "row squares")
-    like = torch.zeros((), dtype=dtype, device=device)
+    like = torch.zeros((), dtype=dtype, device=check_device(device))
     count = min(sketch, latent)
     spent = 0
     basis: Tensor | None = None
@@ -150,6 +150,7 @@ def _batched(product: Map, rows: Tensor, *, size: int) -> Tensor:
     return torch.cat([apply(product, piece, size=size) for piece in rows.split(_BATCH)])
 
 
+@validated
 def xdiag(
     product: Map,
     size: int,
@@ -196,7 +197,7 @@ def xdiag(
         tensor([2., 1., 0., 0., 0.], dtype=torch.float64)
     """
     _check_products(products, size)
-    like = torch.zeros((), dtype=dtype, device=device)
+    like = torch.zeros((), dtype=dtype, device=check_device(device))
     if products >= size:
         values = _exact_diagonal(product, size, like)
         return Estimate(

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts
+from probneural.checks import check_counts, check_device, validated
 from probneural.curvature.spectra.lanczos import Eigenpairs, RitzPairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
@@ -80,6 +80,7 @@ def _finite(values: Tensor) -> Tensor:
     return values
 
 
+@validated
 def spectral_density(
     product: Map,
     size: int,
@@ -138,7 +139,7 @@ def spectral_density(
         (8.660254, 0.0)
     """
     check_counts(size=size, probes=probes, steps=steps)
-    like = torch.zeros((), dtype=dtype, device=device)
+    like = torch.zeros((), dtype=dtype, device=check_device(device))
     known, directions = _taken_out(deflate, size, like)
     left = size - len(known)
     steps = min(steps, max(left, 1))

@@ -76,6 +76,10 @@ class Readout:
         rows = resample(features, home, where).flatten(2).mT
         if self.has_bias and self.response is None:
             rows = torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
+        if rows.shape[-1] != self.weight.shape[1]:
+            raise ReadoutError(
+                expected=f"{self.weight.shape[1]} features", got=str(rows.shape[-1]), remedy="fit the head again"
+            )
         return values, rows
 
     def home_and_factor(self, inputs: Field, query: Grid) -> tuple[Grid, Float64[Tensor, "*grid"] | None]:
