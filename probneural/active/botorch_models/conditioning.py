@@ -18,7 +18,8 @@ from probneural.checks import check_instance, check_integer, check_sequence, che
 from probneural.contexts import undisturbed
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, ShapeError
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 
 _LEAST_NOISE = 1e-9
 """Noise of exact observations, as a fraction of the variance that one function has of its own."""
