@@ -3,7 +3,7 @@
 Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` says what the matrix is of;
 `hessian_vector_product`, `gauss_newton_vector_product` and their like multiply with it, differentiably;
 `products.linear_operators` wraps it for linear_operator and SciPy; `top_eigenpairs`, `spectral_density`, `xdiag` and
-[`solve`][probneural.linear_algebra.conjugate_gradients.solve] need nothing but products.
+`probneural.linear_algebra.conjugate_gradients.solve` need nothing but products.
 """
 
 from probneural.curvature.jacobian import gauss_newton, jacobian

@@ -154,7 +154,7 @@ class LatentPosterior:
     """What observations say about xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
 
     The map S is kept as r = q m directions. It is the triangular root of Andrews (1968), not the symmetric one of
-    [`LowRankUpdate`][probneural.linear_algebra.conditioning.LowRankUpdate]: that takes a singular value decomposition of every
+    `LowRankUpdate`: that takes a singular value decomposition of every
     design, this one a Cholesky factor, and look-ahead acquisition functions differentiate it in many designs.
 
     Args:
