@@ -97,7 +97,10 @@ class ExactMap(Predictor):
         none = torch.zeros(1, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=none, domain=GRID, like=none))
 
-    def _predict(self, inputs: pn.Field, query: pn.Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[pn.Field, pn.Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: pn.Field, query: pn.Grid | None) -> GaussianField:
         root = DenseRoot(torch.zeros(len(inputs), 1, POINTS, 1, dtype=torch.float64))
         return GaussianField(solution(inputs.values), root, latent="exact map", grid=GRID if query is None else query)
 

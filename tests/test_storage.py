@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
+from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, DataWarning, FileError, UnsupportedError
 from probneural.fields import Field
@@ -498,7 +498,10 @@ def test_structures_that_need_their_data(tmp_path: Path) -> None:
 class OneOfTheirs(Predictor):
     """A predictor that nobody has registered."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> Any:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> Any:
         return None
 
 

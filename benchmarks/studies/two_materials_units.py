@@ -20,7 +20,7 @@ from benchmarks.over_seeds import Row
 from benchmarks.recipes import Recipe
 from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, domain_quantile
 from probneural.calibration.chunks import domain_average
-from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.fields import Field
@@ -161,7 +161,10 @@ class TwoNetworks(Predictor):
         self.operator, self.width = operator, width
         self._latent = pn.distributions.Latent(id=f"two networks {digest(*width.parameters())}", rank=0)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         mean, width = (pn.fields.evaluate(one, inputs, query).detach() for one in (self.operator, self.width))
         where = inputs.grid if query is None else query
         nothing = DenseRoot(mean.new_zeros(*mean.shape[:2], where.size, 0))

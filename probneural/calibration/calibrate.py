@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.bands import Band, SimultaneousBand
@@ -22,10 +22,10 @@ from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.checks import check_instance, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.predictor import JointDraws, Predictor
+from probneural.distributions.calibrated import Calibrated
+from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
 from probneural.fields import Field
-from probneural.grids import Grid
 from probneural.metrics.comparison import compare
 from probneural.metrics.reliability import coverage, simultaneous_coverage
 from probneural.pairs import Dataset, split_order
@@ -197,7 +197,7 @@ def _measured(predictor: Predictor, pairs: Dataset, *, level: float) -> dict[str
     }
 
 
-class CalibratedPredictor(Predictor):
+class CalibratedPredictor(Calibrated):
     """A calibrated predictor with its simultaneous band and its novelty test, from `calibrate`.
 
     It predicts and draws as `inner` does.
@@ -221,13 +221,11 @@ class CalibratedPredictor(Predictor):
         scores: Mapping[str, Float64[Tensor, " m"]] | None = None,
         groups: Int64[Tensor, " m"] | None = None,
     ) -> None:
-        super().__init__(check_instance(inner, Predictor, "inner", remedy="use calibrate").traits)
-        self.inner = inner
+        check_instance(inner, Predictor, "inner", remedy="use calibrate")
+        super().__init__(inner, calibrated_on=inner.calibrated_on)
         self.report = check_instance(report, CalibrationReport, "report", remedy="use calibrate")
         self.quantile = quantile
         self.measure, self.scores, self.groups = measure, scores, groups
-        self.calibrated_on = inner.calibrated_on
-        self.effective_observations = inner.effective_observations
 
     @property
     def band(self) -> Band:
@@ -258,20 +256,9 @@ class CalibratedPredictor(Predictor):
             remedy="hold out more samples, or lower the level of the band",
         )
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        return self.inner(inputs, query)
-
-    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return self.inner._together(sets)
-
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        return self.inner._draw(inputs, query, seed)
-
-    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        return self.inner._draw_shared(inputs, query, seed)
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        return self.inner._joint_draws(seeds)
+    def _map(self, inputs: Field, field: FieldDistribution) -> FieldDistribution:
+        """The calibrated field as it is."""
+        return field
 
     def _description(self) -> str:
         """The calibrated predictor inside, and the level."""

@@ -16,17 +16,18 @@ from probneural.calibration.variance_profile import are_rounding
 from probneural.checks import assign, check_instance
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
+from probneural.distributions.calibrated import Calibrated
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.predictor import JointDraws, Predictor
+from probneural.distributions.predictor import Predictor
 from probneural.distributions.roots.base import FeatureRoot, Root
 from probneural.distributions.roots.weighted import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
-from probneural.grids import Grid, check_unmasked
+from probneural.grids import check_unmasked
 from probneural.pairs import Dataset, batches, check_dataset
 from probneural.randomness import stream
 
@@ -133,7 +134,7 @@ class NoveltyScale:
         return inflated._with_discrepancy(calibration)
 
 
-class InflatedPredictor(Predictor):
+class InflatedPredictor(Calibrated):
     """A predictor whose covariances grow with the novelty of the input function; means and correlations stay.
 
     See [`NoveltyScale`][probneural.calibration.NoveltyScale].
@@ -149,12 +150,9 @@ class InflatedPredictor(Predictor):
     def __init__(
         self, inner: Predictor, inflation: Inflation, *, measure: NoveltyMeasure, calibrated_on: Int64[Tensor, " n"]
     ) -> None:
-        super().__init__(inner.traits)
-        self.inner = inner
+        super().__init__(inner, calibrated_on=calibrated_on)
         self.inflation = inflation
         self.measure = measure
-        self.calibrated_on = calibrated_on
-        self.effective_observations = inner.effective_observations
 
     def factors(self, inputs: Field) -> Float64[Tensor, " n"]:
         """The factor g² >= 1 of the variances of each function, `(n,)`, dimensionless, on the CPU.
@@ -170,17 +168,9 @@ class InflatedPredictor(Predictor):
         checked = self._checked(inputs, None)
         return self.inflation(self.measure.partial(self.inner, checked, asks_head=self.inflation.asks_head))
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        return self._widened(inputs, self.inner(inputs, query))
-
-    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        predicted = zip(sets, self.inner._together(sets), strict=True)
-        return [self._widened(inputs, u) for (inputs, _), u in predicted]
-
-    def _widened(self, inputs: Field, u: FieldDistribution) -> FieldDistribution:
-        """What the inner predictor predicts, inflated."""
-        factor = self.factors(inputs).sqrt().to(u.mean)
-        return self._about(u, u.mean, factor)
+    def _map(self, inputs: Field, field: FieldDistribution) -> FieldDistribution:
+        factor = self.factors(inputs).sqrt().to(field.mean)
+        return self._about(field, field.mean, factor)
 
     def _about(
         self, u: FieldDistribution, center: Float[Tensor, "n c *grid"], factor: Float[Tensor, " n"]
@@ -196,7 +186,7 @@ class InflatedPredictor(Predictor):
             fields = [self._about(field, center, factor) for field in u.components]
             return MixtureField([field for field in fields if isinstance(field, GaussianField)], u.weights)
         if isinstance(u, EmpiricalField):
-            return EmpiricalField(center + each * (u.samples - center), u.weights, grid=u.grid)
+            return EmpiricalField(center + each * (u.samples - center), u.weights, grid=u.grid)._after(u)
         if not isinstance(u, GaussianField):
             raise UnsupportedError(
                 expected="a predictor of Gaussian or empirical fields, or of mixtures",
@@ -210,29 +200,6 @@ class InflatedPredictor(Predictor):
             grid=u.grid,
             discrepancy=None if u.discrepancy is None else _inflated(u.discrepancy, factor),
         )
-
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """The inner predictor's draw, its deviation from the mean inflated."""
-        return self._widened_draw(inputs, query, self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query))
-
-    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        return self._widened_draw(inputs, query, self.inner._draw_shared(inputs, query, seed))
-
-    def _widened_draw(self, inputs: Field, query: Grid | None, drawn: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *grid"]:
-        mean = self.inner(inputs, query).mean
-        factor = self.factors(inputs).sqrt().to(mean).reshape(-1, *(1,) * (mean.ndim - 1))
-        return mean + factor * (drawn - mean)
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        inner = self.inner._draws_with_field(seeds)
-
-        def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            drawn, u = inner(values, grid)
-            mean = u.mean.unflatten(0, drawn.shape[:2])
-            factor = self.factors(Field(values.flatten(0, 1), grid)).sqrt().to(mean)
-            return mean + factor.reshape(*drawn.shape[:2], *(1,) * (mean.ndim - 2)) * (drawn - mean)
-
-        return evaluated
 
     def _description(self) -> str:
         """What is inflated, and how much of it."""

@@ -17,17 +17,17 @@ from probneural.calibration.variance_profile import MOSTLY
 from probneural.checks import assign, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.mixture import checked_weights, choose
-from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
+from probneural.distributions.calibrated import Calibrated
+from probneural.distributions.mixture import checked_weights
+from probneural.distributions.predictor import Predictor
 from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
 from probneural.errors import CalibrationError, DataWarning
 from probneural.fields import Field
-from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
 from probneural.notices import warn
 from probneural.pairs import Dataset
-from probneural.randomness import check_seed, stream, stream_seed
+from probneural.randomness import check_seed, stream_seed
 
 _LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
 """Logarithms of the scales that weights are found for: a quarter to four times the middle one."""
@@ -211,7 +211,7 @@ def _uncertain(comparison: Comparison) -> Bool[Tensor, " n"]:
     return ~comparison.grid.fill(comparison.certain, 1).flatten(1).all(1).cpu()
 
 
-class ScaleMixturePredictor(Predictor):
+class ScaleMixturePredictor(Calibrated):
     """A predictor whose deviations from the mean have a random scale, one for each function; means and correlations stay.
 
     See [`ScaleMixture`][probneural.calibration.ScaleMixture]. A draw has one scale for all functions, whether it is one of the
@@ -241,66 +241,15 @@ class ScaleMixturePredictor(Predictor):
         self.scales = checked_scales(scales)
         self.weights = checked_weights(weights, len(self.scales)).cpu()
         scaled = tuple(self.variance_factor * variance for variance in inner.discrepancy_variance)
-        super().__init__(replace(inner.traits, discrepancy_variance=scaled))
-        self.inner = inner
-        self.calibrated_on = calibrated_on
-        self.effective_observations = inner.effective_observations
+        super().__init__(inner, calibrated_on=calibrated_on, traits=replace(inner.traits, discrepancy_variance=scaled))
 
     @property
     def variance_factor(self) -> float:
         """By how much variances of the field grow, sum over k of w_k s_k², dimensionless."""
         return float(self.weights @ self.scales.square())
 
-    def _predict(self, inputs: Field, query: Grid | None) -> ScaleMixtureField:
-        return self._mixture(self.inner(inputs, query))
-
-    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._mixture(u) for u in self.inner._together(sets)]
-
-    def _mixture(self, u: FieldDistribution) -> ScaleMixtureField:
-        """What the inner predictor predicts, at all scales."""
-        return ScaleMixtureField(gaussian_of(u), self.scales, weights=self.weights)
-
-    def _scale(self, seed: int) -> float:
-        """The scale of the draw of this seed."""
-        uniform = torch.rand(1, generator=stream(seed, "drawn scale", *self._keys), dtype=torch.float64, device="cpu")
-        return float(self.scales[int(choose(self.weights, uniform, 1))])
-
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """The inner predictor's draw, its deviation from the mean scaled."""
-        drawn = self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query)
-        mean = self.inner(inputs, query).mean
-        return mean + self._scale(seed) * (drawn - mean)
-
-    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        mean = self.inner(inputs, query).mean
-        return mean + self._scale(seed) * (self.inner._draw_shared(inputs, query, seed) - mean)
-
-    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        both = self._draws_with_inner(seeds)
-
-        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, ScaleMixtureField]:
-            drawn, u = both(values, grid)
-            return drawn, self._mixture(u)
-
-        return evaluated
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        both = self._draws_with_inner(seeds)
-        return lambda values, grid: both(values, grid)[0]
-
-    def _draws_with_inner(self, seeds: Sequence[int]) -> DrawsWithField:
-        """Joint draws, and what the inner predictor predicts at their inputs."""
-        inner = self.inner._draws_with_field(seeds)
-        scales = torch.tensor([self._scale(seed) for seed in seeds], dtype=torch.float64)
-
-        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
-            drawn, u = inner(values, grid)
-            mean = u.mean.unflatten(0, drawn.shape[:2])
-            each = scales.to(drawn).reshape(-1, *(1,) * (drawn.ndim - 1))
-            return mean + each * (drawn - mean), u
-
-        return evaluated
+    def _map(self, inputs: Field, field: FieldDistribution) -> ScaleMixtureField:
+        return ScaleMixtureField(gaussian_of(field), self.scales, weights=self.weights)
 
     def _description(self) -> str:
         """What is scaled, and by how much."""

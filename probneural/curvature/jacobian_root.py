@@ -18,6 +18,7 @@ from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
 from probneural.curvature.spectra.diagonals import row_squares_estimate
 from probneural.curvature.weights.roots import WeightRoot
+from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DenseRoot, Root, grid_shape
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import UnsupportedError
@@ -134,6 +135,17 @@ class JacobianRoot(Root):
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
         return torch.stack([root.product_one(latents[index : index + 1])[0] for index, root in enumerate(self._singles())])
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """The products with the latent vectors of seeds, by one Jacobian product for each distinct seed."""
+        if not each:
+            return self.product(self.latents(seeds))
+        products: dict[int, Tensor] = {}
+        for seed, rows in seeds.rows().items():
+            (latent,) = replace(seeds, seeds=(seed,)).latents(self.shape[3]).to(self.device).split(1)
+            selected = self.select(torch.tensor(rows, device=self.inputs.values.device))
+            products |= dict(zip(rows, selected.product(latent)[0], strict=True))
+        return torch.stack([products[row] for row in range(len(products))])
 
     def product_one(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s c p"]:
         """Map s latent vectors to s draws at the first input."""

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,6 +24,7 @@ from probneural.checks import (
 )
 from probneural.contexts import Undisturbed
 from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
+from probneural.distributions.latent import draw_stream
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import row_number
@@ -34,7 +32,6 @@ from probneural.functionals import Functional
 from probneural.grids import Grid
 from probneural.pairs import Rows
 from probneural.provenance import Provenance
-from probneural.randomness import stream
 from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
@@ -54,11 +51,13 @@ class FieldDistribution(Undisturbed, ABC):
         grid: Where the functions are evaluated.
         labels: Names of the numbers that a functional gave, for figures and tables; None if they have none.
         provenance: What trained and calibrated the predictor that predicted it; None if no predictor did.
+        source: Name of the predictor, which keys the random numbers of draws where no latent does; None if no predictor did.
     """
 
     grid: Grid
     labels: tuple[str, ...] | None = None
     provenance: Provenance | None = None
+    source: str | None = None
 
     if not TYPE_CHECKING:
         __getattr__ = missing_attribute
@@ -96,6 +95,25 @@ class FieldDistribution(Undisturbed, ABC):
 
         Returns:
             `(*sample_shape, n, c, *grid.shape)`, differentiable in the inputs of the prediction.
+        """
+
+    @abstractmethod
+    def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
+        """Evaluate coherent draws by seed: a seed names one operator, at all inputs, on all grids and in all calls.
+
+        White noise of a discrepancy is left out, which differs from grid to grid; `rsample` has it. The rest of a discrepancy
+        has one latent vector per draw, so neighbouring inputs have neighbouring outputs.
+
+        Args:
+            seeds: Non-negative integers: one for each draw, or with `each` one for each of the n samples.
+            each: Whether sample i is evaluated in the draw of seed i alone.
+
+        Returns:
+            `(s, n, c, *grid.shape)`, or `(n, c, *grid.shape)` with `each`; differentiable in the inputs of the prediction.
+
+        Raises:
+            ArgumentError: If a seed is no non-negative integer.
+            ShapeError: If with `each` there is not one seed for each sample.
         """
 
     @abstractmethod
@@ -266,19 +284,19 @@ class FieldDistribution(Undisturbed, ABC):
 
     def _after(self: Distribution, other: FieldDistribution) -> Distribution:
         """This very distribution, just made, with the labels and the provenance of another one over the same samples."""
-        self.labels, self.provenance = other.labels, other.provenance
+        self.labels, self.provenance, self.source = other.labels, other.provenance, other.source
         return self
 
     def _rows_of(self: Distribution, other: FieldDistribution, rows: Rows) -> Distribution:
         """This very distribution, just made of some samples of another one, with its labels and their provenance."""
-        self.labels, source = other.labels, other.provenance
-        self.provenance = None if source is None else source.of_rows(rows)
+        self.labels, self.source, provenance = other.labels, other.source, other.provenance
+        self.provenance = None if provenance is None else provenance.of_rows(rows)
         return self
 
     def _image_of(self: Distribution, other: FieldDistribution, labels: tuple[str, ...] | None) -> Distribution:
         """This very distribution, just made of a functional's values, with their names and the predictor's provenance."""
-        self.labels, source = labels, other.provenance
-        self.provenance = None if source is None else source.of_image()
+        self.labels, self.source, provenance = labels, other.source, other.provenance
+        self.provenance = None if provenance is None else provenance.of_image()
         return self
 
     @property
@@ -299,32 +317,6 @@ class FieldDistribution(Undisturbed, ABC):
         """A short description."""
         count, channels = self.mean.shape[:2]
         return f"{type(self).__name__}({count} x {channels} on {self.grid!r}, base_shape={tuple(self.base_shape)})"
-
-
-_SHARES_NUMBERS: ContextVar[bool] = ContextVar("shares_numbers", default=False)
-"""Whether draws of one seed have the same random numbers, whatever is drawn."""
-
-
-@contextmanager
-def common_random_numbers() -> Iterator[None]:
-    """Give draws of one seed the same random numbers, whatever is drawn."""
-    token = _SHARES_NUMBERS.set(True)
-    try:
-        yield
-    finally:
-        _SHARES_NUMBERS.reset(token)
-
-
-def draw_keys(name: str) -> tuple[int, ...]:
-    """Indices of the streams that something is drawn by: those of other names are independent."""
-    if _SHARES_NUMBERS.get():
-        return ()
-    return (int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"),)
-
-
-def draw_stream(seed: int | None, name: str | None = None) -> torch.Generator:
-    """Return the generator of a draw, keyed by the seed and the name of the latent or predictor; a new one without a seed."""
-    return stream(seed, "draws", *(() if name is None else draw_keys(name)))
 
 
 def normal_base_samples(

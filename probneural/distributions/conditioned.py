@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_finite, real_tensor
@@ -20,7 +20,6 @@ from probneural.functionals import Functional
 from probneural.functionals.base import MatrixFunctional, check_functional
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
-from probneural.randomness import stream
 
 
 class ConditionedPredictor(Predictor):
@@ -74,7 +73,7 @@ class ConditionedPredictor(Predictor):
         self.measurement_noise = measurement_noise
         self.calibrated_on = inner.calibrated_on
         self.effective_observations = inner.effective_observations
-        measured = self._measured(self._together_with_measured([(inputs, grid)])[0])  # as later calls will, beside others
+        measured = self._measured(self._with_measured([])[0])  # as later calls will, beside others
         self._latent = measured if measured.is_shared_across_calls else None
         assert measured.chi2 is not None
         self.chi2 = measured.chi2
@@ -100,19 +99,17 @@ class ConditionedPredictor(Predictor):
             measurement_noise=noise_variance(noise, tuple(numbers.shape), numbers).detach().clone(),
         )
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        return self._predict_together([(inputs, query)])[0]
-
-    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         if self._latent is not None:
-            return [_gaussian(u).under(self._latent) for u in self.inner._together(sets)]
-        measured, *others = self._together_with_measured(sets)
+            return [_gaussian(u).under(self._latent) for u in self.inner._predict(sets)]
+        measured, *fields = self._with_measured(sets)
         latent = self._measured(measured)
-        return [u.under(latent) for u in others]
+        return [u.under(latent) for u in fields]
 
-    def _together_with_measured(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[GaussianField]:
-        """What the inner predictor predicts for the measured functions, and then for others."""
-        return [_gaussian(u) for u in self.inner._together([(self.inputs, self.grid), *sets])]
+    def _with_measured(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[GaussianField]:
+        """The inner predictor's fields of the measured samples, then of other sets."""
+        measured = self.inner._checked(self.inputs, self.grid)
+        return [_gaussian(u) for u in self.inner._predict([(measured, self.grid), *sets])]
 
     def _measured(self, u: GaussianField) -> Latent:
         """What measurements say about the latent, whatever other inputs are: they come after the measured ones in a factor."""
@@ -125,37 +122,6 @@ class ConditionedPredictor(Predictor):
     @property
     def _functional(self) -> MatrixFunctional:
         return MatrixFunctional(self.grid, self.matrix)
-
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """The inner predictor's draw of this seed, moved by what it misses of the measurements.
-
-        Reference:
-            Wilson et al. (2020), Efficiently sampling functions from Gaussian process posteriors, section 3.2.
-        """
-        drawn = self.inner.draw(seed)(inputs.values, grid=inputs.grid, query=query)
-        return drawn + self._correction(inputs, query, seed).to(drawn)
-
-    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        drawn = self.inner._draw_shared(inputs, query, seed)
-        return drawn + self._correction(inputs, query, seed).to(drawn)
-
-    def _correction(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """What moves the draw of this seed: the gain times what it, with noise of its own, misses of the measurements."""
-        measured, u = self._together_with_measured([(inputs, query)])
-        generator = stream(seed, "measurements of conditioned draws", *self._keys)
-        drawn = self.inner._draw_shared(self.inputs.to(self.dtype).to(self.device), self.grid, seed)
-        if measured.discrepancy is not None:  # of measured functions, which tell nothing about others
-            shape = measured.discrepancy.shape
-            own = torch.randn(shape[0], shape[3], generator=generator, dtype=torch.float64, device="cpu")
-            drawn = drawn + measured.discrepancy.product_each(own.to(drawn.device)).unflatten(-1, self.grid.shape).to(drawn)
-        noise = self.measurement_noise.sqrt() * torch.randn(
-            self.values.shape, generator=generator, dtype=torch.float64, device="cpu"
-        )
-        values = (self.values - noise).to(drawn.device)
-        update = measured._update_by(
-            self._functional, values - self._functional(drawn.to(torch.float64)), noise=self.measurement_noise
-        )
-        return u.root.product(update.shift[None])[0].unflatten(-1, u.grid.shape)
 
     def _description(self) -> str:
         """How much was measured, and what was conditioned."""

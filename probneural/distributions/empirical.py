@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_floating, real_tensor
@@ -15,7 +16,6 @@ from probneural.distributions.base import (
     check_deviation_factors,
     check_held,
     check_values,
-    draw_stream,
     index_grid,
     noise_variance,
     sample_size,
@@ -23,7 +23,7 @@ from probneural.distributions.base import (
 )
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import ENOUGH_MEMBERS, check_probabilities, member_quantiles
-from probneural.distributions.latent import Latent, digest
+from probneural.distributions.latent import Latent, checked_seeds, digest, draw_stream
 from probneural.distributions.roots.base import DenseRoot, square_root, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
@@ -129,7 +129,7 @@ class EmpiricalField(FieldDistribution):
         count = sample_size(sample_shape)
         if base_samples is None:
             weights = self.weights.detach().cpu()
-            drawn = torch.multinomial(weights, max(count, 1), replacement=True, generator=draw_stream(seed))
+            drawn = torch.multinomial(weights, max(count, 1), replacement=True, generator=draw_stream(seed, self.source))
             base_samples = drawn[:count].reshape(tuple(sample_shape))
         elif seed is not None:
             raise ArgumentError(expected="a seed or base samples", got="both", remedy="drop one")
@@ -142,6 +142,15 @@ class EmpiricalField(FieldDistribution):
                 remedy="base samples of an empirical field are integers",
             )
         return self.samples[base_samples.to(self.samples.device)]
+
+    def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
+        """Evaluate the members of seeds: a member is one operator; see the base class."""
+        members = self._drawn_members(checked_seeds(seeds, each=each, samples=self.samples.shape[1])).to(self.samples.device)
+        return self.samples[members, torch.arange(len(members), device=members.device)] if each else self.samples[members]
+
+    def _drawn_members(self, seeds: Sequence[int]) -> Int64[Tensor, " m"]:
+        """The number of the member of each seed."""
+        return drawn_members(self.weights, seeds, name=self.source)
 
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
@@ -171,7 +180,8 @@ class EmpiricalField(FieldDistribution):
         mean = self.mean
         factors = spread_over(check_deviation_factors(factors, tuple(mean.shape)), mean)
         scaled = EmpiricalField(mean + factors * (self.samples - mean), self.weights, grid=self.grid)
-        return scaled._with_labels(self.labels)
+        scaled.labels, scaled.source = self.labels, self.source
+        return scaled
 
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance; its rank is the number of members."""
@@ -186,3 +196,50 @@ class EmpiricalField(FieldDistribution):
         """Select functions of every member."""
         rows = select_rows(index, self.samples.shape[1])
         return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)._rows_of(self, rows)
+
+
+class LazyEmpiricalField(EmpiricalField):
+    """An empirical field whose members are evaluated when they are first read; draws evaluate the members of their seeds alone.
+
+    Args:
+        samples: Evaluates all members, `(s, n, c, *grid.shape)`, in physical units.
+        draw: Evaluates the draws of seeds, as [`draw`][probneural.distributions.FieldDistribution.draw] does.
+        size: Number of members s and of samples n.
+        grid: Where the members are evaluated.
+        like: A tensor on the members' device.
+        source: Name of the predictor.
+    """
+
+    def __init__(
+        self,
+        samples: Callable[[], Float[Tensor, "s n c *grid"]],
+        *,
+        draw: Callable[[tuple[int, ...], bool], Tensor],
+        size: tuple[int, int],
+        grid: Grid,
+        like: Tensor,
+        source: str,
+    ) -> None:
+        self._evaluate, self._draw_lazily, self._samples_count = samples, draw, size[1]
+        self.weights = torch.full(size[:1], 1.0 / size[0], dtype=torch.float64, device=like.device)
+        self.grid, self.source = grid, source
+
+    @cached_property
+    def samples(self) -> Float[Tensor, "s n c *grid"]:  # type: ignore[override]
+        """Members, `(s, n, c, *grid.shape)`, in physical units."""
+        return EmpiricalField(self._evaluate(), grid=self.grid).samples
+
+    def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
+        """Evaluate the draws of seeds; see the base class."""
+        return self._draw_lazily(checked_seeds(seeds, each=each, samples=len(self)), each)
+
+    def __len__(self) -> int:
+        """Number of samples n."""
+        return self._samples_count
+
+
+def drawn_members(weights: Float[Tensor, " s"], seeds: Sequence[int], *, name: str | None) -> Int64[Tensor, " m"]:
+    """The number of the member that the draw of each seed is, on the CPU: that of `EmpiricalField.rsample`."""
+    mass = weights.detach().cpu()
+    members = {seed: int(torch.multinomial(mass, 1, generator=draw_stream(seed, name))) for seed in dict.fromkeys(seeds)}
+    return torch.tensor([members[seed] for seed in seeds], dtype=torch.int64, device="cpu")

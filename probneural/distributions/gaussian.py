@@ -34,7 +34,7 @@ from probneural.distributions.base import (
 )
 from probneural.distributions.constraints import ROW_ROUNDING, Constraint, Residual, checked, find_mode
 from probneural.distributions.densities import log_density_of_function, log_density_of_values
-from probneural.distributions.latent import Latent, digest
+from probneural.distributions.latent import Latent, Seeds, checked_seeds, digest
 from probneural.distributions.roots.base import Root, square_units
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
@@ -214,6 +214,16 @@ class GaussianField(FieldDistribution):
                 own = torch.cat([root.product(discrepancy_latents[:, row]) for row, root in enumerate(rows)], dim=1)
             deviations = deviations + own.to(deviations)
         return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
+
+    def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
+        """Evaluate coherent draws, mean + root xi(seed) + discrepancy zeta(seed); see the base class."""
+        checked = checked_seeds(seeds, each=each, samples=len(self))
+        deviations = self.root.draw(Seeds(checked, self.latent.key), each=each)
+        smooth = None if self.discrepancy is None else self.discrepancy.without_white()[0]
+        if smooth is not None:
+            drawn = smooth.draw(Seeds(checked, self.latent.key, purpose="discrepancy draws"), each=each)
+            deviations = deviations + drawn.to(deviations)
+        return self._mean + deviations.unflatten(-1, self.grid.shape).to(self._mean)
 
     def apply(self, functional: Functional) -> GaussianField:
         """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.errors import LatentError
+from probneural.checks import check_flag, check_sequence
+from probneural.errors import LatentError, ShapeError
 from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.randomness import check_seed, stream
+
+_SHARES_NUMBERS: ContextVar[bool] = ContextVar("shares_numbers", default=False)
+"""Whether draws of one seed have the same random numbers, whatever is drawn."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,3 +108,75 @@ def digest(*tensors: Tensor) -> str:
         total.update(str(tuple(array.shape)).encode())
         total.update(array.contiguous().numpy().tobytes())
     return total.hexdigest()
+
+
+@contextmanager
+def common_random_numbers() -> Iterator[None]:
+    """Give draws of one seed the same random numbers, whatever is drawn."""
+    token = _SHARES_NUMBERS.set(True)
+    try:
+        yield
+    finally:
+        _SHARES_NUMBERS.reset(token)
+
+
+def draw_keys(name: str) -> tuple[int, ...]:
+    """Indices of the random streams of a name: streams of different names are independent."""
+    if _SHARES_NUMBERS.get():
+        return ()
+    return (int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"),)
+
+
+def draw_stream(seed: int | None, name: str | None = None) -> torch.Generator:
+    """Return the generator of a draw, keyed by the seed and the name of the latent or predictor; a new one without a seed."""
+    return stream(seed, "draws", *(() if name is None else draw_keys(name)))
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Seeds of coherent draws from a named latent.
+
+    Args:
+        seeds: One for each draw, or one for each sample.
+        name: Name of the latent, which keys its random numbers.
+        purpose: Purpose of the random stream.
+        part: Position of a component in a sum of independent roots.
+    """
+
+    seeds: tuple[int, ...]
+    name: str
+    purpose: str = "draws"
+    part: tuple[int, ...] = ()
+
+    def of_part(self, index: int) -> Seeds:
+        """The seeds of a component of a sum, whose random numbers are independent of the other components'."""
+        return replace(self, part=(*self.part, index))
+
+    def latents(self, rank: int) -> Float64[Tensor, "m k"]:
+        """Standard normal vectors, one for each seed, on the CPU."""
+        keys = (*draw_keys(self.name), *self.part)
+        vectors = {
+            seed: torch.randn(rank, generator=stream(seed, self.purpose, *keys), dtype=torch.float64, device="cpu")
+            for seed in dict.fromkeys(self.seeds)
+        }
+        return torch.stack([vectors[seed] for seed in self.seeds]) if self.seeds else torch.zeros(0, rank, dtype=torch.float64)
+
+    def rows(self) -> dict[int, list[int]]:
+        """Positions of each distinct seed, in order of first appearance."""
+        rows: dict[int, list[int]] = {}
+        for row, seed in enumerate(self.seeds):
+            rows.setdefault(seed, []).append(row)
+        return rows
+
+
+def checked_seeds(seeds: Sequence[int], *, each: bool, samples: int) -> tuple[int, ...]:
+    """Return the seeds of draws as a tuple.
+
+    Raises:
+        ArgumentError: If one is no non-negative integer.
+        ShapeError: If each sample has its own seed, and their numbers differ.
+    """
+    checked = tuple(check_seed(seed) for seed in check_sequence(seeds, "seeds", remedy="write draw([0, 1, 2])"))
+    if check_flag(each, "each") and len(checked) != samples:
+        raise ShapeError(expected=f"one seed for each of {samples} samples", got=str(len(checked)), remedy="leave each= out")
+    return checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Float64
@@ -22,7 +22,7 @@ from probneural.notices import warn
 from probneural.randomness import check_seed, stream_seed
 
 if TYPE_CHECKING:
-    from probneural.distributions.predictor import JointDraws, Predictor
+    from probneural.distributions.predictor import Predictor
 
 _LARGEST = 1e30
 """Absolute value of a state above which a roll-out has left what any data are."""
@@ -83,15 +83,6 @@ class Members:
         extras = self.start.values[:, self.history * self.channels :]
         return extras if self.parameters is None else torch.cat([extras, self.parameters.values.to(extras)], dim=1)
 
-    @cached_property
-    def _kept_draws(self) -> JointDraws:
-        """Operators that stay the same over a trajectory."""
-        return self.predictor._joint_draws(self.seeds(1))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes: the operators are made anew from their seeds."""
-        return {name: value for name, value in self.__dict__.items() if name != "_kept_draws"}
-
     def seeds(self, lead: int) -> list[int]:
         """The seed of each member's operator at the step to this lead."""
         indices = () if self.draws == "trajectory" else (lead,)
@@ -117,9 +108,8 @@ class Members:
         """
         extras = self._extras(lead - 1)
         inputs = torch.cat([window, extras.expand(self.count, *extras.shape)], dim=2) if extras.shape[1] else window
-        draws = self._kept_draws if self.draws == "trajectory" else self.predictor._joint_draws(self.seeds(lead))
         try:
-            states = draws(inputs, self.grid)
+            states = self._evaluate(inputs, self.seeds(lead))
         except DataError as error:  # predictors refuse what is not finite
             blown_up = [member for member in range(self.count) if not self._is_finite(inputs, member, lead)]
             if not blown_up:
@@ -137,11 +127,17 @@ class Members:
 
     def _is_finite(self, inputs: Tensor, member: int, lead: int) -> bool:
         """Whether a member's step, alone, gives finite values."""
-        draw = self.predictor._joint_draws(self.seeds(lead)[member : member + 1])
         try:
-            return bool(torch.isfinite(draw(inputs[member : member + 1], self.grid)).all())
+            states = self._evaluate(inputs[member : member + 1], self.seeds(lead)[member : member + 1])
+            return bool(torch.isfinite(states).all())
         except DataError:
             return False
+
+    def _evaluate(self, inputs: Float[Tensor, "s n k *grid"], seeds: Sequence[int]) -> Float[Tensor, "s n c *grid"]:
+        """The next states, draw i at the i-th inputs."""
+        repeated = [seed for seed in seeds for _ in range(inputs.shape[1])]
+        drawn = self.predictor.evaluate_draws(Field(inputs.flatten(0, 1), self.grid), seeds=repeated, each=True)
+        return drawn.unflatten(0, inputs.shape[:2])
 
     def _blow_up(self, members: Sequence[int], lead: int) -> ForecastError:
         shown = ", ".join(map(str, members[:5])) + (f" and {len(members) - 5} others" if len(members) > 5 else "")

@@ -23,13 +23,14 @@ from probneural.distributions.base import (
 )
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
-from probneural.distributions.latent import digest
+from probneural.distributions.latent import checked_seeds, digest, draw_keys
 from probneural.distributions.pooling import pooled
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
+from probneural.randomness import stream
 
 _LARGEST_EXPONENT = 700.0
 """Up to where float64 holds exponentials; only components without weight get there."""
@@ -201,6 +202,27 @@ class MixtureField(FieldDistribution):
             rows = rows.to(mean.device)
             drawn = drawn.index_copy(0, rows, torch.where(is_own, own.to(drawn), drawn[rows]))
         return drawn.reshape(*sample_shape, *mean.shape)
+
+    def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
+        """Evaluate the draw of one component for each seed; see the base class."""
+        checked = checked_seeds(seeds, each=each, samples=len(self))
+        chosen, mean = choose(self.weights.detach().cpu(), self._uniform(checked), len(self)), self.mean
+        numbers = torch.arange(len(checked), device="cpu")
+        chosen = chosen[numbers, numbers] if each else chosen
+        drawn = mean.new_zeros(*chosen.shape, *mean.shape[1:])
+        for index, field in enumerate(self.components):
+            rows = (chosen == index) if each else (chosen == index).any(1)
+            if not bool(rows.any()):
+                continue
+            component = (field[rows] if each else field).draw(list(itertools.compress(checked, rows.tolist())), each=each)
+            values = drawn.new_zeros(drawn.shape).index_copy(0, torch.nonzero(rows)[:, 0].to(mean.device), component.to(drawn))
+            is_drawn = (chosen == index).reshape(*chosen.shape, *(1,) * (mean.ndim - 1)).to(mean.device)
+            drawn = torch.where(is_drawn, values, drawn)
+        return drawn
+
+    def _uniform(self, seeds: Sequence[int]) -> Float64[Tensor, " s"]:
+        """The uniform number of each seed that chooses the component."""
+        return uniform_numbers(seeds, ",".join(field.latent.key for field in self.components))
 
     def cdf(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Float[Tensor, "..."] = 0.0
@@ -396,6 +418,16 @@ def choose(weights: Float64[Tensor, "m *n"], uniform: Float64[Tensor, " s"], fun
     chosen = (uniform[:, None, None] >= cumulative.mT[None]).sum(-1)
     held = torch.nonzero((weights.reshape(len(weights), -1) > 0).any(1)).flatten()
     return chosen.clamp_max(int(held[-1]) if len(held) else 0).expand(-1, functions)
+
+
+def uniform_numbers(seeds: Sequence[int], name: str) -> Float64[Tensor, " s"]:
+    """The uniform number of each seed that chooses the component of a mixture of this name, on the CPU."""
+    keys = draw_keys(name)
+    numbers = {
+        seed: float(torch.rand((), generator=stream(seed, "mixture component", *keys), dtype=torch.float64, device="cpu"))
+        for seed in dict.fromkeys(seeds)
+    }
+    return torch.tensor([numbers[seed] for seed in seeds], dtype=torch.float64, device="cpu")
 
 
 def _flattened(

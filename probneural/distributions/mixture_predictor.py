@@ -13,15 +13,15 @@ from probneural.checks import check_instance, check_sequence, described
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField, checked_weights, choose
-from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
+from probneural.distributions.latent import Latent
+from probneural.distributions.mixture import MixtureField, checked_weights
+from probneural.distributions.predictor import Predictor
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.provenance import joined_record
-from probneural.randomness import stream
 
 _SAME_NOISE = 1e-6
 """Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""
@@ -86,16 +86,10 @@ class MixturePredictor(Predictor):
         """Return the mixture of other predictors with the same weights, which were fitted on what they were fitted on."""
         return MixturePredictor(predictors, self.weights, calibrated_on=self.calibrated_on)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> MixtureField:
-        return self._mixture([self.predictors[index](inputs, query) for index in self._active])
-
-    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        each = [self.predictors[index]._together(sets) for index in self._active]
-        return [self._mixture(predicted) for predicted in zip(*each, strict=True)]
-
-    def _mixture(self, predicted: Sequence[FieldDistribution]) -> MixtureField:
-        """The mixture of what the predictors with any weight predicted."""
-        return MixtureField(self._components(predicted), self.weights[self._active])
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        predictors = [self.predictors[index] for index in self._active]
+        each = [one._predict([(inputs.to(one.dtype), query) for inputs, query in sets]) for one in predictors]
+        return [MixtureField(self._components(fields), self.weights[self._active]) for fields in zip(*each, strict=True)]
 
     def _components(self, predicted: Sequence[FieldDistribution]) -> list[GaussianField | MixtureField]:
         """What the predictors with any weight predicted, one component each, with the noise that they have beyond the least."""
@@ -103,43 +97,6 @@ class MixturePredictor(Predictor):
             _component(u, self._excess[index], owner=self.predictors[index])
             for index, u in zip(self._active, predicted, strict=True)
         ]
-
-    def _owner(self, seed: int) -> int:
-        """The number of the predictor that the draw of this seed comes from."""
-        uniform = torch.rand(1, generator=stream(seed, "mixture component", *self._keys), dtype=torch.float64, device="cpu")
-        return int(choose(self.weights, uniform, 1))
-
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:
-        """The draw of this seed of one of the predictors."""
-        return self.predictors[self._owner(seed)].draw(seed)(inputs.values, grid=inputs.grid, query=query).to(self.dtype)
-
-    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Tensor:
-        return self.predictors[self._owner(seed)]._draw_shared(inputs, query, seed).to(self.dtype)
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        owners = [self._owner(seed) for seed in seeds]
-        rows = {owner: [row for row, one in enumerate(owners) if one == owner] for owner in sorted({*owners})}
-        draws = {owner: self.predictors[owner]._joint_draws([seeds[row] for row in own]) for owner, own in rows.items()}
-
-        def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            parts: dict[int, Tensor] = {}
-            for owner, own in rows.items():
-                found = draws[owner](values[own].to(self.predictors[owner].dtype), grid).to(self.dtype)
-                parts |= dict(zip(own, found, strict=True))
-            return torch.stack([parts[row] for row in range(len(owners))])
-
-        return evaluated
-
-    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        owners = [self._owner(seed) for seed in seeds]
-        draws = {index: self.predictors[index]._draws_with_field(seeds) for index in self._active}
-
-        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, MixtureField]:
-            found = {index: draw(values.to(self.predictors[index].dtype), grid) for index, draw in draws.items()}
-            drawn = torch.stack([found[owner][0][row].to(self.dtype) for row, owner in enumerate(owners)])
-            return drawn, self._mixture([u for _, u in found.values()])
-
-        return evaluated
 
     def _description(self) -> str:
         """The predictors and their weights."""
@@ -199,7 +156,8 @@ def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Pr
         return MixtureField([_component(field, excess, owner=owner) for field in u.components], u.weights)
     if isinstance(u, EmpiricalField):
         matched = u.moment_matched()  # its latent has one number per member, the same members in every call
-        u = GaussianField(matched.mean, matched.root, latent=owner._identity, grid=u.grid)
+        latent = Latent(id=owner._identity, rank=matched.latent.rank, source=owner._key)
+        u = GaussianField(matched.mean, matched.root, latent=latent, grid=u.grid)
     if not isinstance(u, GaussianField):
         raise UnsupportedError(
             expected="predictors of Gaussian or empirical fields, or of mixtures",

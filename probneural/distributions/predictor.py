@@ -1,4 +1,4 @@
-"""Predictors: what every head fits and every calibrator returns."""
+"""Predictors: frozen maps from input fields to field distributions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from torch import Tensor, nn
 
 from probneural.checks import check_device, check_finite, check_flag, check_instance
 from probneural.contexts import Undisturbed, undisturbed
-from probneural.distributions.base import FieldDistribution, common_random_numbers, draw_keys, draw_stream
-from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.latent import Latent, digest
-from probneural.distributions.roots.base import Root
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.latent import Latent, common_random_numbers, digest
 from probneural.errors import GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fill_values import warn_of_fill_values
@@ -30,7 +27,7 @@ from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
-from probneural.randomness import check_seed, stream
+from probneural.randomness import check_seed
 from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _DRAWN_VALUES = 2**20
-"""Values that a draw is evaluated at together, some 600 bytes each."""
+"""Values of draws that are evaluated at once, some 600 bytes each."""
 AnyPredictor = TypeVar("AnyPredictor", bound="Predictor")
 _NAMED = 4
 """Parameters of an operator, and values of each, that tell it from others."""
@@ -48,10 +45,6 @@ _SAMPLES = 64
 """Maximum number of samples over which the variance of a discrepancy is averaged."""
 _VALUES = 2**16
 """Values of these samples that are predicted at once."""
-JointDraws = Callable[[Tensor, Grid], Tensor]
-"""From values `(s, n, c, *grid)` on a grid, those at index i for draw i, to the draws' values `(s, n, c', *grid)`."""
-DrawsWithField = Callable[[Tensor, Grid], tuple[Tensor, FieldDistribution]]
-"""The same, and the distribution over the s n functions that the draws are from, those of draw 0 first."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -181,12 +174,16 @@ class Predictor(Undisturbed, ABC):
         return self
 
     @abstractmethod
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        """Predict for inputs `(n, in_channels, *grid)`, validated, of the right dtype on the right device; n may be 0.
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        """Predict for several sets of inputs, which share a latent that belongs to one call.
+
+        Args:
+            sets: Inputs `(n, in_channels, *grid)`, validated, of the predictor's dtype and device, each with its query; n may
+                be 0.
 
         Returns:
-            A distribution over n functions with `out_channels` channels on `query`, by default on the inputs' grid,
-            differentiable in `inputs.values`.
+            For each set, a distribution over n samples with `out_channels` channels on the query, by default on the inputs'
+            grid, differentiable in `inputs.values`.
         """
 
     def __call__(self, inputs: Field, query: Grid | None = None) -> FieldDistribution:
@@ -205,28 +202,18 @@ class Predictor(Undisturbed, ABC):
             ShapeError: If the number of channels is not the operator's.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
         """
-        return self._together([(inputs, query)])[0]
-
-    def _together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        """Predict for several sets of inputs, each with its query, as one call would: fields that share a latent."""
-        given = [(self._checked(inputs, query), None if query is None else query.shared) for inputs, query in sets]
+        inputs, query = self._checked(inputs, query), None if query is None else query.shared
         with undisturbed():
-            predictions = self._predict_together(given)
-        for prediction, (checked, _) in zip(predictions, given, strict=True):
-            if isinstance(prediction, FieldDistribution):  # what an own predictor returns instead, its users refuse by name
-                check_finite(
-                    prediction.mean, "predicted means", remedy="inputs may be far outside the training data, or their scale"
-                )
-                prediction.provenance = self._provenance(checked)
-        return predictions
+            prediction = self._predict([(inputs, query)])[0]
+        if isinstance(prediction, FieldDistribution):  # users of another result refuse it by name
+            remedy = "inputs may be far outside the training data, or their scale"
+            check_finite(prediction.mean, "predicted means", remedy=remedy)
+            prediction.provenance, prediction.source = self._provenance(inputs), prediction.source or self._key
+        return prediction
 
     def _provenance(self, inputs: Field | None = None) -> Provenance:
         """Provenance of fields that it predicts."""
         return Provenance(is_calibrated=self.is_calibrated, trained_on=self.trained_on, inputs=inputs)
-
-    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        """Predict for several sets of inputs, validated. Override where a latent belongs to one call, or in a wrapper."""
-        return [self._predict(inputs, query) for inputs, query in sets]
 
     def _checked(self, inputs: Field, query: Grid | None) -> Field:
         """The inputs in the operator's dtype and on its device, or an error."""
@@ -324,60 +311,45 @@ class Predictor(Undisturbed, ABC):
                 remedy="only the resolution may differ; give the grid its lengths, origin and periodicity",
             )
 
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """Evaluate the draw of this seed, `(n, out_channels, *grid)`: the same operator at all inputs, on all grids.
+    def evaluate_draws(
+        self, inputs: Field, query: Grid | None = None, *, seeds: Sequence[int], each: bool = False
+    ) -> Float[Tensor, "..."]:
+        """Evaluate draws of operators by seed, without the rest of a prediction.
 
-        Override where fields of two calls do not share their randomness.
+        Args:
+            inputs: `(n, in_channels, *grid)`, at any resolution the operator accepts.
+            query: Where to evaluate; the inputs' own grid by default.
+            seeds: Non-negative integers: one for each draw, or with `each` one for each input.
+            each: Whether input i is mapped by the draw of seed i alone.
+
+        Returns:
+            `(s, n, c, *query.shape)`, or `(n, c, *query.shape)` with `each`; differentiable in the inputs.
+
+        Raises:
+            DataError: If the inputs are not a `Field` or not finite.
+            ShapeError: If the number of channels is not the operator's, or that of the seeds does not fit.
+            GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
+            UnsupportedError: If the predictor returns no field distribution.
         """
-        field = self(inputs, query)
-        if isinstance(field, EmpiricalField):
-            return field.samples[drawn_member(field.weights, seed)]
-        if not isinstance(field, GaussianField):
-            raise UnsupportedError(
-                expected="a Gaussian or an empirical field", got=type(field).__name__, remedy="draw from its field instead"
-            )
-        drawn = self._shared_part(field, seed)
-        return drawn if field.discrepancy is None else drawn + self._draw_discrepancy(field.discrepancy, field, seed)
+        checked = self._checked(inputs, query)
+        size = max(self.in_channels * checked.grid.size, self.out_channels * (query or checked.grid).size)
+        step = max(1, _DRAWN_VALUES // max(1, size * (1 if each else len(seeds))))
+        starts = range(0, max(1, len(checked)), step)
+        parts = [
+            self._drawn(checked[start : start + step], query, seeds[start : start + step] if each else seeds, each=each)
+            for start in starts
+        ]
+        return torch.cat(parts, dim=0 if each else 1)
 
-    def _shared_part(self, field: GaussianField, seed: int) -> Float[Tensor, "n c *grid"]:
-        """Mean and shared root at the latent vector of this seed."""
-        latent = drawn_latent(field.root.shape[3], seed, field.latent.key).to(field.root.device)
-        return field.mean + field.root.product(latent)[0].unflatten(-1, field.grid.shape).to(field.mean)
-
-    def _draw_shared(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """The draw of this seed without what is each function's own, `(n, out_channels, *grid)`.
-
-        Override where draws are not made from the field, and fields have a discrepancy.
-        """
-        field = self(inputs, query)
-        if isinstance(field, GaussianField) and field.discrepancy is not None:
-            return self._shared_part(field, seed)
-        return self.draw(seed)(inputs.values, grid=inputs.grid, query=query)
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        """Several draws side by side, each at inputs of its own: to rounding, what `draw(seed)` gives for each seed.
-
-        Override where they cost less together. Inputs and outputs are not checked; values are of the predictor's dtype and on
-        its device.
-        """
-        draws = [self.draw(seed) for seed in seeds]
-
-        def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            return torch.stack([draw(each, grid=grid) for draw, each in zip(draws, values, strict=True)])
-
-        return evaluated
-
-    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        """Joint draws and what is predicted at their inputs, for calibrators, whose draws need both.
-
-        Override where the operator's evaluation gives both.
-        """
-        draws = self._joint_draws(seeds)
-
-        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
-            return draws(values, grid), self(Field(values.flatten(0, 1), grid))
-
-        return evaluated
+    def _drawn(self, inputs: Field, query: Grid | None, seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
+        with undisturbed():
+            field = self._predict([(inputs, None if query is None else query.shared)])[0]
+            if not isinstance(field, FieldDistribution):
+                raise UnsupportedError(
+                    expected="a predictor of field distributions", got=type(field).__name__, remedy="return one from _predict"
+                )
+            field.source = field.source or self._key
+            return field.draw(seeds, each=each)
 
     @cached_property
     def _identity(self) -> str:
@@ -408,26 +380,6 @@ class Predictor(Undisturbed, ABC):
         )
         values = [value for part in weights[:_NAMED] for value in (part.real if part.is_complex() else part).tolist()]
         return f"{type(self).__name__}-{digest(self.trained_on.row_keys)}({' '.join(f'{value:.1e}' for value in values)})"
-
-    @property
-    def _keys(self) -> tuple[int, ...]:
-        """Indices of the streams of this predictor's own part of a draw."""
-        return (self._level, *draw_keys(self._key))
-
-    def _draw_discrepancy(self, root: Root, like: FieldDistribution, seed: int) -> Float[Tensor, "n c *grid"]:
-        """The draw of this name of a discrepancy, with one latent vector for all functions."""
-        latent = self._drawn_discrepancy(root.shape[3], seed).to(root.device)
-        return root.product(latent)[0].unflatten(-1, like.grid.shape).to(like.mean)
-
-    def _drawn_discrepancy(self, rank: int, seed: int) -> Float64[Tensor, "1 k"]:
-        """The latent vector of what a discrepancy adds to the draw of this seed, on the CPU."""
-        return torch.randn(1, rank, generator=stream(seed, "discrepancy draws", *self._keys), dtype=torch.float64, device="cpu")
-
-    @property
-    def _level(self) -> int:
-        """How many predictors it wraps, one inside another: each level of a draw has random numbers of its own."""
-        wrapped = [getattr(self, "inner", None), getattr(self, "predictor", None), *getattr(self, "predictors", ())]
-        return max((1 + one._level for one in wrapped if isinstance(one, Predictor)), default=0)
 
     def draw(self, seed: int, *, shared: bool = False) -> FunctionDraw:
         """Return one function draw: an operator in its own right, the same at every input, grid and call.
@@ -502,16 +454,6 @@ class Predictor(Undisturbed, ABC):
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
 
 
-def drawn_latent(rank: int, seed: int, name: str) -> Float64[Tensor, "1 k"]:
-    """The latent vector of this name in the draw of this seed, on the CPU."""
-    return torch.randn(1, rank, generator=draw_stream(seed, name), dtype=torch.float64, device="cpu")
-
-
-def drawn_member(weights: Float[Tensor, " s"], seed: int) -> int:
-    """The number of the member that the draw of this seed is, that of `EmpiricalField.rsample`."""
-    return int(torch.multinomial(weights.detach().cpu(), 1, generator=draw_stream(seed)))
-
-
 def _contents(part: object) -> object:
     """The text that tells a part of a predictor from others: names of predictors, tensors of modules."""
     if isinstance(part, Predictor):
@@ -521,20 +463,6 @@ def _contents(part: object) -> object:
     if is_dataclass(part):
         return [_contents(getattr(part, one.name)) for one in fields(part)]
     return identity_of(part.state_dict() if isinstance(part, nn.Module) else part)
-
-
-def draws_of_members(predictor: Predictor, members: int, seeds: Sequence[int]) -> DrawsWithField:
-    """Joint draws of a predictor whose draws are equally probable members: those of the field that holds all members."""
-    equal = torch.ones(members, dtype=torch.float64, device="cpu")
-    owners = [drawn_member(equal, seed) for seed in seeds]
-
-    def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, FieldDistribution]:
-        u = predictor(Field(values.flatten(0, 1), grid))
-        assert isinstance(u, EmpiricalField)
-        each = u.samples.unflatten(1, values.shape[:2])
-        return torch.stack([each[owner, index] for index, owner in enumerate(owners)]), u
-
-    return evaluated
 
 
 class FunctionDraw(Undisturbed, nn.Module):
@@ -589,11 +517,5 @@ class FunctionDraw(Undisturbed, nn.Module):
         check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
         domain, shape = self.predictor.domain, tuple(values.shape[2:])
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
-        inputs = Field(values, where)
-        if query is not None:
-            check_grid(query, "query")
-        size = max(self.in_channels * where.size, self.out_channels * (where if query is None else query).size)
-        step = max(1, _DRAWN_VALUES // max(1, size))
-        parts = (inputs[start : start + step] for start in range(0, len(inputs), step)) if len(inputs) > step else (inputs,)
         with common_random_numbers() if self.shared else nullcontext():
-            return torch.cat([self.predictor._draw(part, query, self.seed) for part in parts])
+            return self.predictor.evaluate_draws(Field(values, where), query, seeds=[self.seed])[0]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_callable, check_integer, check_module, check_variances
 from probneural.contexts import undisturbed
-from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
-from probneural.distributions.base import draw_keys
-from probneural.distributions.predictor import JointDraws
+from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
+from probneural.distributions.empirical import LazyEmpiricalField
+from probneural.distributions.latent import draw_keys
 from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -195,50 +195,52 @@ class NoiseConditionedPredictor(Predictor):
             in_channels=self.in_channels,
         )._with_records(self.trained_on)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)
-        where = inputs.grid if query is None else query
-        points = max(inputs.grid.size, where.size)
-        step = min(max(1, _BATCH_POINTS // points), len(inputs))
-        width = max(1, _BATCH_POINTS // (points * step))
-        parts = [
-            torch.cat([self._samples(inputs[start : start + step], query, some) for some in self.latents.split(width)])
-            for start in range(0, len(inputs), step)
-        ]
-        return EmpiricalField(torch.cat(parts, dim=1), grid=where)
+        return LazyEmpiricalField(
+            lambda: self._samples(inputs, query, self.latents),
+            draw=lambda seeds, each: self._draws(inputs, query, seeds, each=each),
+            size=(self.members, len(inputs)),
+            grid=inputs.grid if query is None else query,
+            like=self.latents,
+            source=self._key,
+        )
 
     def _samples(self, inputs: Field, query: Grid | None, latents: Tensor) -> Float[Tensor, "s n c *grid"]:
-        """Draws at some noise, the same for all inputs."""
-        count = len(inputs)
+        """Draws at several noise vectors, each the same for all inputs, in parts of bounded memory."""
+        points = max(inputs.grid.size, inputs.grid.size if query is None else query.size)
+        step = min(max(1, _BATCH_POINTS // points), len(inputs))
+        width = max(1, _BATCH_POINTS // (points * step))
+        starts = range(0, len(inputs), step)
+        parts = [
+            torch.cat([self._products(inputs[start : start + step], query, some) for some in latents.split(width)])
+            for start in starts
+        ]
+        return torch.cat(parts, dim=1)
+
+    def _products(self, inputs: Field, query: Grid | None, latents: Tensor) -> Float[Tensor, "s n c *grid"]:
+        """All inputs at all noise vectors, in one call of the operator."""
         repeated = Field(inputs.values.repeat(len(latents), 1, *(1,) * len(inputs.grid.shape)), inputs.grid)
-        found = evaluate(_AtNoise(self.operator, latents.repeat_interleave(count, 0)), repeated, query)
-        return found.unflatten(0, (len(latents), count))
+        outputs = evaluate(_AtNoise(self.operator, latents.repeat_interleave(len(inputs), 0)), repeated, query)
+        return outputs.unflatten(0, (len(latents), len(inputs)))
 
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """A fresh draw of the noise, the same for all inputs."""
-        self(inputs[:1], query)  # which checks them
-        own = inputs.to(self.dtype).to(self.device)
-        with undisturbed():
-            return self._samples(own, query, self._latents_of([seed]))[0]
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        latents = self._latents_of(seeds)
-
-        def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            step = max(1, _BATCH_POINTS // (grid.size * values.shape[1]))
-            parts = []
-            for some, own in zip(values.split(step), latents.split(step), strict=True):
-                noise = own.repeat_interleave(values.shape[1], 0)
-                found = evaluate(_AtNoise(self.operator, noise), Field(some.flatten(0, 1), grid))
-                parts.append(found.unflatten(0, some.shape[:2]))
-            return torch.cat(parts)
-
-        return evaluated
-
-    def _latents_of(self, seeds: Sequence[int]) -> Tensor:
-        size = self.latents.shape[1]
-        keys = draw_keys(self._key)
-        return torch.cat([_drawn(1, size, seed, 0, *keys) for seed in seeds]).to(self.latents)
+    def _draws(self, inputs: Field, query: Grid | None, seeds: tuple[int, ...], *, each: bool) -> Float[Tensor, "..."]:
+        """Fresh noise for each seed, the same for all inputs."""
+        size, keys = self.latents.shape[1], draw_keys(self._key)
+        noise = {seed: _drawn(1, size, seed, 0, *keys) for seed in dict.fromkeys(seeds)}
+        latents = torch.cat([noise[seed] for seed in seeds]).to(self.latents)
+        if not each:
+            return self._samples(inputs, query, latents)
+        step = max(1, _BATCH_POINTS // max(inputs.grid.size, inputs.grid.size if query is None else query.size))
+        starts = range(0, len(inputs), step)
+        parts = [
+            evaluate(_AtNoise(self.operator, latents[start : start + step]), inputs[start : start + step], query)
+            for start in starts
+        ]
+        return torch.cat(parts)
 
 
 class _AtNoise(nn.Module):

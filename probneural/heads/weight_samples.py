@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from probneural.curvature import ParameterVector
-from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
-from probneural.distributions.predictor import DrawsWithField, JointDraws, drawn_member, draws_of_members
+from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
+from probneural.distributions.empirical import LazyEmpiricalField, drawn_members
 from probneural.errors import ProbneuralError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -98,37 +98,44 @@ class WeightSampledPredictor(Predictor):
             modules.append(module)
         return modules
 
-    def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        points = max(inputs.grid.size, where.size)
+        return LazyEmpiricalField(
+            lambda: self._all_members(inputs, query),
+            draw=lambda seeds, each: self._draws(inputs, query, seeds, each=each),
+            size=(self.members, len(inputs)),
+            grid=where,
+            like=self.vectors,
+            source=self._key,
+        )
+
+    def _all_members(self, inputs: Field, query: Grid | None) -> Float[Tensor, "s n c *grid"]:
+        """All members at all inputs, in parts of bounded memory."""
+        points = max(inputs.grid.size, inputs.grid.size if query is None else query.size)
         step = min(max(1, _BATCH_POINTS // points), len(inputs))
         width = 1
         if step * points <= _VMAP_POINTS and self._is_followed_by_vmap:
             width = min(_BATCH_POINTS // (step * points), self.members)
         parts = [self._samples(inputs[start : start + step], query, width) for start in range(0, len(inputs), step)]
-        return EmpiricalField(torch.cat(parts, dim=1), grid=where)
+        return torch.cat(parts, dim=1)
 
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        equal = torch.ones(self.members, dtype=torch.float64, device="cpu")
-        owners = torch.tensor([drawn_member(equal, seed) for seed in seeds], device="cpu")
-
-        def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            step = max(1, _BATCH_POINTS // (grid.size * values.shape[1]))
-            parts: dict[int, Tensor] = {}
-            for owner in owners.unique().tolist():  # each operator is called once for all draws that it is
-                vectors, buffers = self._rows(slice(owner, owner + 1))
-                own = {name: rows[0] for name, rows in buffers.items()}
-                for rows in torch.nonzero(owners == owner).flatten().split(step):
-                    inputs = Field(values[rows.to(values.device)].flatten(0, 1), grid)
-                    found = self._evaluate(vectors[0], own, inputs, None).unflatten(0, (len(rows), values.shape[1]))
-                    parts |= dict(zip(rows.tolist(), found, strict=True))
-            return torch.stack([parts[row] for row in range(len(values))])
-
-        return evaluated
-
-    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        return draws_of_members(self, self.members, seeds)
+    def _draws(self, inputs: Field, query: Grid | None, seeds: tuple[int, ...], *, each: bool) -> Float[Tensor, "..."]:
+        """The members of seeds: each operator is called once for all inputs that it maps."""
+        step = max(1, _BATCH_POINTS // max(inputs.grid.size, inputs.grid.size if query is None else query.size))
+        members = drawn_members(torch.ones(self.members), seeds, name=self._key)
+        outputs: dict[int, Tensor] = {}
+        for member in members.unique().tolist():
+            vectors, buffers = self._rows(slice(member, member + 1))
+            state = {name: rows[0] for name, rows in buffers.items()}
+            rows = torch.nonzero(members == member).flatten() if each else torch.arange(len(inputs))
+            batches = (inputs[part.to(inputs.values.device)] for part in rows.split(step))
+            values = torch.cat([self._evaluate(vectors[0], state, batch, query) for batch in batches])
+            outputs |= dict(zip(rows.tolist(), values, strict=True)) if each else {member: values}
+        return torch.stack([outputs[row] for row in (range(len(members)) if each else members.tolist())])
 
     def _evaluate(self, vector: Tensor, buffers: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
         """One member."""

@@ -9,8 +9,9 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_instance, check_squares
-from probneural.distributions.base import FieldDistribution, check_values, draw_stream, noise_variance
+from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.latent import draw_stream
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError, GridError
 from probneural.fields import Field, check_field

@@ -20,7 +20,7 @@ from probneural.active import ActiveLearner, LearningPlan, OperatorTraining, Sel
 from probneural.active.selection.selectors import Request
 from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store_files import RESULTS, SUFFIX
-from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -98,7 +98,10 @@ class _Nearest(Predictor):
         super().__init__(PredictorTraits(in_channels=1, noise=noise, domain=pairs.inputs.grid, like=noise))
 
     @torch.no_grad()
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         where = query or inputs.grid
         distance = (inputs.values[:, None] - self.pairs.inputs.values[None]).square().mean((2, 3)).sqrt()
         nearest, position = distance.min(1)

@@ -71,7 +71,10 @@ class FeaturePredictor(Predictor):
         values = inputs.resample(grid).values[:, 0]
         return torch.sin(values[..., None] * self.slopes + self.shifts)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         grid = query or inputs.grid
         features = self.features(inputs, grid)
         return self.output(features, torch.einsum("npf,cf->ncp", features, self.weights), grid)

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import calibration, calibration_units
 from benchmarks.calibration_units import FAILED, HEADS, SCALES
-from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import CalibrationError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -30,7 +30,10 @@ class Stated(Predictor):
             PredictorTraits(in_channels=1, noise=torch.zeros(1).double(), domain=GRID, like=torch.zeros(1).double())
         )
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         root = DenseRoot(DEVIATION.diag().expand(len(inputs), 1, -1, -1))
         return GaussianField(torch.zeros_like(inputs.values), root, latent="stated", grid=GRID)
 

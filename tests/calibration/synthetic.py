@@ -43,7 +43,10 @@ class Synthetic(Predictor):
         self.sd = sd
         self.calls: list[tuple[int, Grid | None]] = []
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         self.calls.append((len(inputs), query))
         where = inputs.grid if query is None else query
         mean = inputs.resample(where).values
@@ -55,8 +58,11 @@ class Synthetic(Predictor):
 class Members(Synthetic):
     """The same as an ensemble of four."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        u = super()._predict(inputs, query)
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        u = super()._field(inputs, query)
         return EmpiricalField(u.rsample(torch.Size([4]), seed=3), torch.tensor([1.0, 2.0, 2.0, 1.0]), grid=u.grid)
 
 

@@ -19,7 +19,7 @@ from probneural.calibration.decomposition_search import (
     most_likely,
     search,
 )
-from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional
 from probneural.functionals.observations import ValuesAt
@@ -35,7 +35,10 @@ class Noisy(Predictor):
         level = torch.tensor([noise], dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=level, domain=grid, like=level))
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         assert query is None or query == inputs.grid
         root = torch.full((*inputs.values.flatten(2).shape, 1), 1e-3, dtype=torch.float64)
         return GaussianField(inputs.values, DenseRoot(root), latent="noisy", grid=inputs.grid)
@@ -44,7 +47,10 @@ class Noisy(Predictor):
 class Noiseless(Noisy):
     """Predicts its input, and states a multiple of half a wave along a line, which is zero at both ends."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         assert query is None or query == inputs.grid
         root = bump(inputs.grid)[None, None, :, None].expand(len(inputs), -1, -1, -1)
         return GaussianField(inputs.values, DenseRoot(root.clone()), latent="noiseless", grid=inputs.grid)

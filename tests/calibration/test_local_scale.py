@@ -38,7 +38,10 @@ class Even(Predictor):
         super().__init__(PredictorTraits(in_channels=channels, noise=variance, domain=grid, like=variance))
         self.members = members
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         where = inputs.grid if query is None else query
         mean = inputs.resample(where).values
         x = 2 * math.pi * where.points[:, 0]
@@ -121,8 +124,11 @@ def test_in_two_dimensions() -> None:
 class Proportional(Even):
     """States a standard deviation in proportion to the square of the input's amplitude."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        u = super()._predict(inputs, query)
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        u = super()._field(inputs, query)
         assert isinstance(u, GaussianField)
         size = inputs.values.square().mean(-1, keepdim=True)
         root = DenseRoot(u.root.dense() * size[..., None])
@@ -211,7 +217,9 @@ def test_draws_side_by_side_are_draws() -> None:
     assert scaled.local is not None
     values = torch.stack([inputs.values, 2.0 * inputs.values])
     expected = torch.stack([scaled.draw(seed)(each, grid=GRID) for seed, each in zip((3, 4), values, strict=True)])
-    torch.testing.assert_close(scaled._joint_draws([3, 4])(values, GRID), expected)
+    seeds = [3] * 3 + [4] * 3
+    together = scaled.evaluate_draws(Field(values.flatten(0, 1), GRID), seeds=seeds, each=True)
+    torch.testing.assert_close(together, expected.flatten(0, 1))
 
 
 def test_what_is_drawn_has_the_size_that_is_stated() -> None:
@@ -297,7 +305,10 @@ class Rough(Predictor):
         nothing = torch.zeros(1, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=nothing, domain=RING, like=nothing))
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         shifts = 2 * math.pi * torch.rand(len(inputs), 1, 1, generator=generator(len(inputs))).double()
         deviation = 1.0 + 0.8 * torch.cos(2 * math.pi * 9 * RING.points[:, 0] + shifts)
         return GaussianField(torch.zeros_like(inputs.values), DenseRoot(deviation.diag_embed()), latent="rough", grid=RING)

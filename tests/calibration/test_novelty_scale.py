@@ -28,9 +28,12 @@ NONE = torch.zeros(1, dtype=torch.float64)
 class Constant(Synthetic):
     """States the same variance for every input."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         unit = Field(torch.ones_like(inputs.values), inputs.grid)
-        u = super()._predict(unit, query)
+        u = super()._field(unit, query)
         return pn.distributions.GaussianField(inputs.resample(u.grid).values, u.root, latent="constant", grid=u.grid)
 
 
@@ -51,8 +54,11 @@ def chi2(predictor: Predictor, data: FieldPairs) -> float:
 class Wall(Synthetic):
     """Certain up to rounding of a wall's value, which is off by one unit in the last place of float32."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        u = super()._predict(Field(torch.ones_like(inputs.values), inputs.grid), query)
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        u = super()._field(Field(torch.ones_like(inputs.values), inputs.grid), query)
         mean = 1.0 + inputs.resample(u.grid).values
         mean[..., 0] = 1.0 + 2.0**-23
         root = basis(u.grid).to(mean).clone()
@@ -220,7 +226,7 @@ def test_draws_and_members_move_away_from_the_mean() -> None:
         torch.testing.assert_close(v.variance, factors * u.variance)
         drawn = found.draw(7)(data.values)
         torch.testing.assert_close(drawn - v.mean, factors.sqrt() * (inner.draw(7)(data.values) - u.mean))
-        both = found._joint_draws([7, 8])(torch.stack([data.values, data.values]), GRID)
+        both = found.evaluate_draws(data, seeds=[7, 8])
         torch.testing.assert_close(both[0], drawn)
     probe = functionals.integral(GRID)
     measured = found if isinstance(found, Synthetic) else NoveltyScale().fit(Synthetic(), calibration, shifted=large)

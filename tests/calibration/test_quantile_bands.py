@@ -28,8 +28,11 @@ def skewed(n: int, points: int, *, seed: int) -> Tensor:
 class Exponential(Synthetic):
     """States that outputs are inputs plus skewed noise, by 120 members at the quantiles of the exponential distribution."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        super()._predict(inputs, query)
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        super()._field(inputs, query)
         where = inputs.grid if query is None else query
         mean = inputs.resample(where).values
         levels = (torch.arange(120, dtype=torch.float64) + 0.5) / 120
@@ -92,9 +95,12 @@ def test_asymmetric_bands_are_narrower_where_errors_are_skewed() -> None:
 
 def test_mixtures_have_quantiles_of_their_own() -> None:
     class Mixed(Synthetic):
-        def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-            u = super()._predict(inputs, query)
-            far = super()._predict(Field(inputs.values + 6.0, inputs.grid), query)
+        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+            return [self._field(inputs, query) for inputs, query in sets]
+
+        def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+            u = super()._field(inputs, query)
+            far = super()._field(Field(inputs.values + 6.0, inputs.grid), query)
             return MixtureField([u, far], torch.tensor([0.8, 0.2]))  # type: ignore[list-item]
 
     predictor, data = Mixed(sd=0.05), pairs(30)
@@ -119,8 +125,11 @@ def test_other_bands_take_them_too() -> None:
 @pytest.mark.bad_input
 def test_errors() -> None:
     class Broken(Synthetic):
-        def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-            u = super()._predict(inputs, query)
+        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+            return [self._field(inputs, query) for inputs, query in sets]
+
+        def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+            u = super()._field(inputs, query)
             return EmpiricalField(u.mean * torch.full((120, 1, 1, 1), math.nan), grid=u.grid)
 
     with pytest.raises(DataError):

@@ -49,7 +49,10 @@ class Walled(Predictor):
         super().__init__(PredictorTraits(in_channels=1, noise=variance, domain=COARSE, like=variance))
         self.front = front
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         grid = inputs.grid if query is None else query
         x, y = grid.points.mT
         std = torch.sin(math.pi * y) * torch.exp(torch.sin(2 * math.pi * (x - self.front)))

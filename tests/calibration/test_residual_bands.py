@@ -59,7 +59,10 @@ class Wrong(Predictor):
         super().__init__(PredictorTraits(in_channels=1, noise=noise, domain=domain, like=noise))
         self.problem, self.error = problem, error
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         mean = self.problem.solve(inputs).values + self.error
         return EmpiricalField(mean[None], grid=inputs.grid)
 

@@ -12,7 +12,7 @@ from probneural import functionals, metrics
 from probneural.calibration import SimultaneousBand, VarianceScale, chunks
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scale import FRACTIONS
-from probneural.distributions import EmpiricalField, GaussianField, Predictor
+from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -182,8 +182,11 @@ class TestSeparateScales:
 class NearlyCertain(Synthetic):
     """In the first channel."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        return super()._predict(inputs, query).scale(torch.tensor([1e-17, 1.0], dtype=torch.float64)[: inputs.channels])
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
+        return super()._field(inputs, query).scale(torch.tensor([1e-17, 1.0], dtype=torch.float64)[: inputs.channels])
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -267,7 +270,10 @@ def test_errors() -> None:
 @pytest.mark.bad_input
 def test_predictions_that_are_not_finite_are_named() -> None:
     class Diverged(Synthetic):
-        def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+            return [self._field(inputs, query) for inputs, query in sets]
+
+        def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
             values = inputs.values[None].expand(2, *inputs.values.shape).clone()
             values[self.bad] = torch.tensor(self.sizes, dtype=torch.float64)
             return EmpiricalField(values, grid=inputs.grid)

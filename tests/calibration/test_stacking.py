@@ -9,7 +9,7 @@ from torch import Tensor
 from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
 from probneural.calibration.gaussian_pool import selected_weights
 from probneural.calibration.stacking import stacking_weights
-from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError
 from probneural.fields import Field
@@ -29,7 +29,10 @@ class Shifted(Predictor):
         super().__init__(PredictorTraits(in_channels=1, noise=variance, domain=GRID, like=variance))
         self.shift, self.sd = shift, sd
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         mean = inputs.values + self.shift
         return GaussianField(mean, DenseRoot(torch.full((*mean.shape, 1), self.sd).to(mean)), latent="sd", grid=inputs.grid)
 
@@ -93,7 +96,10 @@ class Rough(Predictor):
     def __init__(self) -> None:
         super().__init__(PAIR[0].traits)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         root = torch.eye(8).double().expand(*inputs.values.shape, 8)
         return GaussianField(inputs.values, DenseRoot(root), latent="rough", grid=inputs.grid)
 

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -251,31 +250,6 @@ class TestDraws:
         draws = torch.stack([there(told.draw(seed)(inputs.values)) for seed in range(100)])
         ratio = draws.var(0).mean() / gaussian(told(inputs)).apply(there).variance.mean()
         assert 0.6 < float(ratio) < 1.4
-
-    def test_have_a_shared_part_without_what_is_each_functions_own(self, predictor: Predictor) -> None:
-        for one in (predictor, conditioned(predictor)):
-            u = gaussian(one(others(2)))
-            expected = u.root.dense().square().sum(-1)
-            draws = torch.stack([one._draw_shared(others(2), None, seed) for seed in range(100)])
-            assert float(draws.var(0).sum() / expected.sum()) == pytest.approx(1.0, abs=0.3)
-
-    def test_know_what_each_measured_function_has_of_its_own(self) -> None:
-        """Where measurements say most: variances there are far too small without that part, and too large with it twice."""
-        waves = torch.cos(torch.pi * torch.arange(4)[:, None] * torch.linspace(0, 1, 65, dtype=torch.float64))
-        sizes = torch.randn(120, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        outputs = Field(pairs().outputs.values + 3e-4 * sizes @ waves, pairs().outputs.grid)
-        noisy = FieldPairs(pairs().inputs, outputs)
-        before = VarianceScale().fit(last_layer(), noisy[60:])
-        there, heard = probe(outputs.grid), noisy[10:60]
-        told = before.condition(heard.inputs, there, values=there(heard.outputs.values), noise=1e-9)
-        prior, left = (u.root.dense().flatten(0, 2) for u in (gaussian(one(others(2))) for one in (before, told)))
-        unit = prior.square().sum(1).max() * torch.eye(len(prior), dtype=torch.float64)
-        smallest, directions = scipy.linalg.eigh(left @ left.mT + 1e-6 * unit, prior @ prior.mT + 1e-6 * unit)
-        assert smallest[1] < 0.4
-        along = torch.from_numpy(directions[:, :2]).mT
-        draws = torch.stack([told._draw_shared(others(2), None, seed).flatten() for seed in range(200)])
-        ratio = (draws @ along.mT).var(0) / (along @ left).square().sum(1)
-        assert (ratio - 1.0).abs().max() < Z * (2 / 200) ** 0.5
 
     def test_are_one_function_in_all_calls(self, predictor: Predictor) -> None:
         draw = conditioned(predictor).draw(3)

@@ -12,7 +12,8 @@ import torch
 
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.distributions import GaussianField, MixtureField, Predictor
+from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
+from probneural.distributions.mixture import choose
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import CalibrationError, DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field
@@ -65,10 +66,9 @@ def test_effective_observations_are_the_weighted_mean_of_the_predictors() -> Non
 
 
 def test_mixtures_of_mixtures_draw_all_their_components() -> None:
-    """With the same random number for both choices, half of the components would never be drawn."""
     halves = torch.tensor([0.5, 0.5], dtype=torch.float64)
     outer = MixturePredictor([MixturePredictor(PAIR, halves), MixturePredictor(PAIR[::-1], halves)], halves)
-    counts = Counter((outer._owner(seed), outer.predictors[0]._owner(seed)) for seed in range(400))
+    counts = Counter(choose(outer(INPUTS).weights, outer(INPUTS)._uniform(range(400)), 1).flatten().tolist())
     assert len(counts) == 4
     assert max(abs(count - 100) for count in counts.values()) < 4 * (400 * 0.25 * 0.75) ** 0.5
 
@@ -86,7 +86,10 @@ def test_draws_of_a_scaled_mixture_have_the_variance_of_its_field() -> None:
 class Refusing(Synthetic):
     """A predictor that must not be asked."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         raise AssertionError("evaluated")
 
 
@@ -99,7 +102,7 @@ def test_a_predictor_without_weight_is_kept_and_not_evaluated() -> None:
     truth = DATA.outputs.values
     found, expected = (one(DATA.inputs).log_prob(truth, noise=one.noise) for one in (mixture, alone))
     torch.testing.assert_close(found, expected)
-    assert 0 not in {mixture._owner(seed) for seed in range(100)}
+    assert len(mixture(DATA.inputs).components) == 2
     scaled = VarianceScale().fit(mixture, DATA)
     assert scaled.inner.predictors[0] is idle
     torch.testing.assert_close(scaled.scale, VarianceScale().fit(alone, DATA).scale)
@@ -122,16 +125,17 @@ def test_ensembles_take_part_with_their_moments() -> None:
 
 
 def test_draws_are_draws_of_one_predictor_on_every_grid() -> None:
-    owners = [FITTED._owner(seed) for seed in range(400)]
-    assert abs(sum(owners) / 400 - 0.75) <= 5 * math.sqrt(0.25 * 0.75 / 400)
+    owners = choose(FITTED.weights, FITTED(INPUTS)._uniform(range(400)), 1).flatten()
+    assert abs(float(owners.double().mean()) - 0.75) <= 5 * math.sqrt(0.25 * 0.75 / 400)
     for seed in range(4):
-        own = FITTED.predictors[owners[seed]].draw(seed)
-        torch.testing.assert_close(FITTED.draw(seed)(INPUTS.values), own(INPUTS.values), rtol=0, atol=0)
+        field = FITTED(INPUTS).components[int(owners[seed])]
+        torch.testing.assert_close(FITTED.draw(seed)(INPUTS.values), field.draw([seed])[0], rtol=0, atol=0)
     finer = fields(PERIODIC.resized(24), 2, 1, seed=9)
     torch.testing.assert_close(FITTED.draw(1)(finer.values)[..., ::2], FITTED.draw(1)(INPUTS.values))
     seeds = list(range(6))
     values = torch.stack([fields(PERIODIC, 2, 1, seed=seed).values for seed in seeds])
-    together = FITTED._joint_draws(seeds)(values, PERIODIC)
+    repeated = [seed for seed in seeds for _ in range(2)]
+    together = FITTED.evaluate_draws(Field(values.flatten(0, 1), PERIODIC), seeds=repeated, each=True).unflatten(0, (6, 2))
     alone = torch.stack([FITTED.draw(seed)(one) for seed, one in zip(seeds, values, strict=True)])
     torch.testing.assert_close(together, alone)
 
@@ -175,7 +179,7 @@ def test_calibration_scales_the_predictors_and_then_the_mixture(tmp_path: Path) 
     assert isinstance(u, GaussianField)
     assert u.latent.id == again.latent.id
     assert bool((u.cross_covariance(again).abs() > 0).any())
-    draws = scaled._joint_draws(range(200))(DATA.inputs.values[:2].expand(200, -1, -1, -1), DATA.inputs.grid)
+    draws = scaled.evaluate_draws(DATA.inputs[:2], seeds=range(200))
     white = u.discrepancy.without_white()[1] if u.discrepancy is not None else 0.0
     expected = (u.variance.flatten(2) - white)[:2]
     ratio = draws.var(0).flatten(2).mean(-1) / expected.mean(-1)

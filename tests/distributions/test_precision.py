@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, PredictorTraits
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, MixtureField, PredictorTraits
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import Predictor
 from probneural.distributions.roots.base import FeatureRoot
@@ -210,6 +210,9 @@ class Members(Predictor):
         super().__init__(PredictorTraits(in_channels=1, noise=nothing, domain=Grid.uniform((4,)), like=nothing))
         self.seed = seed
 
-    def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         added: Tensor = normal(4, 1, 1, 4, seed=self.seed)
         return EmpiricalField(inputs.values + added.expand(-1, len(inputs), -1, -1), grid=inputs.grid)

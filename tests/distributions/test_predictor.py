@@ -37,7 +37,10 @@ class WeightSpace(Predictor):
         self.factor = normal("predictor", 1, 2, WAVES, 4)
         self.seen: Field | None = None
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         self.seen = inputs
         where = inputs.grid if query is None else query
         waves = torch.cos(2 * math.pi * NUMBERS * where.points[:, :1]).to(inputs.values)
@@ -49,8 +52,11 @@ class WeightSpace(Predictor):
 class Ensemble(WeightSpace):
     """Three members of unequal weight."""
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        gaussian = super()._predict(inputs, query)
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        gaussian = super()._field(inputs, query)
         weights = torch.tensor([0.2, 0.3, 0.5])
         return EmpiricalField(gaussian.rsample((3,), seed=0), weights, grid=gaussian.grid)
 
@@ -189,7 +195,10 @@ class TestBadInput:
 
     def test_draws_from_a_field_of_another_kind(self) -> None:
         class Strange(WeightSpace):
-            def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+            def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+                return [self._field(inputs, query) for inputs, query in sets]
+
+            def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
                 return Unheard()
 
         with pytest.raises(UnsupportedError, match="a Gaussian or an empirical field; got Unheard"):

@@ -14,8 +14,8 @@ import torch
 from scipy.special import roots_hermitenorm
 from torch import Tensor, nn
 
-from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, Predictor, PredictorTraits
-from probneural.distributions.predictor import JointDraws, drawn_latent
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions.latent import Seeds
 from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
 from probneural.fields import Field, evaluate
@@ -38,31 +38,19 @@ class Multiplier(Predictor):
         self.mean, self.std = mean, std
         self.evaluations = 0
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         assert query is None
+        self.evaluations += 1
         total = inputs.values.sum(1, keepdim=True)
         root = DenseRoot(self.std * total.flatten(2)[..., None])
         return GaussianField(self.mean * total, root, latent="multiplier", grid=inputs.grid)
 
     def factor(self, seed: int) -> float:
         """The multiplier of a draw."""
-        return self.mean + self.std * float(drawn_latent(1, seed, "multiplier"))
-
-    def _joint_draws(self, seeds: Any) -> JointDraws:
-        factors = torch.tensor([self.factor(seed) for seed in seeds], dtype=torch.float64).reshape(-1, 1, 1)
-
-        def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            self.evaluations += 1
-            return factors.reshape(-1, *(1,) * (values.ndim - 1)) * values.sum(2, keepdim=True)
-
-        return evaluated
-
-
-class Plain(Multiplier):
-    """The same, one draw after the other."""
-
-    def _joint_draws(self, seeds: Any) -> JointDraws:
-        return Predictor._joint_draws(self, seeds)
+        return self.mean + self.std * float(Seeds((seed,), "multiplier").latents(1))
 
 
 def moment(power: int, *, mean: float = MEAN, std: float = STD) -> float:
@@ -143,10 +131,9 @@ class TestClosedForms:
 
 
 class TestMembers:
-    @pytest.mark.parametrize("make", [Multiplier, Plain])
     @pytest.mark.parametrize("draws", ["trajectory", "step"])
-    def test_are_the_predictors_draws(self, make: type[Multiplier], draws: str) -> None:
-        forecast = rolled(make=make, draws=draws, start=constant(2.0, count=2))
+    def test_are_the_predictors_draws(self, draws: str) -> None:
+        forecast = rolled(draws=draws, start=constant(2.0, count=2))
         assert isinstance(forecast, Forecast)
         assert len(forecast) == 2
         for member in range(3):
@@ -159,7 +146,7 @@ class TestMembers:
         assert len(seeds) == (3 if draws == "trajectory" else 12)
 
     def test_are_the_repeated_operator(self) -> None:
-        forecast = rolled(make=Plain)
+        forecast = rolled()
         repeated = Rollout(forecast.ensemble.predictor.draw(forecast.ensemble.seeds(1)[2]), 4)
         torch.testing.assert_close(forecast.at(4).samples[2], evaluate(repeated, forecast.start))
 
@@ -201,15 +188,10 @@ class TestMembers:
 
     def test_other_errors_of_a_step_stay_what_they_are(self) -> None:
         class Refusing(Multiplier):
-            def _joint_draws(self, seeds: Any) -> JointDraws:
-                inner = super()._joint_draws(seeds)
-
-                def evaluated(values: Tensor, grid: Grid) -> Tensor:
-                    if len(values) > 1:
-                        raise DataError(expected="one", got="many", remedy="ask for one")
-                    return inner(values, grid)
-
-                return evaluated
+            def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
+                if len(inputs) > 1:
+                    raise DataError(expected="one", got="many", remedy="ask for one")
+                return super()._field(inputs, query)
 
         with pytest.raises(DataError, match="expected one; got many"):
             rolled(make=Refusing).at(1)
@@ -342,9 +324,8 @@ def test_states_of_1e30_give_one_warning_that_names_the_lead(draws: str) -> None
 
 @pytest.mark.filterwarnings("ignore:states of a roll-out reach")
 class TestBlowUp:
-    @pytest.mark.parametrize("make", [Multiplier, Plain])
-    def test_names_lead_and_members_and_keeps_earlier_leads(self, make: type[Multiplier]) -> None:
-        forecast = make(mean=0.0, std=1e60).rollout(constant(), steps=20, members=3, seed=0)
+    def test_names_lead_and_members_and_keeps_earlier_leads(self) -> None:
+        forecast = Multiplier(mean=0.0, std=1e60).rollout(constant(), steps=20, members=3, seed=0)
         reached: list[int] = []
 
         def run() -> None:

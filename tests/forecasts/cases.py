@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.helpers import normal
@@ -28,7 +28,10 @@ class AffinePredictor(Predictor):
         self.M, self.R, self.D, self.count = M, R, D, channels
         self.b = M.new_zeros(M.shape[0]) if b is None else b
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         mean = (inputs.values.flatten(1) @ self.M.mT + self.b).reshape(len(inputs), self.count, *inputs.grid.shape)
 
         def root(matrix: Tensor) -> DenseRoot:
@@ -46,7 +49,10 @@ class ScalarPredictor(Predictor):
         super().__init__(PredictorTraits(in_channels=1, noise=torch.zeros(1, dtype=torch.float64), domain=grid, like=like))
         self.mean, self.std = mean, std
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         root = DenseRoot((self.std * inputs.values).flatten(2)[..., None])
         return GaussianField(self.mean * inputs.values, root, latent="scalar", grid=inputs.grid)
 

@@ -142,7 +142,10 @@ class PerCall(Predictor):
     def __init__(self) -> None:
         super().__init__(affine().traits)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         flat = inputs.values.flatten(1)
         correlation = torch.exp(-0.5 * torch.cdist(flat, flat).square())
         factor = torch.linalg.cholesky(correlation + 1e-12 * torch.eye(len(flat), dtype=torch.float64))
@@ -167,7 +170,10 @@ def test_an_ensemble_counts_as_the_gaussian_of_its_moments() -> None:
     samples = torch.stack([0.8 * affine().M, 1.1 * affine().M])
 
     class Pair(Predictor):
-        def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+            return [self._field(inputs, query) for inputs, query in sets]
+
+        def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
             return EmpiricalField(torch.einsum("spq,ncq->sncp", samples, inputs.values), grid=GRID)
 
     start = start_of(affine())
@@ -185,7 +191,10 @@ def test_other_fields_and_grids_are_refused() -> None:
             super().__init__(affine().traits)
             self.field = field
 
-        def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
+        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+            return [self._field(inputs, query) for inputs, query in sets]
+
+        def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
             return self.field  # type: ignore[return-value]
 
     start = start_of(affine())
@@ -222,7 +231,10 @@ def test_where_steps_are_linearised() -> None:
         assert gap(one.at(lead).variance, other.at(lead).variance) <= 1e-13
 
     class Square(Predictor):
-        def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+            return [self._field(inputs, query) for inputs, query in sets]
+
+        def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
             root = DenseRoot(torch.zeros_like(inputs.values)[..., None])
             return GaussianField(inputs.values**2, root, latent="square", grid=GRID)
 

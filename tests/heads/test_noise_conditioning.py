@@ -72,12 +72,11 @@ def test_training_changes_no_data_of_the_users() -> None:
 
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, inputs = fitted("noise-conditioned", "fno-1d"), operator_case("fno-1d").inputs
-    u, draws = predictor(inputs), predictor._joint_draws([0, 1, 2])
-    values = torch.stack([inputs.values] * 3)
-    together = draws(values, inputs.grid)
+    u, seeds = predictor(inputs), [number % 3 for number in range(len(inputs))]
+    together = predictor.evaluate_draws(inputs, seeds=seeds, each=True)
     monkeypatch.setattr("probneural.heads.noise_conditioning._BATCH_POINTS", 1)
     torch.testing.assert_close(predictor(inputs).samples, u.samples, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(draws(values, inputs.grid), together, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(predictor.evaluate_draws(inputs, seeds=seeds, each=True), together, rtol=1e-12, atol=1e-12)
 
 
 def test_calibrated_banded_and_rolled_out() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.data import Trajectories
-from probneural.distributions import GaussianField, Predictor
+from probneural.distributions import FieldDistribution, GaussianField, Predictor
 from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -201,7 +201,10 @@ class Stated(Predictor):
         self.inner = inner
         self.most = 0
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         self.most = max(self.most, len(inputs))
         return self.inner._predict(inputs, query)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from probneural.checks import check_floating
 from probneural.contexts import Undisturbed
+from probneural.distributions.latent import Seeds
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
@@ -57,6 +59,14 @@ class Root(Undisturbed, ABC):
     @abstractmethod
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
+
+    def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
+        """The latent vectors of seeds: standard normal, and equal in all calls of a predictor."""
+        return seeds.latents(self.shape[3]).to(self.device)
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """The products with the latent vectors of seeds: `(s, n, c, p)`, or `(n, c, p)` with one seed for each input."""
+        return self.product_each(self.latents(seeds)) if each else self.product(self.latents(seeds))
 
     @abstractmethod
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
@@ -212,6 +222,42 @@ class DenseRoot(Root):
     def dense(self) -> Float[Tensor, "n c p k"]:
         """The matrix itself."""
         return self.matrix
+
+
+class FormedRoot(DenseRoot):
+    """A root whose entries are formed when they are first read; draws do not need them.
+
+    Args:
+        source: A lazy root of few entries.
+    """
+
+    source: Root
+
+    def __init__(self, source: Root) -> None:
+        object.__setattr__(self, "source", source)
+
+    @cached_property
+    def matrix(self) -> Float[Tensor, "n c p k"]:
+        """The entries, `(n, c, p, k)`."""
+        return self.source.dense()
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k)`."""
+        return self.source.shape
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.source.like
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """The lazy root's draws."""
+        return self.source.draw(seeds, each=each)
+
+    def scale(self, factors: Float[Tensor, " c"]) -> Root:
+        """Multiply each channel's rows."""
+        return FormedRoot(self.source.scale(factors))
 
 
 @dataclass(frozen=True, eq=False)

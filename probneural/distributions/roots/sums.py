@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import Root
 from probneural.errors import ShapeError
 from probneural.functionals import Functional
@@ -63,6 +64,16 @@ class SideBySideRoot(Root):
         first, second = self._split(latents)
         drawn = self.left.product_each(first)
         return drawn + self.right.product_each(second).to(drawn)
+
+    def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
+        """The latent vectors of both, which are independent."""
+        first = self.left.latents(seeds.of_part(0))
+        return torch.cat([first, self.right.latents(seeds.of_part(1)).to(first)], dim=-1)
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """The sum of independent draws of both."""
+        drawn = self.left.draw(seeds.of_part(0), each=each)
+        return drawn + self.right.draw(seeds.of_part(1), each=each).to(drawn)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
@@ -201,6 +212,10 @@ class CorrectedRoot(Root):
         along = torch.einsum("nqk,nk->nq", self.rows, latents.to(self.rows))
         drawn = self.base.product_each(latents)
         return drawn + torch.einsum("ncpq,nq->ncp", self.columns, along.to(self.columns)).to(drawn)
+
+    def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
+        """The latent vectors of the base."""
+        return self.base.latents(seeds)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""

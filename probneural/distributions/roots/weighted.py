@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
+from probneural.distributions.latent import Seeds
+from probneural.distributions.roots.base import DenseRoot, FeatureRoot, FormedRoot, Root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.errors import ShapeError
@@ -30,7 +31,7 @@ def weigh(root: Root, weights: Float[Tensor, "n c p"]) -> Root:
         raise ShapeError(
             expected=f"weights of shape {root.shape[:3]}", got=str(tuple(weights.shape)), remedy="one for each row of the root"
         )
-    if isinstance(root, DenseRoot):
+    if isinstance(root, DenseRoot) and not isinstance(root, FormedRoot):
         return DenseRoot(root.matrix * weights.to(root.matrix)[..., None])
     if isinstance(root, FeatureRoot) and root.shape[1] == 1:
         return FeatureRoot(root.features * weights.to(root.features)[:, 0, :, None], root.factor)
@@ -70,6 +71,14 @@ class WeightedRoot(Root):
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
         return self.base.product_each(latents) * self.weights
+
+    def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
+        """The latent vectors of the base."""
+        return self.base.latents(seeds)
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """The base's draws, weighted."""
+        return self.base.draw(seeds, each=each) * self.weights
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DenseRoot, Root, check_transform, grid_shape
 from probneural.errors import ShapeError
 from probneural.functionals import Functional
@@ -27,23 +28,25 @@ class BlockCoordinates(Root):
     Args:
         std: `(f,)`, in the units of the fields divided by those of the modes.
         sizes: How many consecutive coordinates each group has.
-        variances: Row squares of each group's factor, `(g, n)`.
-        factors: Gives the factors, `(g, N, N)`.
+        variances: Gives the row squares of each group's factor, `(g, N)`.
+        factors: Gives the factors, `(g, N, N)`, lower triangular.
         joint: N.
-        rows: Which of the N functions these are; all by default.
+        rows: Indices of these functions among the N.
+        paths: Gives F xi of a seed, `(m, f)`, at m of the N functions by their indices: equal in all calls.
     """
 
     std: Float64[Tensor, " f"]
     sizes: tuple[int, ...]
-    variances: Float64[Tensor, "g n"]
+    variances: Callable[[], Float64[Tensor, "g N"]]
     factors: Callable[[], Float64[Tensor, "g N N"]]
     joint: int
-    rows: Tensor | None = None
+    rows: Int64[Tensor, " n"]
+    paths: Callable[[int, Int64[Tensor, " m"]], Float64[Tensor, "m f"]]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """`(n, 1, f, k)`."""
-        return self.variances.shape[1], 1, len(self.std), len(self.std) * self.joint
+        return len(self.rows), 1, len(self.std), len(self.std) * self.joint
 
     @property
     def like(self) -> Tensor:
@@ -52,8 +55,36 @@ class BlockCoordinates(Root):
 
     @cached_property
     def _blocks(self) -> Float64[Tensor, "g n N"]:
+        return self.factors()[:, self.rows]
+
+    @cached_property
+    def _row_squares(self) -> Float64[Tensor, "g n"]:
+        return self.variances()[:, self.rows]
+
+    def latents(self, seeds: Seeds) -> Float64[Tensor, "m k"]:
+        """Xi of seeds, from F xi = path values at all N functions."""
+        everywhere = torch.arange(self.joint, device=self.device)
+        values = {seed: self.paths(seed, everywhere).split(self.sizes, dim=1) for seed in dict.fromkeys(seeds.seeds)}
         factors = self.factors()
-        return factors if self.rows is None else factors[:, self.rows]
+        diagonal = torch.where(factors.diagonal(dim1=1, dim2=2) > 0, 0.0, 1.0)  # a certain value has no randomness
+        factors = factors + torch.diag_embed(diagonal.to(factors))
+        solved = {
+            seed: torch.cat(
+                [torch.linalg.solve_triangular(one, part, upper=False) for one, part in zip(factors, parts, strict=True)], dim=1
+            ).mT.flatten()
+            for seed, parts in values.items()
+        }
+        return torch.stack([solved[seed] for seed in seeds.seeds])
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """Path values at these functions, equal in all calls of a predictor: `(s, n, 1, f)`, or `(n, 1, f)`."""
+        if not each:
+            return (torch.stack([self.paths(seed, self.rows) for seed in seeds.seeds]) * self.std)[:, :, None]
+        values = torch.zeros(len(self.rows), len(self.std), dtype=self.dtype, device=self.device)
+        for seed, rows in seeds.rows().items():
+            index = torch.tensor(rows, device=self.device)
+            values = values.index_copy(0, index, self.paths(seed, self.rows[index]))
+        return (values * self.std)[:, None]
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n 1 f"]:
         """Map s latent vectors."""
@@ -81,13 +112,13 @@ class BlockCoordinates(Root):
 
     def row_squares(self) -> Float64[Tensor, "n 1 f"]:
         """Variances of the coordinates."""
-        return (self.variances[self._groups] * self.std.square()[:, None]).mT[:, None]
+        return (self._row_squares[self._groups] * self.std.square()[:, None]).mT[:, None]
 
     def field_variances(self, modes: Float64[Tensor, "f c p"]) -> Float64[Tensor, "n c p"]:
         """Variances of the fields that have these coordinates, which are independent of each other."""
         parts = (modes * self.std[:, None, None]).square().split(self.sizes)
         by_group = torch.stack([part.sum(0) for part in parts])
-        return torch.einsum("gn,gcp->ncp", self.variances, by_group)
+        return torch.einsum("gn,gcp->ncp", self._row_squares, by_group)
 
     def dense_fields(self, modes: Float64[Tensor, "f c p"]) -> Float64[Tensor, "n c p k"]:
         """Form the root of the fields that have these coordinates, without forming that of the coordinates."""
@@ -105,9 +136,7 @@ class BlockCoordinates(Root):
 
     def select(self, index: slice | Tensor) -> BlockCoordinates:
         """Select functions; the latent stays that of all."""
-        everyone = torch.arange(self.joint, device=self.device) if self.rows is None else self.rows
-        chosen = everyone[index.to(self.device) if isinstance(index, Tensor) else index]
-        return replace(self, variances=self.variances[:, index], rows=chosen)
+        return replace(self, rows=self.rows[index.to(self.device) if isinstance(index, Tensor) else index])
 
     def compose(self, transform: LowRankUpdate) -> UpdatedCoordinates:
         """Remember the map."""
@@ -115,7 +144,7 @@ class BlockCoordinates(Root):
 
     def std_of(self, index: int) -> Float64[Tensor, " f"]:
         """Standard deviations of one function's coordinates, which are independent of each other."""
-        return self.std * self.variances[self._groups, index].sqrt()
+        return self.std * self._row_squares[self._groups, index].sqrt()
 
     def marginal(self, index: int) -> DenseRoot:
         """The coordinates of one function, which are independent: f latent dimensions, and no factor."""
@@ -170,6 +199,10 @@ class UpdatedCoordinates(Root):
         if self.updates.is_per_function:
             return torch.cat([one.product(latents) for one in self._singles()], dim=1)
         return self.blocks.product(self.updates.product(latents))
+
+    def latents(self, seeds: Seeds) -> Float64[Tensor, "m k"]:
+        """The latent vectors before the observations."""
+        return self.blocks.latents(seeds)
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n 1 f"]:
         """Map one latent vector per function."""
@@ -308,6 +341,15 @@ class ComponentRoot(Root):
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
         return torch.einsum("nf,fcp->ncp", self.coordinates.product_each(latents)[:, 0], self.modes)
+
+    def latents(self, seeds: Seeds) -> Float64[Tensor, "m k"]:
+        """The latent vectors of the coordinates."""
+        return self.coordinates.latents(seeds)
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """The coordinates' draws times the modes."""
+        coordinates = self.coordinates.draw(seeds, each=each)[..., 0, :]
+        return torch.einsum("nf,fcp->ncp" if each else "snf,fcp->sncp", coordinates, self.modes)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_choice, check_finite, check_flag, check_integer, check_module, check_real
 from probneural.contexts import undisturbed
-from probneural.distributions import EmpiricalField, GaussianField, Latent, Predictor, PredictorTraits
-from probneural.distributions.base import draw_keys
-from probneural.distributions.latent import digest
-from probneural.distributions.predictor import FunctionDraw
+from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions.latent import digest, draw_keys
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field, check_field, evaluate
 from probneural.grids import Grid
@@ -46,6 +44,8 @@ _INDUCING = 4000
 """Inducing points by default where there are more pairs."""
 _BATCH_POINTS = 2**16
 """Grid points at which the operator is evaluated at once."""
+_KEPT_PATHS = 128
+"""Draws of functions that a predictor keeps for later calls, some megabytes each."""
 _FEATURES = 2048
 """Random features of a draw's prior part."""
 _SAME = 1e-12
@@ -301,6 +301,7 @@ class KernelPredictor(Predictor):
         self.report = dict(report)
         self.precision = precision
         tensors = [part for process in self.processes for part in process.fingerprint()]
+        self._drawn_paths: dict[tuple[int, ...], list[Path]] = {}
         self._name = f"kernel-{digest(inputs.modes, outputs.modes, *tensors)}"
 
     @property
@@ -311,17 +312,6 @@ class KernelPredictor(Predictor):
     @property
     def _identity(self) -> str:
         return self._name
-
-    def draw(self, seed: int, *, shared: bool = False) -> FunctionDraw:
-        """Return one function draw, the same at every input, grid and call: a prior draw, corrected by the data.
-
-        Its stationary part is a sum of 2048 cosines with frequencies of its own, so its mean and covariance over seeds are
-        exactly the posterior's; a single draw is Gaussian up to the number of cosines.
-
-        Reference:
-            Wilson et al. (2020), Efficiently sampling functions from Gaussian process posteriors, equation 13.
-        """
-        return FunctionDraw(KernelPaths(self, members=1, seed=seed), seed=seed, shared=shared)
 
     def sampled(self, members: int, *, seed: int) -> KernelPaths:
         """Return an ensemble of function draws, whose predictions are coherent across calls.
@@ -354,51 +344,56 @@ class KernelPredictor(Predictor):
             return offset.expand(len(inputs), *offset.shape)
         return evaluate(copy_for_call(self.operator), inputs, query).to(torch.float64) + offset
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        return self._predict_together([(inputs, query)])[0]
-
-    def _predict_together(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[GaussianField]:  # type: ignore[override]
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         points = []
         for inputs, _ in sets:
             check_some(inputs)
             points.append(self.coordinates(inputs))
             check_finite(points[-1], "coordinates of inputs", remedy="inputs may be far outside the training data")
         everywhere, rows = _distinct(torch.cat(points))
-        variances = torch.stack([process.variance(everywhere) for process in self.processes])
-        factors = cache(partial(_factors, self.processes, everywhere))
+        coordinates = BlockCoordinates(
+            std=torch.cat([process.amplitude for process in self.processes]),
+            sizes=tuple(len(process.amplitude) for process in self.processes),
+            variances=cache(partial(_variances, self.processes, everywhere)),
+            factors=cache(partial(_factors, self.processes, everywhere)),
+            joint=len(everywhere),
+            rows=torch.arange(len(everywhere), device=everywhere.device),
+            paths=partial(self._path_values, everywhere),
+        )
         name = f"{self._name}-{digest(everywhere)}"
         whose = rows.split([len(one) for one in points])
         return [
-            self._field(inputs, query, own, variances=variances, factors=factors, rows=which, name=name)
+            self._field(inputs, query, coordinates.select(which), points=own, name=name)
             for (inputs, query), own, which in zip(sets, points, whose, strict=True)
         ]
 
     def _field(
-        self,
-        inputs: Field,
-        query: Grid | None,
-        points: Tensor,
-        *,
-        variances: Tensor,
-        factors: Callable[[], Tensor],
-        rows: Tensor,
-        name: str,
+        self, inputs: Field, query: Grid | None, coordinates: BlockCoordinates, *, points: Float64[Tensor, "n r"], name: str
     ) -> GaussianField:
-        """What is predicted at some of the points that share a latent."""
+        """The field at some of the points that share a latent."""
         where = inputs.grid if query is None else query
         modes = self.outputs.modes_on(where)
         weights = torch.cat([process.mean(points) for process in self.processes], dim=1)
         mean = self.centre(inputs, query) + torch.einsum("nf,fcp->ncp", weights, modes).unflatten(-1, where.shape)
-        coordinates = BlockCoordinates(
-            std=torch.cat([process.amplitude for process in self.processes]),
-            sizes=tuple(len(process.amplitude) for process in self.processes),
-            variances=variances[:, rows],
-            factors=factors,
-            joint=variances.shape[1],
-            rows=rows,
-        )
         latent = Latent(id=name, rank=coordinates.shape[3], is_shared_across_calls=False, source=self._key)
         return GaussianField(mean.to(self.dtype), ComponentRoot(modes, coordinates), latent=latent, grid=where)
+
+    def _path_values(self, points: Float64[Tensor, "N r"], seed: int, rows: Int64[Tensor, " m"]) -> Float64[Tensor, "m f"]:
+        """Deviations from the mean of the draw of this seed at some of the points, in units of the coordinates' deviations."""
+        queries = points[rows]
+        deviations = [path(queries) - path.process.mean(queries) for path in self._paths_of(seed)]
+        amplitudes = torch.cat([process.amplitude for process in self.processes])
+        return torch.cat(deviations, dim=1) / torch.where(amplitudes > 0, amplitudes, torch.ones_like(amplitudes))
+
+    def _paths_of(self, seed: int) -> list[Path]:
+        """One function of each Gaussian process for a seed, kept for the draws that were used last."""
+        keys = (seed, *draw_keys(self._key))
+        if keys not in self._drawn_paths:
+            paths = draw_paths(self.processes, generator=stream(seed, "kernel paths", *keys[1:]))
+            while len(self._drawn_paths) >= _KEPT_PATHS:
+                self._drawn_paths.pop(next(iter(tuple(self._drawn_paths))), None)
+            self._drawn_paths[keys] = paths
+        return self._drawn_paths[keys]
 
 
 def _distinct(points: Float64[Tensor, "n r"]) -> tuple[Float64[Tensor, "m r"], Int64[Tensor, " n"]]:
@@ -430,8 +425,18 @@ def _distinct(points: Float64[Tensor, "n r"]) -> tuple[Float64[Tensor, "m r"], I
     return points[kept], torch.searchsorted(kept, earliest)
 
 
+def _variances(processes: Sequence[Process | InducingProcess], points: Tensor) -> Tensor:
+    return torch.stack([process.variance(points) for process in processes])
+
+
 def _factors(processes: Sequence[Process | InducingProcess], points: Tensor) -> Tensor:
     return torch.stack([process.joint_factor(points) for process in processes])
+
+
+def draw_paths(processes: Sequence[Process | InducingProcess], *, generator: torch.Generator) -> list[Path]:
+    """Draw one function of each Gaussian process, given its data; the functions outlive inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        return [Path.drawn(process, generator=generator, features=_FEATURES) for process in processes]
 
 
 class KernelPaths(Predictor):
@@ -454,15 +459,14 @@ class KernelPaths(Predictor):
 
     @cached_property
     def _paths(self) -> list[list[Path]]:
-        """One function per member and process, drawn when they are first needed."""
+        """One function per member and Gaussian process, drawn when they are first needed."""
         generator = stream(self.seed, "kernel paths", *draw_keys(self.predictor._key))
-        with torch.inference_mode(False):  # the paths outlive the call
-            return [
-                [Path.drawn(process, generator=generator, features=_FEATURES) for process in self.predictor.processes]
-                for _ in range(self.members)
-            ]
+        return [draw_paths(self.predictor.processes, generator=generator) for _ in range(self.members)]
 
-    def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)
         where = inputs.grid if query is None else query
         points, modes = self.predictor.coordinates(inputs), self.predictor.outputs.modes_on(where)

@@ -14,10 +14,9 @@ from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
-from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor, PredictorTraits
-from probneural.distributions.base import draw_keys
-from probneural.distributions.latent import digest
-from probneural.distributions.predictor import JointDraws, drawn_latent
+from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions.latent import digest, draw_keys
+from probneural.distributions.roots.base import FormedRoot
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, evaluate
@@ -360,7 +359,10 @@ class LaplacePredictor(Predictor):
             variance_estimation=self.variance_estimation,
         )
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
         mean = evaluate(copy_for_call(self.operator), inputs, query)
@@ -368,20 +370,4 @@ class LaplacePredictor(Predictor):
         if self.shift is not None:
             mean = mean + root.push_tangents(self.shift.to(mean)[None])[0].unflatten(-1, where.shape)
         small = root.is_exact and len(inputs) * self.out_channels * where.size * root.shape[3] <= _MATERIALISED
-        return GaussianField(mean, DenseRoot(root.dense()) if small else root, latent=self.latent, grid=where)
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        rank, like = self.weights.rank, self._vector
-        tangents = [self.weights.product(drawn_latent(rank, seed, self.latent.key).to(like.device)).to(like) for seed in seeds]
-        if self.shift is not None:
-            tangents = [moved + self.shift.to(like) for moved in tangents]
-
-        def evaluated(values: Tensor, grid: Grid) -> Tensor:
-            parts = []
-            for given, moved in zip(values, tangents, strict=True):
-                inputs = Field(given, grid)
-                change = self._root(inputs, None).push_tangents(moved)[0].unflatten(-1, grid.shape)
-                parts.append(evaluate(copy_for_call(self.operator), inputs) + change)
-            return torch.stack(parts)
-
-        return evaluated
+        return GaussianField(mean, FormedRoot(root) if small else root, latent=self.latent, grid=where)

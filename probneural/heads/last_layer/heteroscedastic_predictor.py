@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.contexts import undisturbed
-from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent, Predictor, PredictorTraits, Root
+from probneural.distributions import (
+    DenseRoot,
+    FeatureRoot,
+    FieldDistribution,
+    GaussianField,
+    Latent,
+    Predictor,
+    PredictorTraits,
+    Root,
+)
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import square_root
 from probneural.distributions.roots.modulated import DiagonalRoot
@@ -84,7 +92,10 @@ class HeteroscedasticPredictor(Predictor):
         """Columns r of the low-rank part."""
         return self.factor_weights.shape[2]
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         mean, rows = self._evaluated(inputs, query)
         where = inputs.grid if query is None else query
         discrepancy: Root = DiagonalRoot(square_root(self._variance(rows)).to(mean))
@@ -108,16 +119,6 @@ class HeteroscedasticPredictor(Predictor):
     def _variance(self, rows: Float[Tensor, "n p f"]) -> Float[Tensor, "n c p"]:
         """The diagonal, in physical units squared."""
         return self.unit.square()[:, None] * diagonal(rows.to(torch.float64), self.variance_weights)
-
-    def _draw(self, inputs: Field, query: Grid | None, seed: int) -> Float[Tensor, "n c *grid"]:
-        """The mean, and the low-rank part with one latent vector for all functions and grids."""
-        field = self(inputs, query)
-        with undisturbed():
-            left = field.discrepancy.left if isinstance(field.discrepancy, SideBySideRoot) else None  # type: ignore[attr-defined]
-            if left is None:
-                return field.mean
-            drawn = left.product(self._drawn_discrepancy(self.rank, seed).to(left.device))[0]
-            return field.mean + drawn.unflatten(-1, field.grid.shape).to(field.mean)
 
 
 def diagonal(rows: Float64[Tensor, "n p f"], weights: Float64[Tensor, "c f"]) -> Float64[Tensor, "n c p"]:

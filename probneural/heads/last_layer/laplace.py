@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_module
 from probneural.contexts import undisturbed
-from probneural.distributions import FeatureRoot, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
-from probneural.distributions.predictor import DrawsWithField, JointDraws, drawn_latent
 from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads.last_layer.readout import VERIFIED, Readout, deviated, draws_of_weights, find_readout
+from probneural.heads.last_layer.readout import VERIFIED, Readout, find_readout
 from probneural.heads.residuals import ResidualSums, check_some, given_noise, given_per_channel, given_precision
 from probneural.heads.training_data import TrainingData, recorded, training_data
 from probneural.heads.weight_posterior import weight_posterior
@@ -312,10 +311,10 @@ class LastLayerPredictor(Predictor):
             shift=moved,
         )._with_records(self.trained_on, record_of(data))
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
-        return self._with_features(inputs, query)[0]
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
 
-    def _with_features(self, inputs: Field, query: Grid | None) -> tuple[GaussianField, FeatureRoot]:
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
         step = max(1, _BATCH_ELEMENTS // (where.size * self.factor.shape[2]))
@@ -325,24 +324,4 @@ class LastLayerPredictor(Predictor):
         if self.shift is not None:
             moved = torch.einsum("npf,cf->ncp", features, self.shift.to(features))
             mean = mean + moved.unflatten(-1, where.shape)
-        root = FeatureRoot(features, self.factor)
-        return GaussianField(mean, root, latent=self.latent, grid=where), root
-
-    def _deviations(self, seeds: Sequence[int]) -> Float64[Tensor, "s c f"]:
-        """Draws of the weights less their means."""
-        factor = self.factor[0]
-        latents = torch.cat([drawn_latent(factor.shape[2], seed, self.latent.key) for seed in seeds]).to(factor)
-        return torch.einsum("cfk,sk->scf", factor, latents)
-
-    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        deviations = self._deviations(seeds)
-
-        def evaluated(values: Tensor, grid: Grid) -> tuple[Tensor, GaussianField]:
-            u, root = self._with_features(Field(values.flatten(0, 1), grid), None)
-            return deviated(u.mean, root.features, deviations), u
-
-        return evaluated
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        deviations = self._deviations(seeds)
-        return draws_of_weights(self.readout, deviations if self.shift is None else deviations + self.shift.to(deviations))
+        return GaussianField(mean, FeatureRoot(features, self.factor), latent=self.latent, grid=where)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
-from probneural.distributions.predictor import DrawsWithField, JointDraws, drawn_member, draws_of_members
+from probneural.distributions.empirical import LazyEmpiricalField, drawn_members
 from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.laplace import LastLayerPredictor
-from probneural.heads.last_layer.readout import Readout, draws_of_weights
+from probneural.heads.last_layer.readout import Readout
 from probneural.heads.residuals import check_some
 
 _LARGEST_R_HAT = 1.01
@@ -112,23 +112,38 @@ class SampledLastLayerPredictor(Predictor):
             in_channels=self.in_channels,
         )._with_records(self.trained_on)
 
-    def _predict(self, inputs: Field, query: Grid | None) -> EmpiricalField:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        step = max(1, _BATCH_ELEMENTS // (where.size * self.deviations.shape[2]))
+        return LazyEmpiricalField(
+            lambda: self._values(inputs, query, self.deviations),
+            draw=lambda seeds, each: self._draws(inputs, query, seeds, each=each),
+            size=(len(self.deviations), len(inputs)),
+            grid=where,
+            like=self.deviations,
+            source=self._key,
+        )
+
+    def _draws(self, inputs: Field, query: Grid | None, seeds: tuple[int, ...], *, each: bool) -> Float[Tensor, "..."]:
+        members = drawn_members(torch.ones(len(self.deviations)), seeds, name=self._key)
+        return self._values(inputs, query, self.deviations[members], each=each)
+
+    def _values(
+        self, inputs: Field, query: Grid | None, deviations: Float64[Tensor, "s c f"], *, each: bool = False
+    ) -> Float[Tensor, "..."]:
+        """The operator's values plus features times deviations of the weights, in parts of bounded memory."""
+        where = inputs.grid if query is None else query
+        step = max(1, _BATCH_ELEMENTS // (where.size * deviations.shape[2]))
         parts = []
         for start in range(0, len(inputs), step):
             values, features = self.readout.evaluate(inputs[start : start + step], query)
-            moved = torch.einsum("npf,scf->sncp", features, self.deviations.to(features))
-            parts.append(values + moved.unflatten(-1, where.shape))
-        return EmpiricalField(torch.cat(parts, dim=1), grid=where)
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        equal = torch.ones(len(self.deviations), dtype=torch.float64, device="cpu")
-        return draws_of_weights(self.readout, self.deviations[[drawn_member(equal, seed) for seed in seeds]])
-
-    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        return draws_of_members(self, len(self.deviations), seeds)
+            weights = (deviations[start : start + step] if each else deviations).to(features)
+            change = torch.einsum("npf,ncf->ncp" if each else "npf,scf->sncp", features, weights)
+            parts.append(values + change.unflatten(-1, where.shape))
+        return torch.cat(parts, dim=0 if each else 1)
 
 
 class VariationalLastLayerPredictor(Predictor):
@@ -167,11 +182,5 @@ class VariationalLastLayerPredictor(Predictor):
         """Covariance of all weights, channel-major, in physical units squared; float64."""
         return self.posterior.weight_covariance
 
-    def _predict(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        return self.posterior(inputs, query)
-
-    def _joint_draws(self, seeds: Sequence[int]) -> JointDraws:
-        return self.posterior._joint_draws(seeds)
-
-    def _draws_with_field(self, seeds: Sequence[int]) -> DrawsWithField:
-        return self.posterior._draws_with_field(seeds)
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return self.posterior._predict(sets)

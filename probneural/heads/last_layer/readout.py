@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_instance
-from probneural.distributions.predictor import JointDraws
 from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
@@ -150,41 +149,6 @@ def with_factor(
 
 VERIFIED = 6
 """Functions that a read-out is verified on: a factor that differs between functions has to show."""
-_DRAWN_ELEMENTS = 2**23
-"""Feature values evaluated at once (32 MiB in float32)."""
-
-
-def draws_of_weights(readout: Readout, deviations: Float64[Tensor, "s c f"]) -> JointDraws:
-    """Draws of the last layer side by side: the operator's values, and features times deviations of the weights from its own.
-
-    Args:
-        readout: The operator.
-        deviations: Of the weights of each draw, in physical units.
-    """
-
-    def evaluated(values: Tensor, grid: Grid) -> Tensor:
-        step = max(1, _DRAWN_ELEMENTS // (values.shape[1] * grid.size * deviations.shape[2]))
-        parts = []
-        for some, moved in zip(values.split(step), deviations.split(step), strict=True):
-            mean, features = readout.evaluate(Field(some.flatten(0, 1), grid))
-            parts.append(deviated(mean, features, moved))
-        return torch.cat(parts)
-
-    return evaluated
-
-
-def deviated(mean: Tensor, rows: Float[Tensor, "m p f"], deviations: Float64[Tensor, "s c f"]) -> Float[Tensor, "s n c *grid"]:
-    """Values of draws of the last layer, draw i at the i-th of s equal parts of the functions.
-
-    Args:
-        mean: What the operator gives, `(s n, c, *grid)`.
-        rows: Its features at all points, of all s n functions.
-        deviations: Of the weights of each draw from those that gave the mean, in physical units.
-    """
-    count = (len(deviations), -1)
-    change = torch.einsum("snpf,scf->sncp", rows.unflatten(0, count), deviations.to(rows))
-    values = mean.unflatten(0, count)
-    return values + change.reshape(values.shape)
 
 
 def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query: Grid | None = None) -> Readout:

@@ -216,7 +216,10 @@ class Held(Predictor):
         self.inputs, self.means, self.root = inputs.values, field.mean, field.root.dense()  # type: ignore[attr-defined]
         self.effective_observations = inner.effective_observations
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         index = [int((self.inputs == one).flatten(1).all(1).nonzero()[0]) for one in inputs.values]
         return GaussianField(self.means[index], DenseRoot(self.root[index]), latent="held", grid=inputs.grid)
 

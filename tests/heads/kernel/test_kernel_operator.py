@@ -450,11 +450,15 @@ def test_a_constant_output_channel_has_a_density() -> None:
 # Roots
 
 
+def no_paths(seed: int, rows: Tensor) -> Tensor:
+    raise AssertionError("not drawn")
+
+
 def root_case() -> tuple[ComponentRoot, Tensor]:
     factors = normal(2, 4, 4).tril()
     deviations = torch.tensor([2.0, 1.0, 0.5]).double()
     variances = factors.square().sum(2)
-    coordinates = BlockCoordinates(deviations, (1, 2), variances, lambda: factors, 4)
+    coordinates = BlockCoordinates(deviations, (1, 2), lambda: variances, lambda: factors, 4, torch.arange(4), no_paths)
     modes = normal(3, 2, 5, seed=1)
     dense = torch.zeros(4, 2, 5, 3, 4).double()
     for number, group in enumerate((0, 1, 1)):
@@ -508,7 +512,15 @@ def test_observed_roots_stay_small() -> None:
     functions, coordinates = 600, 40
     factor = 0.1 * normal(functions, functions).tril() + torch.eye(functions).double()
     deviations = torch.linspace(2.0, 0.0, coordinates).double()  # the last coordinate is known already
-    blocks = BlockCoordinates(deviations, (coordinates,), factor.square().sum(1)[None], lambda: factor[None], functions)
+    blocks = BlockCoordinates(
+        deviations,
+        (coordinates,),
+        lambda: factor.square().sum(1)[None],
+        lambda: factor[None],
+        functions,
+        torch.arange(functions),
+        no_paths,
+    )
     root = ComponentRoot(normal(coordinates, 1, 64, seed=1), blocks)
     rows = root.pull(torch.ones(functions, 1, 1, 64).double() / 64)
     seen = root.compose(LowRankUpdate(rows / rows.norm(dim=-1, keepdim=True), torch.zeros(functions, 1).double()))
