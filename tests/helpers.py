@@ -15,7 +15,7 @@ from torch import Tensor
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_order
-from tests.device import simulated
+from tests.bad_input.learning import simulated
 
 DTYPE = torch.float64
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from probneural.errors import ProbneuralError
-from tests.bad_input import accepted, data, learning, models, posteriors, signatures
+from tests.bad_input import accepted, data, learning, models, posteriors
+from tests.bad_input.signatures import signatures
 from tests.bad_input.world import Case, Good
 
 CASES = [*data.CASES, *models.CASES, *posteriors.CASES, *learning.CASES]

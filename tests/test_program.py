@@ -13,6 +13,7 @@ import torch
 
 import probneural as pn
 from probneural.arrays import grid_attributes
+from probneural.distributions.trajectory import Trajectory
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -101,7 +102,7 @@ def test_forecast_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     exec(compile(program, "the forecast", "exec"), space)
     assert (len(space["maps"]), len(space["pairs"])) == (3, 15)
     forecast, truth = space["forecast"], space["truth"]
-    assert isinstance(forecast, pn.distributions.Trajectory)
+    assert isinstance(forecast, Trajectory)
     assert isinstance(forecast.at(5), pn.distributions.FieldDistribution)
     assert forecast.at(5).mean.shape == truth.at(5).values.shape == (4, 1, 64)
     assert (forecast.steps, forecast.members, forecast.ensemble.draws) == (20, 5, "trajectory")

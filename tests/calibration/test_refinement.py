@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import (
-    BandField,
-    GroupBand,
     HorizonBand,
     LeadScale,
-    LeadScaling,
     Novelty,
     NoveltyScale,
     PointwiseBand,
@@ -28,6 +25,9 @@ from probneural.calibration import (
     VarianceScale,
     fraction_outside,
 )
+from probneural.calibration.band_fields import BandField
+from probneural.calibration.conditional_bands import GroupBand
+from probneural.calibration.lead_scale import LeadScaling
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import DataWarning
 from probneural.fields import Field

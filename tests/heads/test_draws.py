@@ -11,14 +11,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.calibration import NoveltyScale, ScaleMixture, VarianceScale
-from probneural.distributions import (
-    FieldDistribution,
-    GaussianField,
-    MixtureField,
-    MixturePredictor,
-    Predictor,
-    ScaleMixtureField,
-)
+from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor, ScaleMixtureField
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.fields import Field
 from probneural.functionals import sensors
 from probneural.pairs import FieldPairs
