@@ -65,4 +65,5 @@ def _components(
 ) -> Iterator[tuple[list[GaussianField], Float64[Tensor, "n c *grid"]]]:
     """What the predictors, all with some weight, predict, each as a Gaussian field, and the truth, some functions at a time."""
     for predicted in zip(*(distributions(one, pairs) for one in mixture.predictors), strict=True):
-        yield [gaussian_of(one) for one in mixture._components([u for u, *_ in predicted])], predicted[0][1]
+        components = (mixture.component(index, u) for index, (u, *_) in enumerate(predicted))
+        yield [gaussian_of(one) for one in components], predicted[0][1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
@@ -30,6 +31,7 @@ from probneural.errors import ArgumentError, ConstraintError, DataError, GridErr
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
+from probneural.grids import Grid
 from probneural.randomness import stream
 
 _LARGEST_EXPONENT = 700.0
@@ -206,23 +208,28 @@ class MixtureField(FieldDistribution):
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate the draw of one component for each seed; see the base class."""
         checked = checked_seeds(seeds, each=each, samples=len(self))
-        chosen, mean = choose(self.weights.detach().cpu(), self._uniform(checked), len(self)), self.mean
-        numbers = torch.arange(len(checked), device="cpu")
-        chosen = chosen[numbers, numbers] if each else chosen
-        drawn = mean.new_zeros(*chosen.shape, *mean.shape[1:])
-        for index, field in enumerate(self.components):
-            rows = (chosen == index) if each else (chosen == index).any(1)
-            if not bool(rows.any()):
-                continue
-            component = (field[rows] if each else field).draw(list(itertools.compress(checked, rows.tolist())), each=each)
-            values = drawn.new_zeros(drawn.shape).index_copy(0, torch.nonzero(rows)[:, 0].to(mean.device), component.to(drawn))
-            is_drawn = (chosen == index).reshape(*chosen.shape, *(1,) * (mean.ndim - 1)).to(mean.device)
-            drawn = torch.where(is_drawn, values, drawn)
-        return drawn
+        return self._draw_at(uniform_numbers(checked, self._draw_name), checked, each=each)
 
-    def _uniform(self, seeds: Sequence[int]) -> Float64[Tensor, " s"]:
-        """The uniform number of each seed that chooses the component."""
-        return uniform_numbers(seeds, ",".join(field.latent.key for field in self.components))
+    @property
+    def _draw_name(self) -> str:
+        """Name of the random stream that chooses components."""
+        return self.source or ",".join(field.latent.key for field in self.components)
+
+    def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
+        """Draws whose components follow from uniform numbers."""
+        numbers = torch.arange(len(seeds), device="cpu")
+        chosen = choose(self.weights.detach().cpu(), uniform, len(self))
+        chosen = chosen[numbers, numbers] if each else chosen
+        drawn = self.mean.new_zeros(*chosen.shape, *self.mean.shape[1:])
+        for index in chosen.unique().tolist():
+            is_chosen = chosen == index
+            rows = torch.nonzero(is_chosen if each else is_chosen.any(1)).flatten()
+            field = self.components[index][rows] if each else self.components[index]
+            part = field.draw([seeds[row] for row in rows.tolist()], each=each).to(drawn)
+            values = drawn.new_zeros(drawn.shape).index_copy(0, rows.to(part.device), part)
+            is_chosen = is_chosen.reshape(*chosen.shape, *(1,) * (drawn.ndim - chosen.ndim)).to(part.device)
+            drawn = torch.where(is_chosen, values, drawn)
+        return drawn
 
     def cdf(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Float[Tensor, "..."] = 0.0
@@ -364,6 +371,63 @@ class MixtureField(FieldDistribution):
         index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
         return MixtureField([field.marginal(index) for field in self.components], weights)._rows_of(self, index)
+
+
+class LazyMixtureField(MixtureField):
+    """A mixture whose components are evaluated when they are first read; a draw evaluates its own component alone.
+
+    Args:
+        component: Evaluates component k of all samples, or of the samples in `rows`.
+        weights: `(m,)`, dimensionless, with the sum 1.
+        samples: Number of samples n.
+        grid: Where the components are evaluated.
+        source: Name of the predictor.
+    """
+
+    def __init__(
+        self,
+        component: Callable[[int, Tensor | None], GaussianField | MixtureField],
+        weights: Float64[Tensor, " m"],
+        *,
+        samples: int,
+        grid: Grid,
+        source: str,
+    ) -> None:
+        self._evaluate, self._samples, self._mass = component, samples, weights
+        self.grid, self.source = grid, source
+
+    @cached_property
+    def _mixture(self) -> MixtureField:
+        return MixtureField([self._evaluate(index, None) for index in range(len(self._mass))], self._mass)
+
+    @property
+    def components(self) -> tuple[GaussianField, ...]:
+        """The Gaussian fields, those of mixtures among the components included."""
+        return self._mixture.components
+
+    @property
+    def weights(self) -> Float64[Tensor, " k"]:  # type: ignore[override]
+        """Weights of the Gaussian fields, `(k,)`, dimensionless."""
+        return self._mixture.weights
+
+    def __len__(self) -> int:
+        """Number of samples n."""
+        return self._samples
+
+    def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
+        chosen = choose(self._mass, uniform, 1)[:, 0]
+        draws: dict[int, Tensor] = {}
+        for index in chosen.unique().tolist():
+            rows = torch.nonzero(chosen == index).flatten()
+            component = self._evaluate(index, rows if each else None)
+            chosen_seeds = [seeds[row] for row in rows.tolist()]
+            if isinstance(component, MixtureField):  # the number is uniform in the interval of the component, too
+                nested = ((uniform[rows] - self._mass[:index].sum()) / self._mass[index]).clamp(0.0, 1.0)
+                values = component._draw_at(nested, chosen_seeds, each=each)
+            else:
+                values = component.draw(chosen_seeds, each=each)
+            draws |= dict(zip(rows.tolist(), values, strict=True))
+        return torch.stack([draws[row] for row in range(len(seeds))]) if draws else self.mean[:0]
 
 
 def checked_weights(weights: Tensor | None, count: int, functions: int | None = None) -> Float64[Tensor, "m *n"]:

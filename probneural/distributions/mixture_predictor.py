@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float64, Int64
@@ -14,7 +15,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
-from probneural.distributions.mixture import MixtureField, checked_weights
+from probneural.distributions.mixture import LazyMixtureField, MixtureField, checked_weights
 from probneural.distributions.predictor import Predictor
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
@@ -87,16 +88,35 @@ class MixturePredictor(Predictor):
         return MixturePredictor(predictors, self.weights, calibrated_on=self.calibrated_on)
 
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        predictors = [self.predictors[index] for index in self._active]
-        each = [one._predict([(inputs.to(one.dtype), query) for inputs, query in sets]) for one in predictors]
-        return [MixtureField(self._components(fields), self.weights[self._active]) for fields in zip(*each, strict=True)]
+        together = cache(lambda number: self._components(number, sets))
 
-    def _components(self, predicted: Sequence[FieldDistribution]) -> list[GaussianField | MixtureField]:
-        """What the predictors with any weight predicted, one component each, with the noise that they have beyond the least."""
+        def component(which: int, number: int, rows: Tensor | None) -> GaussianField | MixtureField:
+            if rows is None:
+                return together(number)[which]
+            inputs, query = sets[which]
+            return self._components(number, [(inputs[rows.to(inputs.values.device)], query)])[0]
+
         return [
-            _component(u, self._excess[index], owner=self.predictors[index])
-            for index, u in zip(self._active, predicted, strict=True)
+            LazyMixtureField(
+                partial(component, which),
+                self.weights[self._active],
+                samples=len(inputs),
+                grid=inputs.grid if query is None else query,
+                source=self._key,
+            )
+            for which, (inputs, query) in enumerate(sets)
         ]
+
+    def _components(self, number: int, sets: Sequence[tuple[Field, Grid | None]]) -> list[GaussianField | MixtureField]:
+        """The fields of one of the predictors with any weight, as components."""
+        index = self._active[number]
+        predictor = self.predictors[index]
+        fields = predictor._predict([(inputs.to(predictor.dtype), query) for inputs, query in sets])
+        return [self.component(index, u) for u in fields]
+
+    def component(self, index: int, u: FieldDistribution) -> GaussianField | MixtureField:
+        """The field of one of the predictors as a component, with the noise that it has beyond the least."""
+        return _component(u, self._excess[index], owner=self.predictors[index])
 
     def _description(self) -> str:
         """The predictors and their weights."""

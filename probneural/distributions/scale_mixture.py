@@ -17,8 +17,7 @@ from probneural.distributions.base import (
     sample_size,
 )
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.latent import checked_seeds
-from probneural.distributions.mixture import MixtureField, checked_weights, choose, uniform_numbers
+from probneural.distributions.mixture import MixtureField, checked_weights, choose
 from probneural.distributions.roots.base import root_sum_of_squares, square_units
 from probneural.errors import ArgumentError
 from probneural.fields import row_number, select_rows
@@ -130,16 +129,15 @@ class ScaleMixtureField(MixtureField):
         scale = self.scales[chosen].reshape(count, len(self), *(1,) * (field.mean.ndim - 1)).to(deviation)
         return (field.mean + scale * deviation).reshape(*sample_shape, *field.mean.shape)
 
-    def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
-        """Evaluate the field's draws, their deviations from the mean at the scale of each seed; see the base class."""
-        checked = checked_seeds(seeds, each=each, samples=len(self))
-        mean, chosen = self.field.mean, choose(self.weights.detach().cpu(), self._uniform(checked), len(self))
-        scales = (self.scales[chosen].diagonal() if each else self.scales[chosen]).to(mean)
-        deviation = self.field.draw(checked, each=each) - mean
-        return mean + scales.reshape(*scales.shape, *(1,) * (mean.ndim - 1)) * deviation
+    @property
+    def _draw_name(self) -> str:
+        return self.source or self.field.latent.key
 
-    def _uniform(self, seeds: Sequence[int]) -> Float64[Tensor, " s"]:
-        return uniform_numbers(seeds, self.field.latent.key)
+    def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
+        mean, chosen = self.field.mean, choose(self.weights.detach().cpu(), uniform, len(self))
+        scales = (self.scales[chosen].diagonal() if each else self.scales[chosen]).to(mean)
+        deviation = self.field.draw(seeds, each=each) - mean
+        return mean + scales.reshape(*scales.shape, *(1,) * (mean.ndim - 1)) * deviation
 
     def _component_means(self) -> list[Float[Tensor, "n c *grid"]]:
         return [self.field.mean] * len(self.scales)

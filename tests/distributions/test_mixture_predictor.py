@@ -13,7 +13,7 @@ import torch
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
-from probneural.distributions.mixture import choose
+from probneural.distributions.mixture import choose, uniform_numbers
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import CalibrationError, DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field
@@ -68,7 +68,7 @@ def test_effective_observations_are_the_weighted_mean_of_the_predictors() -> Non
 def test_mixtures_of_mixtures_draw_all_their_components() -> None:
     halves = torch.tensor([0.5, 0.5], dtype=torch.float64)
     outer = MixturePredictor([MixturePredictor(PAIR, halves), MixturePredictor(PAIR[::-1], halves)], halves)
-    counts = Counter(choose(outer(INPUTS).weights, outer(INPUTS)._uniform(range(400)), 1).flatten().tolist())
+    counts = Counter(choose(outer(INPUTS).weights, uniform_numbers(range(400), outer._key), 1).flatten().tolist())
     assert len(counts) == 4
     assert max(abs(count - 100) for count in counts.values()) < 4 * (400 * 0.25 * 0.75) ** 0.5
 
@@ -125,7 +125,7 @@ def test_ensembles_take_part_with_their_moments() -> None:
 
 
 def test_draws_are_draws_of_one_predictor_on_every_grid() -> None:
-    owners = choose(FITTED.weights, FITTED(INPUTS)._uniform(range(400)), 1).flatten()
+    owners = choose(FITTED.weights, uniform_numbers(range(400), FITTED._key), 1).flatten()
     assert abs(float(owners.double().mean()) - 0.75) <= 5 * math.sqrt(0.25 * 0.75 / 400)
     for seed in range(4):
         field = FITTED(INPUTS).components[int(owners[seed])]

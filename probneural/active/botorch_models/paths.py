@@ -143,7 +143,7 @@ class OperatorDraws(Undisturbed, DeterministicModel):
                 torch.ones(posterior.members),
                 self.sample_shape.numel(),
                 replacement=True,
-                generator=draw_stream(self.seed),
+                generator=draw_stream(self.seed, self.model.predictor._key),
             )
             self._base = drawn.reshape(self.sample_shape)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -310,6 +310,15 @@ class FeatureRoot(Root):
         """Map one latent vector per input."""
         weights = (self.factor @ latents.to(self.factor)[:, None, :, None])[..., 0]
         return torch.einsum("npf,ncf->ncp", self.features, weights.to(self.features))
+
+    def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
+        """Features times the drawn weights, which are formed once for each distinct seed."""
+        if not each or self.factor.shape[0] > 1:
+            return super().draw(seeds, each=each)
+        numbers = {seed: number for number, seed in enumerate(seeds.rows())}
+        latents = replace(seeds, seeds=tuple(numbers)).latents(self.shape[3]).to(self.factor)
+        weights = torch.einsum("cfk,sk->scf", self.factor[0], latents).to(self.features)
+        return torch.einsum("npf,ncf->ncp", self.features, weights[[numbers[seed] for seed in seeds.seeds]])
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
