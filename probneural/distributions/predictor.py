@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_device, check_finite, check_flag, check_instance
+from probneural.checks import check_device, check_finite, check_flag, check_instance, check_sequence
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.latent import Latent, common_random_numbers, digest
-from probneural.errors import GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import identity_of
@@ -327,10 +327,15 @@ class Predictor(Undisturbed, ABC):
 
         Raises:
             DataError: If the inputs are not a `Field` or not finite.
+            ArgumentError: If a seed is not a non-negative integer, or there is none.
             ShapeError: If the number of channels is not the operator's, or that of the seeds does not fit.
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
             UnsupportedError: If the predictor returns no field distribution.
         """
+        check_flag(each, "each")
+        seeds = [check_seed(seed) for seed in check_sequence(seeds, "seeds", remedy="give non-negative integers")]
+        if not seeds and not each:
+            raise ArgumentError(expected="at least one seed", got="none", remedy="give seeds=[0]")
         checked = self._checked(inputs, query)
         size = max(self.in_channels * checked.grid.size, self.out_channels * (query or checked.grid).size)
         step = max(1, _DRAWN_VALUES // max(1, size * (1 if each else len(seeds))))

@@ -184,6 +184,7 @@ GOOD: dict[str, Callable[[], Any]] = {
     "function": world.probe,
     "functionals": lambda: [world.probe()],
     "seed": lambda: 0,
+    "seeds": lambda: [0, 1],
     "truth": world.truth,
     "u": world.gaussian,
     "prediction": world.truth,
