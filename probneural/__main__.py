@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from probneural.extras import missing
+from probneural.checks import missing
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Typed errors: what was expected, what came, what to do.
+"""Typed errors with the expected value, the actual one and a remedy, and warnings in the name of the user's line.
 
 Every error that this package raises on purpose derives from [`ProbneuralError`][probneural.errors.ProbneuralError], and
 each also derives from the built-in exception a caller would have guessed (`ValueError` for most), so that both
@@ -7,6 +7,8 @@ each also derives from the built-in exception a caller would have guessed (`Valu
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import Any
 
 
@@ -14,9 +16,9 @@ class ProbneuralError(Exception):
     """Base class of the package's errors.
 
     Args:
-        expected: What the call needs.
-        got: What it was given.
-        remedy: What the caller can do about it.
+        expected: The expected value.
+        got: The actual value.
+        remedy: The caller's remedy.
 
     Examples:
         >>> print(ShapeError(expected="values of shape (n, c, 64)", got="(64,)", remedy="add the two leading axes"))
@@ -55,7 +57,7 @@ class KeywordError(ArgumentError, TypeError):
 
 
 class MissingAttributeError(ProbneuralError, AttributeError):
-    """A class has no attribute of this name; the message names the one that does what other libraries call so."""
+    """A class has no attribute of this name; the message names its counterpart in this library."""
 
 
 class ShapeError(ProbneuralError, ValueError):
@@ -63,7 +65,7 @@ class ShapeError(ProbneuralError, ValueError):
 
 
 class GridError(ProbneuralError, ValueError):
-    """Two objects live on different grids, or a grid cannot carry what was asked of it."""
+    """Two objects live on different grids, or a grid does not support an operation."""
 
 
 class ResolutionError(GridError):
@@ -103,11 +105,11 @@ class FileError(ProbneuralError, OSError):
 
 
 class ConfigurationError(ProbneuralError, ValueError):
-    """A configuration file says something that it cannot; the message names the line."""
+    """A configuration file has an invalid entry; the message names the line."""
 
 
 class UnsupportedError(ProbneuralError, NotImplementedError):
-    """The combination asked for is mathematically or technically out of reach, and the message says why."""
+    """The combination asked for is mathematically or technically out of reach; the message gives the reason."""
 
 
 class SolverError(ProbneuralError, RuntimeError):
@@ -122,9 +124,9 @@ class ForecastError(ProbneuralError, RuntimeError):
     """Members of a roll-out have left the finite numbers; earlier leads stand.
 
     Args:
-        expected: What the call needs.
-        got: What it was given.
-        remedy: What the caller can do about it.
+        expected: The expected value.
+        got: The actual value.
+        remedy: The caller's remedy.
         lead: The first lead that is not finite.
         members: Which members.
     """
@@ -136,8 +138,14 @@ class ForecastError(ProbneuralError, RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the trip between worker processes."""
-        kept = {"expected": self.expected, "got": self.got, "remedy": self.remedy, "lead": self.lead, "members": self.members}
-        return _rebuild_from, (type(self), kept)
+        arguments = {
+            "expected": self.expected,
+            "got": self.got,
+            "remedy": self.remedy,
+            "lead": self.lead,
+            "members": self.members,
+        }
+        return _rebuild_from, (type(self), arguments)
 
 
 class SimulationError(ProbneuralError, RuntimeError):
@@ -145,8 +153,29 @@ class SimulationError(ProbneuralError, RuntimeError):
 
 
 class ConvergenceWarning(UserWarning):
-    """What was fitted may not be what it should be: an optimiser or a sampler has not converged."""
+    """A fit may be inaccurate: an optimiser or a sampler has not converged."""
 
 
 class DataWarning(UserWarning):
-    """Data may not be what is said of them: they are used as said."""
+    """Data may contradict their description, which is used nevertheless."""
+
+
+_BETWEEN = frozenset({"probneural", "contextlib", "functools", "jaxtyping", "torch"})
+"""Packages whose lines are no user's: this one, and those of the decorators around its functions."""
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Give a warning in the name of the innermost line that is not this package's, however deep in it this is called.
+
+    Args:
+        text: The message.
+        category: Class of the warning.
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_back is not None and _package(frame.f_globals) in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _package(module: dict[str, Any]) -> str:
+    return str(module.get("__name__", "")).partition(".")[0]

@@ -13,7 +13,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.plausibility import warn_of_fill_values
+from probneural.arrays.reading import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.checks import (
     cast,
     check_device,
@@ -26,15 +28,13 @@ from probneural.checks import (
 )
 from probneural.contexts import Undisturbed
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
-from probneural.fill_values import warn_of_fill_values
 from probneural.grids import Grid, check_grid, resample
-from probneural.layouts import layouts_of
 
 if TYPE_CHECKING:
     import xarray
 
 MISSING = "drop or repair those samples; where NaN means missing, Field(values, grid.masked(values.isfinite().all(1)))"
-"""What to do about values that are NaN."""
+"""Remedy for values that are NaN."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -273,7 +273,7 @@ class Field(Undisturbed):
         return self.grid.mean(self.values.flatten(2).square())
 
     def resample(self, grid: Grid) -> Field:
-        """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
+        """Evaluate the interpolant on another grid: see `probneural.grids.resample`."""
         return replace(self, values=resample(self.values, self.grid, grid), grid=grid)
 
     def without_own_masks(self) -> Field:
@@ -325,12 +325,12 @@ def _looked_at(field: Field) -> Field:
 
 def _filled(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c *grid"]:
     """Values whose masked points hold the mean of the sample's observed values of that channel."""
-    known = grid.fill(values)
+    zero_filled = grid.fill(values)
     counts = grid.observed.flatten(-len(grid.shape)).sum(-1).to(values.device, torch.float64)
-    means = known.flatten(2).sum(-1, dtype=torch.float64) / (counts[:, None] if grid.is_batch else counts)
+    means = zero_filled.flatten(2).sum(-1, dtype=torch.float64) / (counts[:, None] if grid.is_batch else counts)
     observed = grid.observed.to(values.device)
     observed = observed[:, None] if grid.is_batch else observed
-    return torch.where(observed, known, means.to(values)[(..., *(None,) * len(grid.shape))])
+    return torch.where(observed, zero_filled, means.to(values)[(..., *(None,) * len(grid.shape))])
 
 
 def check_parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
@@ -441,7 +441,7 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
             values = operator(inputs.values.clone())
             if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
                 values = resample(values, inputs.grid.unmasked, where.unmasked)
-    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # what modules raise at shapes they cannot take
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # errors of modules for unsupported shapes
         if _says_enough(error):
             raise
         raise OperatorError(
@@ -464,7 +464,7 @@ def _says_enough(error: Exception) -> bool:
     """Whether an exception is no fault of the grid: one of ours, a want of memory, or an operation that does not exist."""
     if isinstance(error, (ProbneuralError, torch.OutOfMemoryError, NotImplementedError, RecursionError)):
         return True
-    return "allocate memory" in str(error)  # what PyTorch's CPU allocator says, in a plain RuntimeError
+    return "allocate memory" in str(error)  # message of PyTorch's CPU allocator, a plain RuntimeError
 
 
 def takes_grid(operator: nn.Module) -> bool:

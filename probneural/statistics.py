@@ -21,9 +21,9 @@ _CHUNK_NUMBERS = 2**21
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Statistics:
-    """Count, mean and spread of functions, per channel: what sums over them hold, so that parts can be merged.
+    """Count, mean and spread of samples, per channel, as sums that can be merged.
 
-    Means are over functions and, by quadrature, over the domain. Each function counts alike, whatever its grid and volume. Sums
+    Means are over samples and, by quadrature, over the domain. Samples have equal weights on any grid and volume. Sums
     are kept in units of a power of two per channel, so squares neither overflow nor vanish, and about the mean, so a channel
     that does not vary has no spread.
 
@@ -79,27 +79,27 @@ class Statistics:
         """Those of all functions of some parts, one part or more."""
         return reduce(cls.merge, parts)
 
-    def merge(self, other: Statistics) -> Statistics:
+    def merge(self, added: Statistics) -> Statistics:
         """Those of the functions of both.
 
         Raises:
             DataError: If the numbers of channels differ.
         """
-        if len(self.means) != len(other.means):
+        if len(self.means) != len(added.means):
             raise DataError(
                 expected=f"functions of {len(self.means)} channels",
-                got=f"{len(other.means)}",
+                got=f"{len(added.means)}",
                 remedy="data sets side by side have the same channels",
             )
-        if not (self.count and other.count):
-            return self if self.count else other
-        units = torch.maximum(self.units, other.units)
+        if not (self.count and added.count):
+            return self if self.count else added
+        units = torch.maximum(self.units, added.units)
         safe = torch.where(units == 0, 1.0, units)
-        first, second, count = self.units / safe, other.units / safe, self.count + other.count
-        difference = other.means * second - self.means * first
-        means = self.means * first + difference * (other.count / count)
-        between = difference.square() * (self.count * other.count / count)
-        squares = self.squares * first.square() + other.squares * second.square() + between
+        first, second, count = self.units / safe, added.units / safe, self.count + added.count
+        difference = added.means * second - self.means * first
+        means = self.means * first + difference * (added.count / count)
+        between = difference.square() * (self.count * added.count / count)
+        squares = self.squares * first.square() + added.squares * second.square() + between
         return Statistics(count=count, units=units, means=means, squares=squares)
 
     def select(self, channels: Sequence[int]) -> Statistics:
@@ -154,20 +154,17 @@ def statistics(source: FieldSource, *, over_processes: bool = False) -> Statisti
     """
     size = max(1, _CHUNK_NUMBERS // (source.channels * source.grid.size))
     starts = range(0, len(source), size)
-    own = own_rows(len(starts)) if over_processes else range(len(starts))
+    indices = own_rows(len(starts)) if over_processes else range(len(starts))
     equally_many = -(-len(starts) // world_size()) if over_processes else len(starts)
     rows = torch.zeros(equally_many, 3 * source.channels + 1, dtype=torch.float64, device="cpu")
-    for row, number in zip(rows, own, strict=False):  # kept in one place: small tensors between large ones break up memory
+    for row, number in zip(rows, indices, strict=False):  # kept in one place: small tensors between large ones break up memory
         row.copy_(_packed(Statistics.of(source[starts[number] : min(starts[number] + size, len(source))])))
     parts = gathered(rows) if over_processes and equally_many else [rows]
     return Statistics.merged([Statistics.empty(source.channels), *(_unpacked(row) for part in parts for row in part)])
 
 
 def units(
-    source: FieldSource | Sequence[FieldSource],
-    *,
-    alike: Sequence[Sequence[int]] | None = None,
-    over_processes: bool = False,
+    source: FieldSource | Sequence[FieldSource], *, alike: Sequence[Sequence[int]] | None = None, over_processes: bool = False
 ) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
     """Mean and standard deviation of the values per channel, by quadrature, detached, in physical units.
 

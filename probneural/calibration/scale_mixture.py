@@ -20,12 +20,11 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.mixture import checked_weights, choose
 from probneural.distributions.predictor import DrawsWithField, JointDraws, Predictor
 from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
-from probneural.errors import CalibrationError, DataWarning
+from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
-from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream, stream_seed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from probneural.arrays import Mask
+from probneural.arrays.reading import Mask
 from probneural.data.fields import StoredFields
 from probneural.errors import ArgumentError, ShapeError
 
@@ -12,7 +12,7 @@ LAND = "land"
 """The mask of points that are NaN in all samples."""
 
 
-def with_mask(side: StoredFields, mask: Mask | str, *, other: StoredFields | None = None) -> StoredFields:
+def with_mask(side: StoredFields, mask: Mask | str, *, partner: StoredFields | None = None) -> StoredFields:
     """Samples with a mask.
 
     Args:
@@ -20,7 +20,7 @@ def with_mask(side: StoredFields, mask: Mask | str, *, other: StoredFields | Non
         mask: True where NaN means missing, sample by sample; "land" where the points that are NaN in the first sample are
             missing in all; or truth values `(*grid,)` in the order of the array's axes, True at points that are missing in all
             samples. None for none.
-        other: The other side of pairs, whose array gives that order where this one has no axis of space.
+        partner: The other side of pairs, whose array gives that order if this side has no axis of space.
 
     Raises:
         ShapeError: If an array has another shape or holds no truth values.
@@ -36,8 +36,8 @@ def with_mask(side: StoredFields, mask: Mask | str, *, other: StoredFields | Non
                 expected='mask=True, mask="land" or an array of truth values', got=repr(mask), remedy='write mask="land"'
             )
         return side.with_grid(side.with_missing()[0].grid.observed[0])
-    labels = [part.variable.labels for part in (*side.parts, *(other.parts if other else ()))]
-    turn = next((one.turned for one in labels if one.turned is not None), None)
+    labels = [part.variable.labels for part in (*side.parts, *(partner.parts if partner else ()))]
+    turn = next((label.turned for label in labels if label.turned is not None), None)
     turned = mask if turn is None else turn(mask)
     try:
         missing = torch.as_tensor(turned)

@@ -70,7 +70,7 @@ def open_xarray(path: Path, engine: str, group: str | None = None) -> Any:
     """Open a file without reading its variables; missing values, scales and offsets are decoded, times are not.
 
     Raises:
-        UnsupportedError: If xarray or what it needs for the format is not installed.
+        UnsupportedError: If xarray or its library for the format is not installed.
         FileError: If the file cannot be read.
     """
     xarray = require("xarray", "NetCDF files and zarr stores")
@@ -133,11 +133,11 @@ def _with_outer_coordinates(opened: Any, file: NamedFile) -> Any:
     for depth in range(len(parts) - 1, -1, -1) if file.group else ():
         with open_xarray(file.path, file.engine, "/".join(parts[:depth]) or None) as outer:
             coordinates = {
-                name: (one.dims, one.to_numpy(), one.attrs)
-                for name, one in outer.coords.items()
+                name: (coordinate.dims, coordinate.to_numpy(), coordinate.attrs)
+                for name, coordinate in outer.coords.items()
                 if name not in opened.variables
-                and one.dims
-                and all(opened.sizes.get(dim) == outer.sizes[dim] for dim in one.dims)
+                and coordinate.dims
+                and all(opened.sizes.get(dim) == outer.sizes[dim] for dim in coordinate.dims)
             }
             opened = opened.assign_coords(coordinates)
     return opened
@@ -153,7 +153,7 @@ def groups_of(path: Path, engine: str) -> list[str]:
     h5py = require("h5py", "NetCDF files")
     with h5py.File(path, "r") as file:
         if not any(file.get(name, getclass=True) is h5py.Group for name in file):
-            return []  # xarray reads all variables to tell
+            return []  # else xarray reads all variables
     opened = require("xarray", "NetCDF files and zarr stores").open_datatree(
         path, engine=engine, decode_times=False, phony_dims="sort"
     )
@@ -177,12 +177,12 @@ def _source(file: NamedFile, variable: Any) -> Source:
         name=str(variable.name),
         reader=reader,
         dims=dims,
-        coordinates={dim: one.to_numpy() for dim, one in coordinates.items()},
+        coordinates={dim: coordinate.to_numpy() for dim, coordinate in coordinates.items()},
         attributes=dict(variable.attrs),
-        axis_attributes={dim: dict(one.attrs) for dim, one in coordinates.items()},
+        axis_attributes={dim: dict(coordinate.attrs) for dim, coordinate in coordinates.items()},
         labels={
-            str(name): (str(one.dims[0]), one.to_numpy())
-            for name, one in variable.coords.items()
-            if one.ndim == 1 and str(name) not in coordinates
+            str(name): (str(coordinate.dims[0]), coordinate.to_numpy())
+            for name, coordinate in variable.coords.items()
+            if coordinate.ndim == 1 and str(name) not in coordinates
         },
     )

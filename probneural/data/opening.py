@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from probneural.arrays import Mask
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.reading import Mask
 from probneural.checks import check_integer, check_path, check_sequence, check_text, real_tensor
 from probneural.data.arranged import arranged
 from probneural.data.contents import AxisNames, Contents, Request
@@ -32,7 +33,6 @@ from probneural.data.the_well import the_well_contents
 from probneural.data.trajectories import Trajectories
 from probneural.errors import ArgumentError, FileError
 from probneural.grids import Grid, check_grid
-from probneural.layouts import layouts_of
 
 Paths = str | Path | Sequence[str | Path]
 """One file, several, or a pattern such as "runs/*.nc"."""
@@ -59,14 +59,14 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     """Open files without reading their values: a data set of pairs, or trajectories if a variable has an axis of time.
 
     The format follows from the contents. The role of each axis follows from `axes`, from names and attributes in the file,
-    or from the other arguments. It is never guessed from the number of axes: a role that nothing states is asked for.
+    or from the other arguments. It is never guessed from the number of axes: an unknown role is an error.
 
-    * NetCDF, zarr and HDF5 with names of dimensions: names such as `sample`, `time`, `channel`, `x`, `lat` say the role, CF
+    * NetCDF, zarr and HDF5 with names of dimensions: names such as `sample`, `time`, `channel`, `x`, `lat` give the role, CF
       attributes of coordinates too, and `sample`, `time`, `channel` name the dimension. Coordinates give the grid; axes whose
       coordinates descend are turned round. Missing values, scales and offsets are decoded.
-    * The Well: attributes say everything, boundary conditions included. Without `inputs` and `outputs`, all fields that vary
+    * The Well: attributes give all roles and boundary conditions. Without `inputs` and `outputs`, all fields that vary
       in time are both, and constant ones are inputs.
-    * PDEBench: keys say the equation's variables, axes and coordinates; `periodic` has to be stated. Without `inputs` and
+    * PDEBench: keys name the equation's variables, axes and coordinates; `periodic` has to be stated. Without `inputs` and
       `outputs`, as in The Well; of Darcy files, `nu` to `tensor`.
     * Arrays without names (.npy, .npz, other HDF5 and zarr, MATLAB, PyTorch tensors, CSV): `axes`, or samples, then times if
       `time` is given, channels if there is one more axis, then the axes of `grid` or of a sequence `periodic`.
@@ -80,10 +80,10 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         axes: Roles of the axes in the file's order, separated by spaces: n samples, t times, c channels, - an axis of
             length 1, any other name an axis of space. `"n x y c"`, or `"n c -> n x y"` where outputs differ. Variables
             without an axis of space are parameters: constant channels.
-        grid: Where the inputs live, and the outputs unless `out_grid` says otherwise.
+        grid: Where the inputs live, and the outputs unless `out_grid` is given.
         out_grid: Where the outputs live.
-        periodic: Whether each axis of space is periodic, where the file does not say so.
-        lengths: Extent of each axis of space; by default coordinates tell, and 1 without them.
+        periodic: Whether each axis of space is periodic, where the file does not state it.
+        lengths: Extent of each axis of space; by default from coordinates, and 1 without them.
         sample: Name of the dimension of samples or trajectories.
         time: Name of the dimension or array of times; or the times, one per step.
         channel: Name of the dimension of channels.
@@ -98,7 +98,7 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
 
     Raises:
         FileError: If there is no such file, or it is of another format.
-        DataError: If variables are missing, are no real numbers, or the layout is another one than keys or attributes say.
+        DataError: If variables are missing, are no real numbers, or the layout contradicts keys or attributes.
         ShapeError: If shapes do not fit together.
         GridError: If coordinates are missing or not equispaced.
         ArgumentError: If `periodic` is missing, or an argument is of another kind.
@@ -121,7 +121,7 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     with guarded(path):
         data = _contents(path, request, outputs_path).data(dtype)
     if isinstance(data, StoredPairs):
-        masked = replace(data, inputs=with_mask(data.inputs, mask, other=data.outputs), outputs=with_mask(data.outputs, mask))
+        masked = replace(data, inputs=with_mask(data.inputs, mask, partner=data.outputs), outputs=with_mask(data.outputs, mask))
         return masked.looked_at()
     data = replace(data, grid=with_mask(data.at(0), mask).grid)
     StoredPairs(data.at(0), data.at(-1)).looked_at(may_be_equal=True)
@@ -153,7 +153,7 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
         axes: Roles of their axes, in the file's order.
         grid: Where they live.
         parameter_grid: Where inputs without an axis of space are constant.
-        periodic: Whether each axis of space is periodic, where the file does not say so.
+        periodic: Whether each axis of space is periodic, where the file does not state it.
         lengths: Extent of each axis of space.
         sample: Name of the dimension of samples or trajectories.
         time: Name of the dimension or array of times; or the times, one per step.
@@ -198,9 +198,9 @@ def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: 
             check_grid(options[name], name)
     for side in ("inputs", "outputs"):
         options[side] = _names(options[side], side)
-    for name, given in (("sample", sample), ("channel", channel), ("group", options["group"])):
-        if given is not None:
-            check_text(given, name)
+    for name, value in (("sample", sample), ("channel", channel), ("group", options["group"])):
+        if value is not None:
+            check_text(value, name)
     if time is not None and not isinstance(time, str):
         times = real_tensor(time, "time", error=ArgumentError)
         if times.ndim != 1 or not bool(times.isfinite().all()):
@@ -221,12 +221,12 @@ def _names(names: Sequence[str] | None, side: str) -> tuple[str, ...] | None:
 
 
 def _refuse(request: Request, why: str, *names: str) -> None:
-    """Raise an ArgumentError if arguments are given that mean nothing there."""
+    """Raise an ArgumentError for arguments without effect."""
     stated = {**vars(request), **vars(request.axes)}
-    given = [name for name in names if stated[name] is not None]
-    if given:
+    surplus = [name for name in names if stated[name] is not None]
+    if surplus:
         raise ArgumentError(
-            expected=f"no {', '.join(given)}= beside {why}", got="both", remedy="leave it out: it means nothing there"
+            expected=f"no {', '.join(surplus)}= beside {why}", got="both", remedy="leave it out: it means nothing there"
         )
 
 
@@ -257,7 +257,7 @@ def paths_of(path: object) -> list[Path]:
     if isinstance(path, list | tuple):
         if not path:
             raise ArgumentError(expected="one path or more", got="an empty list", remedy="name the files")
-        return [file for one in path for file in paths_of(one)]
+        return [file for entry in path for file in paths_of(entry)]
     where = check_path(path, "path")
     if os.path.exists(where) or not glob.has_magic(str(where)):
         return [where]

@@ -1,4 +1,4 @@
-"""Files of PDEBench: HDF5, where keys say which equation it is, and so what each axis is."""
+"""Files of PDEBench: HDF5, whose keys determine the equation and the roles of axes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.coordinates import grid_of_coordinates
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file
 from probneural.data.readers import ArrayReader, require
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
+from probneural.grids.coordinates import grid_of_coordinates
 
 _COORDINATES = ("x-coordinate", "y-coordinate", "z-coordinate")
 _FLOW = ("density", "pressure", "Vx", "Vy", "Vz")
@@ -44,8 +44,8 @@ def pdebench_contents(file: Any, request: Request) -> Contents:
     the files of one dimension do, whose last entry belongs to no state.
 
     Raises:
-        DataError: If shapes are others than keys and coordinates say.
-        ArgumentError: If `periodic` is missing: the files do not tell boundary conditions.
+        DataError: If shapes contradict keys and coordinates.
+        ArgumentError: If `periodic` is missing: the files lack boundary conditions.
         GridError: If coordinates are not equispaced.
 
     Reference:
@@ -77,10 +77,7 @@ def _of_incompressible_flow(file: Any, request: Request) -> Contents:
     if request.grid is None and request.periodic is None:
         raise _without_periodic(file)
     grid = request.grid or Grid.uniform(
-        shape[2:-1],
-        lengths=request.lengths or 1.0,
-        periodic=request.rounds(dimension),
-        endpoint=(False,) * dimension,
+        shape[2:-1], lengths=request.lengths or 1.0, periodic=request.rounds(dimension), endpoint=(False,) * dimension
     )
     variables = {}
     for key in _INCOMPRESSIBLE:
@@ -188,10 +185,10 @@ def _variable(
         layout.check(reader.shape, key)
         return variable_of(reader, layout, grid, key)
     space = list(grid.shape)
-    rest = list(reader.shape[len(leading) :])
+    remaining = list(reader.shape[len(leading) :])
     for axis in channel_axes:
-        space.insert(axis, rest[axis] if axis < len(rest) else 0)
-    if rest != space:
+        space.insert(axis, remaining[axis] if axis < len(remaining) else 0)
+    if remaining != space:
         words = ["n", "times"][: len(leading)]
         axes = ["c" if axis in channel_axes else str(length) for axis, length in enumerate(space)]
         coordinates, reader_axes = iter("xyz"), len(reader.shape)
@@ -209,15 +206,15 @@ def _times(file: Any, times: NDArray[Any] | None, variables: dict[str, Variable]
     steps = next((count for variable in variables.values() if (count := variable.count(TIME)) is not None), None)
     if steps is None:  # the user states other roles of the axes
         return None
-    given = times if request.axes.time is None else request.axes.time
-    found = None if given is None else np.asarray(given).shape[-1]
-    if given is None or found not in (steps, steps + 1):
+    stated_times = times if request.axes.time is None else request.axes.time
+    count = None if stated_times is None else np.asarray(stated_times).shape[-1]
+    if stated_times is None or count not in (steps, steps + 1):
         raise DataError(
             expected=f"{steps} times, or one more, in {file.filename}",
-            got=f"{found}; the file has {described_file(file)}",
+            got=f"{count}; the file has {described_file(file)}",
             remedy="give them: time=[0.0, 0.1, ...]",
         )
-    return np.asarray(given)[..., :steps]
+    return np.asarray(stated_times)[..., :steps]
 
 
 def _without_periodic(file: Any) -> ArgumentError:

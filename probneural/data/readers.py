@@ -1,4 +1,4 @@
-"""Arrays that are read in boxes: what all are, files of NumPy, and whatever can be sliced."""
+"""Arrays that are read in boxes: their protocol, files of NumPy, and arrays that can be sliced."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_regular, described
+from probneural.checks import check_regular, described, optional
 from probneural.data.gate import check_unpacked
 from probneural.errors import DataError, FileError, UnsupportedError
-from probneural.extras import optional
 
 _LARGEST_BOX = 2**25
-"""Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
+"""Largest bytes of a chunk outside the requested box (32 MiB); of a larger chunk, runs of neighbours are read."""
 
 _ZIP_HEADER, _ZIP_NAME_LENGTH = 30, 26
 """Bytes of an entry's own header in a zip archive, and where the lengths of its name and its extra field begin."""
@@ -45,7 +44,7 @@ class ArrayReader(Protocol):
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Lengths of what is read at once at least, per axis; 1 where single entries can be read."""
+        """Least lengths of a box that is read at once, per axis; 1 where single entries can be read."""
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box: slices of the first axes, all of the others."""
@@ -77,7 +76,7 @@ class SlicedReader:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """What the array says, else single entries."""
+        """Chunks of the array, else single entries."""
         chunks = getattr(self.array, "chunks", None) or ()
         is_regular = len(chunks) == len(self.shape) and all(isinstance(length, int) for length in chunks)
         return tuple(chunks) if is_regular else (1,) * len(self.shape)
@@ -131,7 +130,7 @@ class RawReader:
         return (1,) * len(self.shape)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Read a box, in runs of what lies side by side in the file."""
+        """Read a box, in runs of neighbours in the file."""
         starts, lengths = [part.start for part in box], [part.stop - part.start for part in box]
         tail = self.shape[len(box) :]
         values = np.empty((*lengths, *tail), self.dtype)
@@ -332,12 +331,12 @@ def require(module: str, what: str) -> Any:
 
 
 def _read_at(file: FileIO, view: memoryview, offset: int) -> int:
-    """Fill a view with what a file holds from an offset on, as far as one call goes; threads do not disturb each other."""
+    """Fill a view from an offset of a file, as far as one call reads; safe for threads."""
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [view], offset)
-    with FileIO(file.name) as own:
-        own.seek(offset)
-        return own.readinto(view) or 0
+    with FileIO(file.name) as stream:
+        stream.seek(offset)
+        return stream.readinto(view) or 0
 
 
 def npy_layout(path: Path) -> tuple[RawReader, bool]:
@@ -361,25 +360,25 @@ def npz_layouts(path: Path) -> dict[str, tuple[ArrayReader, bool]]:
     Raises:
         FileError: If it is none.
     """
-    found: dict[str, tuple[ArrayReader, bool]] = {}
+    arrays: dict[str, tuple[ArrayReader, bool]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 if not entry.filename.endswith(".npy"):
                     raise ValueError(f"a zip archive that holds {entry.filename}")
                 name = entry.filename.removesuffix(".npy")
-                if name in found:
+                if name in arrays:
                     raise ValueError(f"two entries {entry.filename}")
                 check_unpacked(entry.file_size, entry.compress_size, f"the array {name} in {path}")
                 with archive.open(entry) as member:
-                    found[name] = _archived(path, entry, member)
+                    arrays[name] = _archived(path, entry, member)
     except FileError:
         raise
     except Exception as error:  # headers are parsed as Python, and compressed streams raise errors of their own
         raise FileError(
             expected=f"an archive of arrays in {path}", got=str(error), remedy="write it with np.savez(path, a=..., u=...)"
         ) from error
-    return found
+    return arrays
 
 
 def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> tuple[ArrayReader, bool]:
@@ -429,7 +428,7 @@ def location_of(reader: ArrayReader) -> str | None:
     """Files, their times of modification, and name of an array, without reading it; None for an array in memory."""
     inner = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", [])
     if inner:  # another order of axes, or several files
-        locations = [location_of(one) for one in inner]
+        locations = [location_of(reader) for reader in inner]
         return None if None in locations else repr(locations)
     source: Any = getattr(reader, "array", reader)
     path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
@@ -454,7 +453,7 @@ def gather(reader: ArrayReader, places: NDArray[np.int64], *, chunks: Sequence[i
     Args:
         reader: The array.
         places: Indices along the first k axes, `(m, k)`, not negative.
-        chunks: Lengths per axis of what is read at once; by default what the reader says.
+        chunks: Lengths per axis of what is read at once; by default those of the reader.
 
     Returns:
         `(m, *rest)`, where the rest are the lengths of the other axes.

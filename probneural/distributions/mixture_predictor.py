@@ -20,7 +20,7 @@ from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.provenance import joined_record
+from probneural.pairs.provenance import joined_record
 from probneural.randomness import stream
 
 _SAME_NOISE = 1e-6

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from probneural.checks import check_finite
-from probneural.contexts import undisturbed
+from probneural.contexts import AUTOGRAD_STATE, undisturbed
 from probneural.distributions import FunctionDraw, Predictor
 from probneural.errors import DataError, ProbneuralError, UnsupportedError
 from probneural.export.error_function import decompositions
 from probneural.export.modules import Evaluation, moments, unsupported
 from probneural.fields import Field, check_field, evaluate, power_of_two
 from probneural.grids import Grid, check_grid
-from probneural.threads import AUTOGRAD_STATE
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -67,10 +66,10 @@ class Program:
         """
         limit = torch.finfo(self.example.dtype).eps ** 0.5
         for count in (1, len(self.example)):
-            for name, found, wanted in zip(self.outputs, run(self.example[:count]), self.expected, strict=True):
-                right = wanted[:count]
-                size = wanted.abs().movedim(1, 0).flatten(1).amax(1).reshape(-1, *(1,) * (right.ndim - 2))
-                error = (found.to(right) - right).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
+            for name, output, expected in zip(self.outputs, run(self.example[:count]), self.expected, strict=True):
+                target = expected[:count]
+                size = expected.abs().movedim(1, 0).flatten(1).amax(1).reshape(-1, *(1,) * (target.ndim - 2))
+                error = (output.to(target) - target).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
                 if not bool((error <= limit).all()):
                     raise UnsupportedError(
                         expected=f"a file that gives PyTorch's {name} to {limit:.0e} of its largest value",
@@ -207,8 +206,8 @@ def _discharge(program: ExportedProgram) -> None:
     """
     questions = [node for node in program.graph.nodes if node.target is torch.ops.aten._assert_scalar.default]
     for count in _NUMBERS:
-        known = _known_sizes(program.graph, count)
-        if not all(known.get(node.args[0], False) for node in questions):
+        sizes = _known_sizes(program.graph, count)
+        if not all(sizes.get(node.args[0], False) for node in questions):
             raise RuntimeError(f"{questions[0].args[1]} does not hold for every number of functions")
     for node in questions:
         program.graph.erase_node(node)
@@ -218,16 +217,16 @@ def _discharge(program: ExportedProgram) -> None:
 
 def _known_sizes(graph: fx.Graph, count: int) -> dict[Any, Any]:
     """Values of the nodes that nothing but the number of functions decides."""
-    known: dict[Any, Any] = {}
+    sizes: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.target is torch.ops.aten.sym_size.int:
             if node.args[0].op == "placeholder" and node.args[1] == 0:
-                known[node] = count
+                sizes[node] = count
         elif node.op != "call_function" or node.target is torch.ops.aten._assert_scalar.default:
             continue
-        elif node.all_input_nodes and all(one in known for one in node.all_input_nodes):
-            known[node] = node.target(*fx.node.map_arg(node.args, known.get), **fx.node.map_arg(node.kwargs, known.get))
-    return known
+        elif node.all_input_nodes and all(argument in sizes for argument in node.all_input_nodes):
+            sizes[node] = node.target(*fx.node.map_arg(node.args, sizes.get), **fx.node.map_arg(node.kwargs, sizes.get))
+    return sizes
 
 
 def _functional(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
@@ -252,27 +251,27 @@ def fold_constants(program: ExportedProgram) -> fx.GraphModule:
     Numbers beside tensors of double precision become tensors too: ONNX files would hold them in single precision.
     """
     module: fx.GraphModule = program.module(check_guards=False)
-    known: dict[fx.Node, Any] = {}
+    constants: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            known[node] = _attribute(module, node.target)
-        elif node.op == "call_function" and all(argument in known for argument in node.all_input_nodes):
-            arguments, settings = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = node.target(*arguments, **settings)
-    for node, value in known.items():
-        is_used = any(user not in known for user in node.users)
+            constants[node] = _attribute(module, node.target)
+        elif node.op == "call_function" and all(argument in constants for argument in node.all_input_nodes):
+            arguments, settings = fx.map_arg((node.args, node.kwargs), constants.__getitem__)
+            constants[node] = node.target(*arguments, **settings)
+    for node, value in constants.items():
+        is_used = any(user not in constants for user in node.users)
         if node.op == "call_function" and is_used and isinstance(value, Tensor):
             constant = _constant(module, value.detach().clone(memory_format=torch.contiguous_format), before=node)
-            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in known)
+            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in constants)
     for node in module.graph.nodes:
-        if node not in known and _is_double(node) and isinstance(node.target, torch._ops.OpOverload):
+        if node not in constants and _is_double(node) and isinstance(node.target, torch._ops.OpOverload):
             takes_tensor = [isinstance(argument.type, torch.TensorType) for argument in node.target._schema.arguments]
             for place, argument in enumerate(node.args):
                 if isinstance(argument, float) and takes_tensor[place]:
                     number = torch.tensor(argument, dtype=torch.float64, device=node.meta["val"].device)
                     node.update_arg(place, _constant(module, number, before=node))
     for node in reversed(module.graph.nodes):
-        if node in known and not node.users:
+        if node in constants and not node.users:
             module.graph.erase_node(node)
     module.recompile()
     module.delete_all_unused_submodules()

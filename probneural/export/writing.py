@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probneural.checks import check_integer, check_path
+from probneural.checks import check_integer, check_path, missing
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.export.programs import KEY, Program, quiet, traced
-from probneural.extras import missing
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.training import atomic

@@ -225,22 +225,22 @@ def _checked_path(path: Tensor | Sequence[Sequence[float]], grid: Grid) -> Tenso
 
 def _crossings(grid: Grid, start: Tensor, end: Tensor) -> Tensor:
     """Where a segment enters cells of the grid, as fractions of it from 0 to 1, ends included."""
-    found = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    fractions = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
     for axis, first, last in zip(grid.axes, start.tolist(), end.tolist(), strict=True):
         step = axis.length / (max(axis.size - 1, 1) if axis.endpoint else axis.size)
         low, high = ((value - axis.origin) / step for value in sorted((first, last)))
         planes = axis.origin + step * torch.arange(int(low) - 1, int(high) + 2, dtype=torch.float64)
         fraction = (planes - first) / (last - first) if first != last else planes.new_zeros(0)
-        found.append(fraction[(fraction > 0) & (fraction < 1)])
-    return torch.cat(found).unique()
+        fractions.append(fraction[(fraction > 0) & (fraction < 1)])
+    return torch.cat(fractions).unique()
 
 
 def _weighted_rows(grid: Grid, points: Tensor, weights: Tensor) -> Tensor:
     """The sum of weights times the interpolant's values at points, as weights of the grid's values, `(p,)`."""
     total = torch.zeros(grid.size, dtype=torch.float64)
     rows = max(1, _CHUNK_ELEMENTS // max(grid.size // grid.shape[-1], *grid.shape))
-    for some, mass in zip(points.split(rows), weights.split(rows), strict=True):
-        *others, last = (axis.matrix(some[:, number]) for number, axis in enumerate(grid.axes))
+    for block, mass in zip(points.split(rows), weights.split(rows), strict=True):
+        *others, last = (axis.matrix(block[:, number]) for number, axis in enumerate(grid.axes))
         product = mass[:, None]
         for factor in others:
             product = (product[:, :, None] * factor[:, None, :]).flatten(1)

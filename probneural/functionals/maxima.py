@@ -58,11 +58,7 @@ class Maximum(Undisturbed):
 
 @undisturbed()
 def maximum(
-    grid: Grid,
-    where: Indicator | ArrayLike | Tensor | None = None,
-    *,
-    lower: Corner | None = None,
-    upper: Corner | None = None,
+    grid: Grid, where: Indicator | ArrayLike | Tensor | None = None, *, lower: Corner | None = None, upper: Corner | None = None
 ) -> Maximum:
     """The largest value at the grid's points, or at those in a region; one number per channel, in the values' units.
 

@@ -13,7 +13,7 @@ from probneural.checks import check_integer, real_tensor
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.functionals.base import AlongAxis, Functional, MatrixFunctional
 from probneural.grids import Grid, check_grid, interpolation_matrix
-from probneural.interpolation import POLYNOMIAL_DEGREE
+from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE
 
 
 def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:

@@ -11,11 +11,11 @@ from jaxtyping import Float64
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import as_array, check_finite, described, real_tensor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, along_axis, check_grid
-from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
+from probneural.grids.axes import Axis
+from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
 
 Indicator = Callable[[Float64[Tensor, "q d"]], Tensor]
 """Maps points `(q, d)` to truth values `(q,)`, or to fractions from 0 to 1."""
@@ -225,11 +225,11 @@ def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, 
     if axis.latitudes is not None:
         points, weights = _within(axis, points), weights * _area_density(points)
     total = torch.zeros_like(nodes)
-    for some, mass in zip(points.split(_WINDOW), weights.split(_WINDOW), strict=True):
-        positions = (some[[0, -1]] - nodes[0]) / (axis.length / max(axis.size - axis.endpoint, 1))
+    for block, mass in zip(points.split(_WINDOW), weights.split(_WINDOW), strict=True):
+        positions = (block[[0, -1]] - nodes[0]) / (axis.length / max(axis.size - axis.endpoint, 1))
         first = min(max(int(positions[0]) - _MARGIN, 0), max(axis.size - _MARGIN, 0))
         window = slice(first, int(positions[1]) + 1 + _MARGIN)
-        total[window] += mass @ polynomial_matrix(nodes[window], some)
+        total[window] += mass @ polynomial_matrix(nodes[window], block)
     return total
 
 
@@ -237,11 +237,11 @@ def _asked(inside: Indicator, points: Tensor) -> Tensor:
     return _numbers(inside(points), (len(points),), "what the function returned", "it takes points (q, d) and returns (q,)")
 
 
-def _numbers(given: object, shape: tuple[int, ...], name: str, remedy: str) -> Tensor:
+def _numbers(values: object, shape: tuple[int, ...], name: str, remedy: str) -> Tensor:
     """Truth values or fractions as float64 on the CPU."""
-    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else as_array(given)
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else as_array(values)
     if array.dtype.kind not in "biuf":
-        raise DataError(expected=f"truth values as {name}", got=described(given), remedy=remedy)
+        raise DataError(expected=f"truth values as {name}", got=described(values), remedy=remedy)
     if array.shape != shape:
         raise ShapeError(expected=f"{name} of shape {shape}", got=str(array.shape), remedy=remedy)
     numbers = torch.from_numpy(array.astype(np.float64))

@@ -186,8 +186,8 @@ class DeepONet(Operator):
         trunk = self._trunk(position).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
         with unrounded(values.device):
             weighted = branch.to(self.readout.weight) * self.readout.weight
-            each = trunk.to(weighted).expand(-1, -1, self.out_channels, -1)
-            flat_values = torch.einsum("nck,npck->ncp", weighted, each)
+            trunk_values = trunk.to(weighted).expand(-1, -1, self.out_channels, -1)
+            flat_values = torch.einsum("nck,npck->ncp", weighted, trunk_values)
             return self.output_normalizer.inverse(flat_values + self.readout.bias[:, None])
 
     def _trunk(self, position: Float[Tensor, "p e"]) -> Float[Tensor, "p f"]:

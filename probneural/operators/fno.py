@@ -107,11 +107,11 @@ class FNO(Operator):
         self.lifting = None if lifting is None else check_integer(lifting, "lifting")
         self.dropout = check_real(dropout, "dropout", least=0.0, below=1.0)
         self.channel_mlp = None if channel_mlp is None else check_integer(channel_mlp, "channel_mlp", least=0)
-        seen = in_channels + position_channels(self.embeds_position, self.periodic)
+        lifted = in_channels + position_channels(self.embeds_position, self.periodic)
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
         with initial_weights(seed):
-            self.lift = PointwiseLinear(seen, self.lifting or width)
+            self.lift = PointwiseLinear(lifted, self.lifting or width)
             self.lift_output = PointwiseLinear(self.lifting, width) if self.lifting else None
             self.spectral = nn.ModuleList(
                 SpectralConv(width, width, modes=self.modes, periodic=self.periodic, continuation=self._ends(number))

@@ -125,8 +125,8 @@ class LinearRegression(Operator):
         outputs = (flat @ self.matrix + self.offset).unflatten(1, (self.out_channels, -1))
         weights = torch.einsum("ncp,crp->ncr", outputs, self.basis)
         parts = weights[..., None] * self.basis
-        rest = outputs - parts.sum(2)
-        features = torch.cat([parts, rest[:, :, None]], dim=2).flatten(1, 2).unflatten(-1, self.out_grid.shape)
+        remainder = outputs - parts.sum(2)
+        features = torch.cat([parts, remainder[:, :, None]], dim=2).flatten(1, 2).unflatten(-1, self.out_grid.shape)
         return self.readout(resample(features, self.out_grid, where if query is None else query))
 
     @property

@@ -156,8 +156,8 @@ class NeuralODEOperator(Operator):
         for number, state in enumerate(self._states(start, where, _checked_times(times))):
             rows = (numbers == number).nonzero()[:, 0]
             points = query.points[rows, 1:]
-            there = where if torch.equal(points, where.points) else Grid.scattered(points, torch.ones(len(rows)))
-            states.append(resample(state, where, there).flatten(2))
+            scattered = where if torch.equal(points, where.points) else Grid.scattered(points, torch.ones(len(rows)))
+            states.append(resample(state, where, scattered).flatten(2))
             order.append(rows)
         return self._read(torch.cat(states, dim=2)[..., torch.cat(order).argsort()])
 
@@ -179,9 +179,9 @@ class NeuralODEOperator(Operator):
             DataError: If the values are of another dtype than the operator, or times are not finite.
             GridError: If the grid does not fit, or a time is negative.
         """
-        wanted = _checked_times(real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu")))
+        requested = _checked_times(real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu")))
         where, start = self._start(values, grid, None)
-        sorted_times, numbers = wanted.unique(return_inverse=True)
+        sorted_times, numbers = requested.unique(return_inverse=True)
         outputs = [self._read(state) for state in self._states(start, where, sorted_times)]
         return torch.stack([outputs[number] for number in numbers.tolist()], dim=1)
 
@@ -256,12 +256,9 @@ def space_time(values: Float[Tensor, "n t c *grid"], *, times: Float[Tensor, " t
     weights = torch.ones(1, dtype=torch.float64, device="cpu")
     if len(moments) > 1:
         weights = 0.5 * (nn.functional.pad(gaps, (0, 1)) + nn.functional.pad(gaps, (1, 0)))
-    points = torch.cat(
-        [moments.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(moments), 1)],
-        dim=1,
-    )
-    there = Grid.scattered(points, (weights[:, None] * check_unmasked(grid, "several times").weights).flatten())
-    return Field(values.flatten(3).movedim(1, 2).flatten(2), there)
+    points = torch.cat([moments.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(moments), 1)], dim=1)
+    product_grid = Grid.scattered(points, (weights[:, None] * check_unmasked(grid, "several times").weights).flatten())
+    return Field(values.flatten(3).movedim(1, 2).flatten(2), product_grid)
 
 
 def _without_time(query: Grid) -> Grid:

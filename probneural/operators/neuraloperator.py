@@ -96,8 +96,8 @@ def from_neuraloperator(
     Reference:
         Kossaifi et al. (2024), A library for learning neural operators.
     """
-    state, given = _read(model, arguments)
-    plan = _Architecture(given)
+    state, stated = _read(model, arguments)
+    plan = _Architecture(stated)
     _check_state(state, plan)
     dtype = state["projection.fcs.1.weight"].dtype
     ends = per_axis(periodic, len(plan.modes), "periodic", check_flag)
@@ -193,9 +193,9 @@ class _Architecture:
         ArgumentError: If one is missing, unknown, or beyond what our operator represents.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        _check_arguments(given)
-        merged = {**_DEFAULTS, **given}
+    def __init__(self, stated: Mapping[str, Any]) -> None:
+        _check_arguments(stated)
+        merged = {**_DEFAULTS, **stated}
         ratios = {name: check_real(merged[name], name, least=0.0) for name in _RATIOS}
         modes = merged["n_modes"]
         modes = (modes,) if isinstance(modes, int) else check_sequence(modes, "n_modes", remedy="give e.g. n_modes=(16, 16)")
@@ -220,8 +220,8 @@ class _Architecture:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of their weights."""
         ones = (1,) * len(self.modes)
-        seen = self.in_channels + (0 if self.boundaries is None else len(self.modes))
-        layers = {"lifting.fcs.0": (seen, self.lifting or self.width)}
+        lifted = self.in_channels + (0 if self.boundaries is None else len(self.modes))
+        layers = {"lifting.fcs.0": (lifted, self.lifting or self.width)}
         if self.lifting:
             layers["lifting.fcs.1"] = (self.lifting, self.width)
         layers["projection.fcs.0"] = (self.width, self.projection)
@@ -259,9 +259,9 @@ def _read(model: object, arguments: Mapping[str, Any] | None) -> tuple[dict[str,
     state = dict(model.state_dict() if isinstance(model, nn.Module) else model)
     metadata = state.pop("_metadata", None)
     if arguments is not None:
-        given = dict(check_instance(arguments, Mapping, "arguments", remedy="give a dict by name", error=ArgumentError))
+        stated = dict(check_instance(arguments, Mapping, "arguments", remedy="give a dict by name", error=ArgumentError))
     elif isinstance(metadata, Mapping):
-        given = {name: value for name, value in metadata.items() if name not in ("args", "_version", "_name", "verbose")}
+        stated = {name: value for name, value in metadata.items() if name not in ("args", "_version", "_name", "verbose")}
         unnamed = metadata.get("args", ())
         if len(unnamed) > len(_POSITIONAL):
             raise ArgumentError(
@@ -269,22 +269,22 @@ def _read(model: object, arguments: Mapping[str, Any] | None) -> tuple[dict[str,
                 got=str(len(unnamed)),
                 remedy="give all of them by name in arguments=",
             )
-        given |= dict(zip(_POSITIONAL, unnamed, strict=False))
+        stated |= dict(zip(_POSITIONAL, unnamed, strict=False))
     else:
         raise ArgumentError(
             expected="the arguments that the model was built with",
             got="weights alone, without `_metadata`",
             remedy="give them: arguments={'n_modes': (16, 16), 'in_channels': 1, ...}",
         )
-    return state, given
+    return state, stated
 
 
-def _check_arguments(given: Mapping[str, Any]) -> None:
-    missing = [name for name in _REQUIRED if name not in given]
+def _check_arguments(stated: Mapping[str, Any]) -> None:
+    missing = [name for name in _REQUIRED if name not in stated]
     if missing:
         raise ArgumentError(expected=f"arguments {', '.join(_REQUIRED)}", got=f"no {missing[0]}", remedy="add it")
-    known = {*_POSITIONAL, *_WITHOUT_EFFECT, *_REFUSED, "conv_module"}
-    unknown = sorted(set(given) - known)
+    supported = {*_POSITIONAL, *_WITHOUT_EFFECT, *_REFUSED, "conv_module"}
+    unknown = sorted(set(stated) - supported)
     if unknown:
         raise ArgumentError(
             expected="arguments of neuraloperator's FNO (2.0)",
@@ -292,21 +292,21 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
             remedy="leave them out if they have no effect; other models of that library do not convert",
         )
     for name, (value, remedy) in _REFUSED.items():
-        if name in given and given[name] != value and not (name == "domain_padding" and _is_nothing(given[name])):
-            raise ArgumentError(expected=f"{name}={value!r}", got=repr(given[name]), remedy=remedy)
-    if getattr(given.get("non_linearity", nn.functional.gelu), "__name__", None) != "gelu":
-        raise ArgumentError(expected="non_linearity gelu", got=repr(given["non_linearity"]), remedy="ours has no other one")
-    if getattr(given.get("conv_module"), "__name__", "SpectralConv") != "SpectralConv":
+        if name in stated and stated[name] != value and not (name == "domain_padding" and _is_nothing(stated[name])):
+            raise ArgumentError(expected=f"{name}={value!r}", got=repr(stated[name]), remedy=remedy)
+    if getattr(stated.get("non_linearity", nn.functional.gelu), "__name__", None) != "gelu":
+        raise ArgumentError(expected="non_linearity gelu", got=repr(stated["non_linearity"]), remedy="ours has no other one")
+    if getattr(stated.get("conv_module"), "__name__", "SpectralConv") != "SpectralConv":
         raise ArgumentError(
-            expected="conv_module SpectralConv", got=repr(given["conv_module"]), remedy="other convolutions do not convert"
+            expected="conv_module SpectralConv", got=repr(stated["conv_module"]), remedy="other convolutions do not convert"
         )
-    _check_skip(given, "fno_skip", ("linear", "soft-gating", "identity"))
-    if given.get("use_channel_mlp", True):
-        _check_skip(given, "channel_mlp_skip", ("soft-gating", "identity"))
+    _check_skip(stated, "fno_skip", ("linear", "soft-gating", "identity"))
+    if stated.get("use_channel_mlp", True):
+        _check_skip(stated, "channel_mlp_skip", ("soft-gating", "identity"))
 
 
-def _check_skip(given: Mapping[str, Any], name: str, kinds: Sequence[str]) -> None:
-    kind = given.get(name, _DEFAULTS[name])
+def _check_skip(stated: Mapping[str, Any], name: str, kinds: Sequence[str]) -> None:
+    kind = stated.get(name, _DEFAULTS[name])
     if kind is not None and kind not in kinds:
         raise ArgumentError(
             expected=f"{name} among {', '.join(kinds)}, None",
@@ -364,33 +364,37 @@ def _check_state(state: Mapping[str, Any], plan: _Architecture) -> None:
 
 def _ours(state: Mapping[str, Tensor], plan: _Architecture) -> dict[str, Tensor]:
     """Our state dict without the normalisers."""
-    found: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
 
     def put(ours: str, theirs: str) -> None:
-        found[f"{ours}.weight"], found[f"{ours}.bias"] = state[f"{theirs}.weight"][..., 0], state[f"{theirs}.bias"]
+        converted[f"{ours}.weight"], converted[f"{ours}.bias"] = state[f"{theirs}.weight"][..., 0], state[f"{theirs}.bias"]
 
     put("lift", "lifting.fcs.0")
     if plan.boundaries is not None:  # theirs runs from low to high over a period, ours from -1 to 1
-        weight, bias = found["lift.weight"].double(), found["lift.bias"].double()
+        weight, bias = converted["lift.weight"].double(), converted["lift.bias"].double()
         low, high = torch.tensor(plan.boundaries, dtype=torch.float64, device=weight.device).unbind(1)
         position = weight[:, plan.in_channels :]
-        found["lift.bias"] = bias + position @ (low + high) / 2
-        found["lift.weight"] = torch.cat([weight[:, : plan.in_channels], position * (high - low) / 2], dim=1)
+        converted["lift.bias"] = bias + position @ (low + high) / 2
+        converted["lift.weight"] = torch.cat([weight[:, : plan.in_channels], position * (high - low) / 2], dim=1)
     if plan.lifting:
         put("lift_output", "lifting.fcs.1")
     put("projection", "projection.fcs.0")
     put("readout", "projection.fcs.1")
     like = state["projection.fcs.1.weight"]
     for number in range(plan.depth):
-        found[f"spectral.{number}.weight"] = _our_frequencies(state[f"fno_blocks.convs.{number}.weight.tensor"], plan.our_modes)
-        found[f"pointwise.{number}.bias"] = state[f"fno_blocks.convs.{number}.bias"].flatten()
-        found[f"pointwise.{number}.weight"] = _skip(state, f"fno_blocks.fno_skips.{number}", plan.fno_skip, plan.width, like)
+        converted[f"spectral.{number}.weight"] = _our_frequencies(
+            state[f"fno_blocks.convs.{number}.weight.tensor"], plan.our_modes
+        )
+        converted[f"pointwise.{number}.bias"] = state[f"fno_blocks.convs.{number}.bias"].flatten()
+        converted[f"pointwise.{number}.weight"] = _skip(
+            state, f"fno_blocks.fno_skips.{number}", plan.fno_skip, plan.width, like
+        )
         if plan.channel_mlp:
             put(f"mixers.{number}.first", f"fno_blocks.channel_mlp.{number}.fcs.0")
             put(f"mixers.{number}.second", f"fno_blocks.channel_mlp.{number}.fcs.1")
             skip = _skip(state, f"fno_blocks.channel_mlp_skips.{number}", plan.channel_mlp_skip, plan.width, like)
-            found[f"mixers.{number}.gate"] = skip.diagonal()
-    return found
+            converted[f"mixers.{number}.gate"] = skip.diagonal()
+    return converted
 
 
 def _units(name: str, units: tuple[Tensor, Tensor] | None, channels: int) -> dict[str, Tensor]:
@@ -431,10 +435,10 @@ def _our_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
 
 def _their_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
     """Map `(*ours, in, out, 2)` to `(in, out, *theirs)` for n = 2m - 1."""
-    found = torch.view_as_complex(weight.contiguous()).movedim((-2, -1), (0, 1))
+    result = torch.view_as_complex(weight.contiguous()).movedim((-2, -1), (0, 1))
     for axis, mode in enumerate(modes[:-1], start=2):
-        found = found.roll(mode - 1, dims=axis)
-    return found
+        result = result.roll(mode - 1, dims=axis)
+    return result
 
 
 def _physical_lift(operator: FNO) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_instance, check_integer, check_module, check_sequence
+from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, OperatorError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -20,7 +21,6 @@ from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.noise_field import NoiseField
 from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
 from probneural.randomness import check_seed
-from probneural.threads import copy_for_call
 
 _MOST_PAIRS = 1024
 """Pairs that units are taken from at most, where noise is among the channels."""
@@ -95,12 +95,12 @@ class NoiseConditionedOperator(Operator):
         self.samples = check_integer(samples, "samples", least=2)
         self.layers = () if layers is None else _named(operator, layers)
         self.channels = stated_channels(operator, "out_channels")
-        seen = stated_channels(operator, "in_channels")
-        self.in_channels = seen if self.layers else seen - self.noise.channels
+        stated = stated_channels(operator, "in_channels")
+        self.in_channels = stated if self.layers else stated - self.noise.channels
         if self.in_channels < 1:
             raise ArgumentError(
                 expected=f"an operator of more than {self.noise.channels} input channels, the last of which are noise",
-                got=str(seen),
+                got=str(stated),
                 remedy="build it with in_channels + noise.channels, or name layers=",
             )
         self.out_channels = self.samples * self.channels
@@ -130,8 +130,8 @@ class NoiseConditionedOperator(Operator):
         self._check(values)
         size = (len(values) * self.samples, self.noise_size)
         drawn = torch.randn(size, dtype=values.dtype, device=values.device)
-        found = self.conditioned(values.repeat_interleave(self.samples, 0), drawn, grid=grid, query=query)
-        return found.unflatten(0, (len(values), self.samples)).flatten(1, 2)
+        members = self.conditioned(values.repeat_interleave(self.samples, 0), drawn, grid=grid, query=query)
+        return members.unflatten(0, (len(values), self.samples)).flatten(1, 2)
 
     def conditioned(
         self,
@@ -162,13 +162,13 @@ class NoiseConditionedOperator(Operator):
             entered = torch.cat([values, field.expand(-1, -1, *values.shape[2:])], dim=1)
             return evaluate(self.operator, Field(entered, where), query)
         modulated, called = self._modulated(field)
-        found = evaluate(modulated, Field(values, where), query)
+        result = evaluate(modulated, Field(values, where), query)
         missing = [name for name in self.layers if name not in called]
         if missing:
             raise OperatorError(
                 expected=f"an operator that calls {missing[0]}", got="no call of it", remedy="name layers that are called"
             )
-        return found
+        return result
 
     def _default_grid(self, values: Tensor) -> Grid:
         """The grid of values that come without one: the one that the operator would take, else that of the noise."""
@@ -271,14 +271,14 @@ class NoiseConditionedOperator(Operator):
             if getattr(operator, name, None) is None:  # what was set on another library's module is not in its state
                 setattr(operator, name, channels)
         built = cls(operator, noise=noise, layers=layers or None, embedding=embedding, samples=samples, seed=0)
-        own = {} if built.modulation is None else built.modulation.state_dict()
-        given = {} if weights is None else dict(weights)
-        if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in given.items()}:
+        expected = {} if built.modulation is None else built.modulation.state_dict()
+        loaded = {} if weights is None else dict(weights)
+        if {name: value.shape for name, value in expected.items()} != {name: value.shape for name, value in loaded.items()}:
             raise ArgumentError(
-                expected="the weights of the network of the noise", got=f"{sorted(given)}", remedy="save the operator again"
+                expected="the weights of the network of the noise", got=f"{sorted(loaded)}", remedy="save the operator again"
             )
         if built.modulation is not None:
-            built.modulation.load_state_dict(given, assign=True)
+            built.modulation.load_state_dict(loaded, assign=True)
             built.modulation.requires_grad_(True)
         return built
 
@@ -322,18 +322,18 @@ def _width(module: nn.Module) -> tuple[int, int]:
 
 def _named(operator: nn.Module, layers: object) -> tuple[str, ...]:
     """Names of submodules, lists of them written out, or an ArgumentError."""
-    modules, found = dict(operator.named_modules()), list[str]()
+    modules, names = dict(operator.named_modules()), list[str]()
     for name in check_sequence(layers, "layers", remedy='give their names: layers=["spectral"]'):
         if not isinstance(name, str) or name not in modules or not name:
             shown = ", ".join(key for key in modules if key)
             raise ArgumentError(expected=f"layers among {shown}", got=repr(name), remedy="see named_modules()")
         module = modules[name]
         inner = [f"{name}.{key}" for key, _ in module.named_children()] if isinstance(module, nn.ModuleList) else [name]
-        found += inner
-    if not found:
+        names += inner
+    if not names:
         raise ArgumentError(
             expected="one layer or more", got=repr(layers), remedy="leave layers out for noise among the inputs"
         )
-    for name in found:
+    for name in names:
         _width(modules[name])
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import assign, check_flag, check_instance, check_integer
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid, per_axis
+from probneural.grids.axes import Axis
 from probneural.operators.checks import check_modes
 
 

@@ -89,12 +89,7 @@ class PODDeepONet(Operator):
         check_grid(out_grid, "out_grid")
         with initial_weights(seed):
             self.branch = SensorBranch(
-                in_channels,
-                sensors=sensors,
-                groups=out_channels,
-                basis=basis,
-                layers=layers,
-                branching=branching,
+                in_channels, sensors=sensors, groups=out_channels, basis=basis, layers=layers, branching=branching
             )
             if basis > out_grid.size:
                 raise ArgumentError(
@@ -174,9 +169,9 @@ class PODDeepONet(Operator):
         mean = units.mean(0)
         rows = (units - mean).movedim(0, 1)
         mean_weights = self.out_grid.mean_weights.to(rows)
-        left = torch.linalg.svd(rows * mean_weights.sqrt(), full_matrices=False)[0][..., : self.basis]
+        u = torch.linalg.svd(rows * mean_weights.sqrt(), full_matrices=False)[0][..., : self.basis]
         # Projections on the left vectors, unlike the right ones over sqrt(mean_weights), exist where a weight is zero.
-        modes = left.mT @ rows / len(outputs) ** 0.5
+        modes = u.mT @ rows / len(outputs) ** 0.5
         largest = modes.gather(-1, modes.abs().argmax(-1, keepdim=True))
         self.mean_function.copy_(mean)
         self.modes.copy_(modes * torch.where(largest < 0, -1.0, 1.0))  # a sign is arbitrary, so it is fixed

@@ -100,7 +100,8 @@ class RecurrentState:
     def detached(self) -> RecurrentState:
         """Return the state without its graph: gradients of later steps end here."""
         blocks = tuple(
-            BlockState(hidden=one.hidden.detach(), cell=one.cell.detach(), sums=one.sums.detach()) for one in self.blocks
+            BlockState(hidden=block.hidden.detach(), cell=block.cell.detach(), sums=block.sums.detach())
+            for block in self.blocks
         )
         return replace(self, blocks=blocks)
 
@@ -171,12 +172,12 @@ class RecurrentOperator(Operator):
         self.encoder: SpectralEncoder | None = None
         if encoder is not None:
             self.encoder = _checked_encoder(encoder, self.in_channels, is_bidirectional=self.is_bidirectional)
-        seen = self.in_channels if encoder is None else self._state_channels + encoder.parameters
-        self.input_normalizer = ChannelNormalizer(seen)
+        channels = self.in_channels if encoder is None else self._state_channels + encoder.parameters
+        self.input_normalizer = ChannelNormalizer(channels)
         self.output_normalizer = ChannelNormalizer(self.out_channels)
         with initial_weights(seed):
             width = layers.width
-            self.lift = PointwiseLinear(seen, width)
+            self.lift = PointwiseLinear(channels, width)
             number = 0 if encoder is None else encoder.depth
             options: dict[str, Any] = {} if encoder is None else {"modes": encoder.modes, "periodic": encoder.flags}
             self.spectral = nn.ModuleList(SpectralConv(width, width, **options) for _ in range(number))
@@ -205,10 +206,10 @@ class RecurrentOperator(Operator):
         if self.encoder is None:
             hidden = self._over_samples(values, None)[0]
         else:
-            states, given = values.split([self._state_channels * self.encoder.history, self.encoder.parameters], dim=1)
+            states, parameters = values.split([self._state_channels * self.encoder.history, self.encoder.parameters], dim=1)
             states = states.unflatten(1, (self.encoder.history, -1))
-            given = given[:, None].expand(-1, self.encoder.history, *given.shape[1:])
-            hidden = self._over_states(torch.cat([states, given], dim=2), None, where)[0][:, -1]
+            parameters = parameters[:, None].expand(-1, self.encoder.history, *parameters.shape[1:])
+            hidden = self._over_states(torch.cat([states, parameters], dim=2), None, where)[0][:, -1]
         return self._read(hidden if query is None else resample(hidden, where, query))
 
     def advance(
@@ -292,8 +293,8 @@ class RecurrentOperator(Operator):
         for spectral, pointwise in zip(self.spectral, self.pointwise, strict=True):
             hidden = nn.functional.gelu(spectral(hidden, endpoint=where.endpoint, pointwise=pointwise))
         rows = hidden.flatten(2).unflatten(0, values.shape[:2]).permute(0, 3, 1, 2)  # (n, points, t, width)
-        found, after = self._remember(rows.flatten(0, 1), state)
-        return found.unflatten(0, rows.shape[:2]).permute(0, 2, 3, 1).unflatten(-1, where.shape), after
+        outputs, after = self._remember(rows.flatten(0, 1), state)
+        return outputs.unflatten(0, rows.shape[:2]).permute(0, 2, 3, 1).unflatten(-1, where.shape), after
 
     def _remember(
         self, rows: Float[Tensor, "m t width"], state: RecurrentState | None
@@ -301,8 +302,8 @@ class RecurrentOperator(Operator):
         self._check_state(state, rows)
         steps, after = 0 if state is None else state.steps, []
         for number, block in enumerate(self.blocks):
-            rows, left = block(rows, state=None if state is None else state.blocks[number], steps=steps)
-            after.append(left)
+            rows, block_state = block(rows, state=None if state is None else state.blocks[number], steps=steps)
+            after.append(block_state)
         return rows, RecurrentState(steps + rows.shape[1], tuple(after))
 
     def _read(self, hidden: Float[Tensor, "n width *grid"]) -> Float[Tensor, "n c *grid"]:
@@ -314,11 +315,11 @@ class RecurrentOperator(Operator):
         if state is None:
             return
         check_instance(state, RecurrentState, "state", remedy="pass on what advance returned, or None to begin")
-        wanted = [(rows.shape[0], self.layers.width)] * self.layers.depth
-        if [tuple(one.hidden.shape) for one in state.blocks] != wanted:
+        expected = [(rows.shape[0], self.layers.width)] * self.layers.depth
+        if [tuple(block.hidden.shape) for block in state.blocks] != expected:
             raise ShapeError(
-                expected=f"a state of {self.layers.depth} blocks with {wanted[0]} numbers each",
-                got=str([tuple(one.hidden.shape) for one in state.blocks]),
+                expected=f"a state of {self.layers.depth} blocks with {expected[0]} numbers each",
+                got=str([tuple(block.hidden.shape) for block in state.blocks]),
                 remedy="pass on the state that this operator returned for the same functions on the same grid",
             )
         if state.blocks[0].hidden.dtype != rows.dtype:
@@ -344,14 +345,14 @@ class RecurrentOperator(Operator):
 
     def _states(self, encoder: SpectralEncoder) -> list[list[int]]:
         """Channels of each state of a history, and those of the parameters after them."""
-        each, number = self._state_channels, encoder.history * self._state_channels
+        channels, number = self._state_channels, encoder.history * self._state_channels
         parameters = range(number, self.in_channels)
-        return [[*range(first, first + each), *parameters] for first in range(0, number, each)]
+        return [[*range(first, first + channels), *parameters] for first in range(0, number, channels)]
 
 
 def _checked_encoder(encoder: object, in_channels: int, *, is_bidirectional: bool) -> SpectralEncoder:
     """Return an encoder that inputs of so many channels fit."""
-    found = check_instance(
+    checked = check_instance(
         encoder, SpectralEncoder, "encoder", remedy="give SpectralEncoder(modes=(16,), history=2)", error=ArgumentError
     )
     if is_bidirectional:
@@ -360,10 +361,10 @@ def _checked_encoder(encoder: object, in_channels: int, *, is_bidirectional: boo
             got="is_bidirectional=True with an encoder",
             remedy="leave one of the two out: of a history of fields only the last output is returned",
         )
-    if in_channels <= found.parameters or (in_channels - found.parameters) % found.history:
+    if in_channels <= checked.parameters or (in_channels - checked.parameters) % checked.history:
         raise ArgumentError(
-            expected=f"in_channels = {found.history} * c + {found.parameters}, as history and parameters of the encoder say",
+            expected=f"in_channels = {checked.history} * c + {checked.parameters}, from history and parameters of the encoder",
             got=str(in_channels),
             remedy="count the channels of all states of a history, and of the parameters once",
         )
-    return found
+    return checked

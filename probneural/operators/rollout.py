@@ -111,7 +111,7 @@ class Rollout(Operator):
         states, constant, forcings = self._parts(values)
         inside = self._inside(values, grid) if self.keeps_boundary else None
         is_interpolated = query is not None and (self.residual or self.all_leads or inside is not None)
-        found = []
+        leads = []
         for number in range(self.steps):
             at_query = None if is_interpolated or number < self.steps - 1 else query
             forcing = forcings[:, number * self.forcing_channels : (number + 1) * self.forcing_channels]
@@ -121,10 +121,10 @@ class Rollout(Operator):
             if inside is not None:
                 state = torch.where(inside, state, states[:, -self.channels :])
             if self.all_leads:
-                found.append(state)
+                leads.append(state)
             if number < self.steps - 1:
                 states = torch.cat([states[:, self.channels :], state], dim=1)
-        result = torch.cat(found, dim=1) if self.all_leads else state
+        result = torch.cat(leads, dim=1) if self.all_leads else state
         return _interpolated(result, grid, query) if is_interpolated else result
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,11 +135,11 @@ class Rollout(Operator):
     def _step(self, inputs: Tensor, *, grid: Grid | None, query: Grid | None) -> Tensor:
         """The operator's own output, with or without a checkpoint."""
 
-        def evaluated(given: Tensor) -> Tensor:
+        def evaluated(inputs: Tensor) -> Tensor:
             if self._takes_grid:
-                values: Tensor = self.operator(given, grid=grid, query=query)
+                values: Tensor = self.operator(inputs, grid=grid, query=query)
                 return values
-            return _interpolated(self.operator(given), grid, query)
+            return _interpolated(self.operator(inputs), grid, query)
 
         is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         if not self.checkpoints or not torch.is_grad_enabled() or is_transformed:

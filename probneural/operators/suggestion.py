@@ -125,8 +125,10 @@ def suggestion(data: Dataset, *, count: int, needs_operator: bool = False) -> Su
     _check_differences(data, "outputs", rows.outputs.values)
     name, reason, options = _neural(data, rows.inputs.values, rows.outputs.values)
     if count < _FEW and not needs_operator:
-        few = f"{count} samples are few for a neural operator, and Gaussian processes between principal components need fewer"
-        return Suggestion(name=KERNEL, options={}, reason=few, arguments={}, dtype=data.inputs.dtype)
+        reason = (
+            f"{count} samples are few for a neural operator, and Gaussian processes between principal components need fewer"
+        )
+        return Suggestion(name=KERNEL, options={}, reason=reason, arguments={}, dtype=data.inputs.dtype)
     return Suggestion(
         name=name,
         options=default_options(name, data, count=count) | options,
@@ -220,9 +222,9 @@ def _check_differences(data: Dataset, side: str, rows: Tensor) -> None:
         )
 
 
-def _share_domain(grid: Grid, other: Grid) -> bool:
+def _share_domain(first: Grid, second: Grid) -> bool:
     """Whether two uniform grids have the same extent and periodicity."""
-    spans = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (grid, other)]
+    spans = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (first, second)]
     return spans[0] == spans[1]
 
 

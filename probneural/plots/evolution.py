@@ -91,10 +91,10 @@ def fan(
         column = checked_position(channel, values.mean.shape[1], name="channel")
         ends = [end for level in _LEVELS for end in values.interval(level, noise=noise if lead else 0.0)]
         drawn = functional(u[row].rsample(torch.Size([draws]), seed=0))[:, 0, column, 0]
-        kept = [part[0, column, 0] for part in (values.mean, *ends)]
+        rows = [part[0, column, 0] for part in (values.mean, *ends)]
         if states is not None:
-            kept.append(functional(states.at(lead)[row].values)[0, column, 0])
-        parts.append([*kept, *drawn])
+            rows.append(functional(states.at(lead)[row].values)[0, column, 0])
+        parts.append([*rows, *drawn])
     curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
     where = np.concatenate([[0.0], lead_times(times, forecast.steps).numpy()])
     figure = new_figure(WIDTH, 3.4)
@@ -161,10 +161,10 @@ def space_time(
     maps: list[list[Tensor]] = []
     states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast):
-        one = u[row]
-        column = checked_position(channel, one.mean.shape[1], name="channel")
-        observed = noise_variance(noise, tuple(one.mean.shape), one.mean.detach()) if lead else 0.0
-        parts = [one.mean, (one.variance.double() + observed).sqrt(), one.rsample(torch.Size([1]), seed=0)[0]]
+        predicted = u[row]
+        column = checked_position(channel, predicted.mean.shape[1], name="channel")
+        observed = noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach()) if lead else 0.0
+        parts = [predicted.mean, (predicted.variance.double() + observed).sqrt(), predicted.rsample(torch.Size([1]), seed=0)[0]]
         if states is not None:
             parts.append(states.at(lead)[row].values)
         maps.append([part[0, column].detach().cpu().double() for part in parts])
@@ -246,10 +246,10 @@ def snapshots(
     for lead, u in forecast.leads():
         if lead not in chosen:
             continue
-        one = u[row]
-        column = checked_position(channel, one.mean.shape[1], name="channel")
-        variance = one.variance.double() + noise_variance(noise, tuple(one.mean.shape), one.mean.detach())
-        mean, sd = (part[0, column].detach().cpu().double() for part in (one.mean, variance.sqrt()))
+        predicted = u[row]
+        column = checked_position(channel, predicted.mean.shape[1], name="channel")
+        variance = predicted.variance.double() + noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach())
+        mean, sd = (part[0, column].detach().cpu().double() for part in (predicted.mean, variance.sqrt()))
         if states is None:
             maps.append({"mean": mean, "sd": sd})
         else:
@@ -260,7 +260,7 @@ def snapshots(
     _draw_snapshots(figure, panels, grid, maps, label=label, axes=axes)
     for panel, lead in zip(panels[0], chosen, strict=True):
         panel.set_title(f"lead {lead}" if times is None else f"time {float(when[lead - 1]):g}", fontsize=10)
-    return noted(figure, one.is_uncalibrated)
+    return noted(figure, predicted.is_uncalibrated)
 
 
 def _draw_snapshots(
@@ -323,8 +323,8 @@ def chosen_leads(leads: Sequence[int] | None, steps: int, *, most: int) -> list[
     if leads is None:
         count = min(most, steps)
         return sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
-    given = check_sequence(leads, "leads", remedy="give a list of numbers")
-    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in given})
+    numbers = check_sequence(leads, "leads", remedy="give a list of numbers")
+    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in numbers})
     if not chosen:
         raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for some of them")
     return chosen

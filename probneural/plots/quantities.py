@@ -84,8 +84,8 @@ def quantity(
             got=f"{size} of {count}",
             remedy="plot fewer, or one function: u[0]",
         )
-    given = u.labels if labels is None else labels
-    names = tuple(map(str, range(size))) if given is None else check_labels(given, size)
+    label_list = u.labels if labels is None else labels
+    names = tuple(map(str, range(size))) if label_list is None else check_labels(label_list, size)
     lower, upper = (end[:, column].detach().cpu() for end in u.interval(level, noise=noise))
     mean = u.mean[:, column].detach().cpu().double()
     for values, name in ((mean, "predicted means"), (upper - lower, "intervals")):
@@ -171,14 +171,14 @@ def _many_functions(series: _Series, names: Sequence[str], *, is_sorted: bool, v
 def _one_function(series: _Series, names: Sequence[str], *, value: str) -> Figure:
     """Quantities from top to bottom, values beside their deviations from the mean."""
     figure = new_figure(WIDTH + 0.8, 1.5 + 0.35 * len(names))
-    left, right = figure.subplots(1, 2, sharey=True)
-    _draw_pair(left, right, series, is_upright=False)
-    left.set_yticks(range(len(names)), names)
-    left.set_ylim(len(names) - 0.5, -0.5)
-    left.set_xlabel(value)
-    right.set_xlabel("deviation from the mean")
+    first, second = figure.subplots(1, 2, sharey=True)
+    _draw_pair(first, second, series, is_upright=False)
+    first.set_yticks(range(len(names)), names)
+    first.set_ylim(len(names) - 0.5, -0.5)
+    first.set_xlabel(value)
+    second.set_xlabel("deviation from the mean")
     if series.truth is not None:
-        right.set_title(_counted("", series), fontsize=10)
+        second.set_title(_counted("", series), fontsize=10)
     _legend(figure)
     return figure
 
@@ -214,8 +214,10 @@ def _draw_pair(first: Axes, second: Axes, series: _Series, *, is_upright: bool =
 
 def _legend(figure: Figure) -> None:
     """One entry of a kind, of all panels, below everything."""
-    found: dict[str, Artist] = {}
+    entries: dict[str, Artist] = {}
     for panel in figure.axes:
         handles, labels = panel.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=len(found), frameon=False, fontsize=9)
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside lower center", ncols=len(entries), frameon=False, fontsize=9
+    )

@@ -253,8 +253,10 @@ def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axi
         DataError: If there is no point, a value is not finite, or seconds are not positive.
     """
     pairs = list(points.values()) if isinstance(points, Mapping) else []
-    known = [isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, Real) for part in pair) for pair in pairs]
-    if not pairs or not all(known) or not all(math.isfinite(x) and x > 0 and math.isfinite(y) for x, y in pairs):
+    are_pairs = [
+        isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, Real) for part in pair) for pair in pairs
+    ]
+    if not pairs or not all(are_pairs) or not all(math.isfinite(x) and x > 0 and math.isfinite(y) for x, y in pairs):
         raise DataError(
             expected="points of finite positive seconds and finite scores", got=repr(points), remedy="leave failures out"
         )
@@ -297,8 +299,8 @@ def _plane(grid: Grid) -> tuple[Grid, tuple[int | slice, ...]]:
             got=repr(grid),
             remedy="evaluate on a slice of it: query=pn.Grid.scattered(points, weights)",
         )
-    kept = grid.axes[:2]
-    flat = Grid(shape=tuple(axis.size for axis in kept), axes=kept)
+    plane_axes = grid.axes[:2]
+    flat = Grid(shape=tuple(axis.size for axis in plane_axes), axes=plane_axes)
     return flat, (slice(None), slice(None), grid.shape[2] // 2)
 
 
@@ -342,19 +344,19 @@ def _curve_row(
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
     true, mean, error, sd = (part[order].numpy() for part in maps)
-    left, right = panels
-    left.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
-    left.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
-    left.plot(x, true, color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
-    right.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
-    right.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), label="sd")
+    curves, deviations = panels
+    curves.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
+    curves.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
+    curves.plot(x, true, color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+    deviations.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
+    deviations.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), label="sd")
     lows = [float((m - 2 * s).min()) for _, m, _, s in shared] + [float(t.min()) for t, *_ in shared]
     highs = [float((m + 2 * s).max()) for _, m, _, s in shared] + [float(t.max()) for t, *_ in shared]
     scale = limits({"low": torch.tensor(lows, dtype=torch.float64), "high": torch.tensor(highs, dtype=torch.float64)})
     margin = 0.05 * ((scale.vmax or 0.0) - (scale.vmin or 0.0))
-    left.set_ylim((scale.vmin or 0.0) - margin, (scale.vmax or 0.0) + margin)
-    right.set_ylim(0.0, 1.05 * max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
-    left.set_ylabel(f"{name}\n{label}")
+    curves.set_ylim((scale.vmin or 0.0) - margin, (scale.vmax or 0.0) + margin)
+    deviations.set_ylim(0.0, 1.05 * max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
+    curves.set_ylabel(f"{name}\n{label}")
     for panel in panels:
         panel.legend(frameon=False, fontsize=8)
 

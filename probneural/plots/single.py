@@ -20,14 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.calibration.band_fields import BandField
-from probneural.checks import (
-    check_finite,
-    check_instance,
-    check_integer,
-    check_real,
-    check_sequence,
-    check_text,
-)
+from probneural.checks import check_finite, check_instance, check_integer, check_real, check_sequence, check_text
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field, check_field
@@ -94,11 +87,11 @@ def field(
     draws = check_integer(draws, "draws", least=0)
     level = check_real(level, "level", above=0.0, below=1.0)
     true = None if truth is None else _one(_checked_truth(truth, u.grid, shape), row, channel)
-    one = u[row]
+    predicted = u[row]
     observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
-    mean = _one(one.mean, 0, channel)
-    sd = _one(one.variance.detach().double() + observed, 0, channel).sqrt()
-    drawn = one.rsample(torch.Size([draws]), seed=check_seed(seed))[:, 0, channel].detach().cpu().double()
+    mean = _one(predicted.mean, 0, channel)
+    sd = _one(predicted.variance.detach().double() + observed, 0, channel).sqrt()
+    drawn = predicted.rsample(torch.Size([draws]), seed=check_seed(seed))[:, 0, channel].detach().cpu().double()
     for values, name in ((mean, "predicted means"), (sd, "predicted variances")):
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
@@ -156,15 +149,7 @@ def band(
     none = mean.new_zeros(0, *mean.shape)
     if bands.grid.dimension == 2:
         return draw_planes(
-            bands.grid,
-            true,
-            mean=mean,
-            sd=half,
-            draws=none,
-            spread="half width",
-            label=label,
-            axes=axes,
-            outside=outside,
+            bands.grid, true, mean=mean, sd=half, draws=none, spread="half width", label=label, axes=axes, outside=outside
         )
     edges = (middle - half, middle + half)
     return _curves(bands.grid, true, mean, edges, none, name="band", label=label, axis=axes[0], outside=outside)
@@ -195,9 +180,9 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
     check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
     comparison = compare(u, truth, noise=noise)
     figure = new_figure(WIDTH, 3.1)
-    left, right = figure.subplots(1, 2)
-    _reliability(left, comparison)
-    draw_transform(right, pit_histogram(comparison, bins=BINS))
+    first, second = figure.subplots(1, 2)
+    _reliability(first, comparison)
+    draw_transform(second, pit_histogram(comparison, bins=BINS))
     return noted(figure, u.is_uncalibrated)
 
 
@@ -347,9 +332,16 @@ def _curves(
             continue
         axes.plot(x, (truth - centre)[order].numpy(), color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
         if outside is not None and bool(outside.any()):
-            there = outside[order]
-            shown = f"outside at {int(there.sum())} of {there.numel()} points"
-            axes.plot(x[there.numpy()], (truth - centre)[order][there].numpy(), ".", color=VERMILION, markersize=6, label=shown)
+            exceeding = outside[order]
+            shown = f"outside at {int(exceeding.sum())} of {exceeding.numel()} points"
+            axes.plot(
+                x[exceeding.numpy()],
+                (truth - centre)[order][exceeding].numpy(),
+                ".",
+                color=VERMILION,
+                markersize=6,
+                label=shown,
+            )
     above.set_ylabel(label)
     below.set(xlabel=axis, ylabel="deviation\nfrom the mean")
     if x[0] < x[-1]:
@@ -423,9 +415,9 @@ def draw_map(axes: Axes, grid: Grid, *, values: NDArray[np.float64], colours: st
         points = axis.coordinates
         half = 0.5 * float(points[1] - points[0] if axis.size > 1 else axis.length)
         edges += [float(points[0]) - half, float(points[-1]) + half]
-    left, right, bottom, top = edges
-    aspect = _aspect(right - left, top - bottom)
-    return axes.imshow(values.T, origin="lower", extent=(left, right, bottom, top), aspect=aspect, cmap=colours, norm=scaling)
+    west, east, bottom, top = edges
+    aspect = _aspect(east - west, top - bottom)
+    return axes.imshow(values.T, origin="lower", extent=(west, east, bottom, top), aspect=aspect, cmap=colours, norm=scaling)
 
 
 def _aspect(width: float, height: float) -> Literal["equal", "auto"]:

@@ -123,9 +123,9 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, sums: Tensor | None) -> t
     read = []
     for first in range(0, query.shape[2], _CHUNK):
         part = slice(first, first + _CHUNK)
-        asked, keys, values = query[:, :, part], key[:, :, part], value[:, :, part]
-        here = torch.tril(asked @ keys.mT) @ values
-        read.append(here if sums is None else here + asked @ sums)
+        queries, keys, values = query[:, :, part], key[:, :, part], value[:, :, part]
+        within = torch.tril(queries @ keys.mT) @ values
+        read.append(within if sums is None else within + queries @ sums)
         sums = keys.mT @ values if sums is None else sums + keys.mT @ values
     assert sums is not None  # there is at least one step
     return torch.cat(read, dim=2), sums

@@ -69,9 +69,9 @@ class SensorBranch(nn.Module):
         self.branching = check_choice(branching, ("joint", "product"), "branching")
         self.normalizer = ChannelNormalizer(in_channels)
         self.separate, outputs = (1, groups * basis) if shares_layers else (groups, basis)
-        merged, seen = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
+        merged, inputs = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
         self.networks = nn.ModuleList(  # group by group, then input channel by input channel
-            MLP(seen, outputs, layers=layers) for _ in range(merged * self.separate)
+            MLP(inputs, outputs, layers=layers) for _ in range(merged * self.separate)
         )
 
     def reset_parameters(self) -> None:
@@ -111,8 +111,8 @@ class SensorBranch(nn.Module):
             GridError: If sensors lie outside the grid's domain, or the grid is scattered and its points are not the sensors.
         """
         where = self.sensors if self._are_sensors(grid) else grid
-        seen = self.normalizer(resample(values, where, self.sensors)).flatten(2)
-        parts = [seen.flatten(1)] if self.branching == "joint" else list(seen.unbind(1))
+        readings = self.normalizer(resample(values, where, self.sensors)).flatten(2)
+        parts = [readings.flatten(1)] if self.branching == "joint" else list(readings.unbind(1))
         product: Tensor | None = None
         all_networks = list(self.networks)
         for number, part in enumerate(parts):

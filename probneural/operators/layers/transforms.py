@@ -168,6 +168,6 @@ def _folded(matrix: Tensor, transform: TruncatedTransform) -> Tensor:
         count = transform._inside
         inside = matrix[:, 1 : 1 + count] - matrix[:, 2 + count :].flip(1)
         return pad(inside, (1, transform.size - 1 - count))
-    own, mirrored = matrix[:, : transform.size], matrix[:, transform.size :].flip(1)
+    direct, mirrored = matrix[:, : transform.size], matrix[:, transform.size :].flip(1)
     offset = 1 if transform.continuation == "even" else 0
-    return pad(mirrored, (offset, transform.size - offset - mirrored.shape[1])) + own
+    return pad(mirrored, (offset, transform.size - offset - mirrored.shape[1])) + direct

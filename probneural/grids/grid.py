@@ -1,10 +1,10 @@
-"""Grids: where values live, how they are integrated, and how they are moved to other points."""
+"""Uniform and scattered grids: points, quadrature and interpolation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes, read_line, transfer
 from probneural.checks import (
     check_flag,
     check_instance,
@@ -26,6 +25,7 @@ from probneural.checks import (
 )
 from probneural.contexts import Undisturbed, outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.grids.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes, read_line, transfer
 
 _CHUNK_ELEMENTS = 2**21
 """Largest interpolation matrix built at once (16 MiB in float64)."""
@@ -33,10 +33,10 @@ _CHUNK_ELEMENTS = 2**21
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Grid(Undisturbed):
-    """Where values live: points, quadrature weights, and the shape that values on them take.
+    """Points, quadrature weights, and the shape of values on them.
 
     Build one with [`Grid.uniform`][probneural.grids.Grid.uniform] or [`Grid.scattered`][probneural.grids.Grid.scattered].
-    Coordinates and weights are float64 on the CPU whatever the values are. A mask sets weights to zero, see
+    Coordinates and weights are float64 on the CPU for values of any dtype and device. A mask sets weights to zero, see
     [`masked`][probneural.grids.Grid.masked]; with one mask per sample, the grid is a batch of grids with the same points.
 
     Attributes:
@@ -46,6 +46,7 @@ class Grid(Undisturbed):
 
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
+    _: KW_ONLY
     _points: Tensor | None = None
     _weights: Tensor | None = None
     _observed: Tensor | None = None
@@ -110,14 +111,16 @@ class Grid(Undisturbed):
         """
         remedy = "give the axes of a grid: grid.axes"
         axes = check_sequence(axes, "axes", remedy=remedy)
-        for one in axes:
-            check_instance(one, Axis, "an axis", remedy=remedy, error=ArgumentError)
+        for axis in axes:
+            check_instance(axis, Axis, "an axis", remedy=remedy, error=ArgumentError)
         columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
         grid = cls.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
         for checked, axis in zip(grid.axes, axes, strict=True):
             check_latitudes(checked, axis.latitudes)
-        labels = ({name: getattr(axis, name) for name in ("latitudes", "name", "unit")} for axis in axes)
-        labelled = (replace(checked, **one) for checked, one in zip(grid.axes, labels, strict=True))
+        labelled = (
+            replace(checked, latitudes=axis.latitudes, name=axis.name, unit=axis.unit)
+            for checked, axis in zip(grid.axes, axes, strict=True)
+        )
         return cls(shape=grid.shape, axes=tuple(labelled))
 
     @classmethod
@@ -179,7 +182,7 @@ class Grid(Undisturbed):
         step = float(points[1] - points[0]) * (1.0 + SPACING_TOLERANCE) if axis.size > 1 else 0.0
         south = -POLE if points[0] + POLE <= step else axis.origin
         north = POLE if POLE - points[-1] <= step else axis.origin + axis.length
-        axes = [replace(one, latitudes=(south, north) if index == number else None) for index, one in enumerate(self.axes)]
+        axes = [replace(entry, latitudes=(south, north) if index == number else None) for index, entry in enumerate(self.axes)]
         return Grid.of_axes(axes)
 
     @classmethod
@@ -258,7 +261,7 @@ class Grid(Undisturbed):
     def masked(self, observed: Tensor) -> Grid:
         """Return the grid with weights of zero at points whose values are missing: land, or gaps of some samples.
 
-        Whatever averages over the domain then leaves these points out, and [`Field`][probneural.Field] ignores values there.
+        Averages over the domain leave these points out, and [`Field`][probneural.Field] ignores values there.
 
         Args:
             observed: Where there are values, `(*shape,)` of truth values for all samples, or `(n, *shape)` for one mask per
@@ -339,9 +342,9 @@ class Grid(Undisturbed):
         rows = index.cpu() if isinstance(index, Tensor) else index
         return self._with_mask(self._observed[rows])
 
-    def has_points_of(self, other: Grid) -> bool:
+    def has_points_of(self, grid: Grid) -> bool:
         """Whether the two differ in their masks at most."""
-        return self.unmasked == check_grid(other, "other").unmasked
+        return self.unmasked == check_grid(grid, "other").unmasked
 
     def fill(self, values: Tensor, number: float | int = 0.0) -> Tensor:
         """Replace values `(..., n, c, *shape)` at masked points by a number; without a mask, return the same tensor."""
@@ -404,7 +407,7 @@ class Grid(Undisturbed):
             raise GridError(
                 expected="one grid for all samples: this computation takes no masks that differ from sample to sample",
                 got=repr(self),
-                remedy="use what takes them, LastLayerLaplace, DeepEnsemble and VarianceScale for example; or mask the points "
+                remedy="use LastLayerLaplace, DeepEnsemble or VarianceScale for example; or mask the points "
                 "that any sample misses, Field(field.values, grid.masked(grid.observed.all(0)))",
             )
         return self
@@ -573,13 +576,13 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
 
 
 def check_unmasked(grid: Grid, purpose: str) -> Grid:
-    """Return a grid without a mask, or raise a GridError that names what takes no masks."""
+    """Return a grid without a mask, or raise a GridError."""
     if grid.is_masked:
         raise GridError(
             expected=f"a grid without a mask, for {purpose}",
             got=repr(grid),
-            remedy="fill the missing values, and wrap them in a Field on grid.unmasked; or use what takes masks: averages, "
-            "pointwise scores and RelativeL2",
+            remedy="fill the missing values, and wrap them in a Field on grid.unmasked; or use averages, pointwise scores "
+            "and RelativeL2, which support masks",
         )
     return grid
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from probneural.arrays.layouts import Layout, layouts_of, named_role, positional_layout
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.layouts import Layout, layouts_of, named_role, positional_layout
 from probneural.pairs import FieldPairs
 from tests.data.files import numbers
 

@@ -13,7 +13,7 @@ class Side(Protocol):
 
     @property
     def grid(self) -> Grid:
-        """Where they live."""
+        """Their grid."""
 
     @property
     def channels(self) -> int:
@@ -36,7 +36,7 @@ def summary_of(inputs: Side, outputs: Side, *, time: str = "none") -> str:
 
     Args:
         inputs: The inputs.
-        outputs: The outputs, as many.
+        outputs: The outputs.
         time: The axis of time in words.
 
     Examples:

@@ -13,10 +13,10 @@ from jaxtyping import Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.arrays.layouts import TIME, named_role
 from probneural.checks import assign, check_integer, check_positive, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
-from probneural.layouts import TIME, named_role
 
 UNEVEN = 1e-3
 """Deviation of an interval of time, relative to the mean interval, that counts as rounding."""

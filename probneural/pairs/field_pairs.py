@@ -1,4 +1,4 @@
-"""Data sets of pairs of fields: what they all are, and those in memory."""
+"""Data sets of pairs of fields: their protocol, and data sets in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from probneural.arrays import (
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
+from probneural.arrays.reading import (
     Mask,
     check_grid_alone,
     check_not_parameters,
@@ -25,19 +27,14 @@ from probneural.arrays import (
     to_array,
     to_tensor,
 )
-from probneural.checks import assign, check_finite, check_flag, check_instance, check_integer, described
-from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
-from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
-from probneural.extras import optional
+from probneural.checks import assign, check_finite, check_flag, check_instance, check_integer, described, optional
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
 from probneural.fields import MISSING, Field, check_field, check_parts, select_rows
-from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
-from probneural.layouts import layouts_of
-from probneural.notices import warn
-from probneural.plausibility import check_plausible, rows_to_check
+from probneural.pairs.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
+from probneural.pairs.summaries import summary_of
 from probneural.randomness import stream
-from probneural.summaries import summary_of
 
 if TYPE_CHECKING:
     import xarray
@@ -46,12 +43,12 @@ _STATE, _TRAJECTORY = "state_time", "trajectory"
 """Coordinates of the samples: times of each state, numbered, and identities of trajectories."""
 
 Rows = int | slice | Tensor | Sequence[int]
-"""Which functions: one number, a slice, integers, or truth values; negative numbers count from the end."""
+"""Rows: one number, a slice, integers, or truth values; negative numbers count from the end."""
 
 
 @runtime_checkable
 class FieldSource(Protocol):
-    """n functions on one grid that are read a few at a time: a `Field` in memory, or one side of a data set on disk."""
+    """n samples on one grid that are read a few at a time: a `Field` in memory, or one side of a data set on disk."""
 
     @property
     def grid(self) -> Grid:
@@ -70,33 +67,33 @@ class FieldSource(Protocol):
         """Where the fields that are read are put."""
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
 
     def __getitem__(self, index: Rows, /) -> Field:
-        """Read some functions, in the order of the index; one integer keeps the batch axis.
+        """Read some samples, in the order of the index; one integer keeps the batch axis.
 
         Raises:
             DataError: If a value that is read is not finite.
         """
 
     def to(self, target: torch.device | torch.dtype | str, /) -> FieldSource:
-        """The same functions, on another device or in another dtype when they are read."""
+        """The same samples, on another device or in another dtype when they are read."""
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """n pairs of functions that are read a few at a time: `FieldPairs` in memory, or a lazy source of `probneural.data`.
+    """n pairs of samples that are read a few at a time: `FieldPairs` in memory, or a lazy source of `probneural.data`.
 
-    `fit`, heads, calibrators and `score_pairs` take any. They read rows and never ask for all at once.
+    `fit`, heads, calibrators and `score_pairs` take any. They read rows, never all at once.
     """
 
     @property
     def inputs(self) -> FieldSource:
-        """The input functions."""
+        """The n input samples."""
 
     @property
     def outputs(self) -> FieldSource:
-        """The output functions, as many; their grid may differ."""
+        """The n output samples; their grid may differ."""
 
     @property
     def fingerprint(self) -> str:
@@ -123,13 +120,13 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FieldPairs:
-    """A data set: n input functions and the n output functions they map to.
+    """A data set in memory: n input samples and the n output samples they map to.
 
     Args:
-        inputs: Input functions.
-        outputs: Output functions; their grid may differ from the inputs'.
-        groups: Which trajectory each pair is of, `(n,)`, where pairs are windows of trajectories; a random `split` keeps each
-            whole.
+        inputs: Input samples.
+        outputs: Output samples; their grid may differ from the inputs'.
+        groups: Number of the trajectory of each pair, `(n,)`, where pairs are windows of trajectories; a random `split` keeps
+            trajectories whole.
         clock: Times of the states in each pair, where pairs have times.
 
     Raises:
@@ -216,7 +213,7 @@ class FieldPairs:
             outputs: Output functions, likewise.
             axes: Roles of the axes: n samples, c channels, - an axis of length 1, any other name an axis of space;
                 `"n x y c"`, or `"n x -> n x c"` where outputs differ.
-            grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
+            grid: Where the inputs live, and the outputs unless `out_grid` is given. In its place, the next three.
             out_grid: Where the outputs live.
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis is periodic.
@@ -335,14 +332,14 @@ class FieldPairs:
 
         Dimensions other than `sample` and `channel` are space, in the array's order. Their coordinates must be ascending and
         equispaced within 1e-4 of the spacing, checked in float64. A periodic axis extends one spacing beyond its last point;
-        another one ends there, unless `lengths` says that it, too, extends further.
+        another one ends there, unless `lengths` extends it.
 
         Args:
             inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
                 with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers says
                 which pairs belong together. Where the dimension `sample` is time, its coordinate gives the pairs' times.
             outputs: Output functions, likewise; matched to the inputs by position.
-            periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
+            periodic: Whether each dimension of space is periodic; `to_xarray` records it.
             lengths: Extent of each dimension of space, in the coordinates' units.
             sample: The dimension of the n functions.
             channel: The dimension of the channels, if there is one; "channel" by default.
@@ -392,8 +389,8 @@ class FieldPairs:
         warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
         sides = {"inputs": self.inputs, "outputs": self.outputs}
         rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
-        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
-        check_plausible(some, may_be_equal=may_be_equal, summary=self.summary)
+        first_rows = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
+        check_plausible(first_rows, may_be_equal=may_be_equal, summary=self.summary)
         return self
 
     def to_xarray(self) -> xarray.Dataset:
@@ -424,7 +421,13 @@ class FieldPairs:
     def split(
         self, count: int, *, seed: int | None = None, by: str = "random", embargo: int = 0
     ) -> tuple[FieldPairs, FieldPairs]:
-        """Split into `count` pairs and the rest; see [`divided_rows`][probneural.pairs.divided_rows] for the ways to do it.
+        """Split into `count` pairs and the remaining ones.
+
+        * `by="random"`: rows, or whole groups where there are groups, in a random order.
+        * `by="time"`: the first part is the earlier `count` rows. Later rows that share a state with the first part, or begin
+          `embargo` steps or fewer after its last state, are left out.
+        * `by="blocks"`: contiguous blocks of time are dealt out at random. Rows of the second part that share a state with the
+          first, or lie within `embargo` steps of it, are left out.
 
         Args:
             count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
@@ -451,7 +454,7 @@ class FieldPairs:
         )
 
     def subset(self, index: Rows) -> FieldPairs:
-        """Select pairs: in memory, what `pairs[index]` does."""
+        """Select pairs, as `pairs[index]` does."""
         return self[index]
 
     def detached(self) -> FieldPairs:
@@ -481,17 +484,10 @@ class FieldPairs:
         return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
-def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
-    """Return finite pairs in memory, so many at least, or raise a DataError."""
-    checked = check_instance(pairs, FieldPairs, f"{name} data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
-    check_dataset(checked, name, least=least)
-    return checked
-
-
 def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Dataset:
-    """Return a data set of so many pairs at least, or raise a DataError; values in memory must be finite.
+    """Return a data set of at least `least` pairs, or raise a DataError; values in memory must be finite.
 
-    Lazy sources look at their values when they are read.
+    Lazy sources check values as they are read.
     """
     if isinstance(data, list | tuple) and data and all(map(_is_dataset, data)):
         raise DataError(
@@ -534,7 +530,7 @@ def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
 
 
 def split_order(count: int, *, seed: int) -> Tensor:
-    """The random order in which `split` deals out so many things: what comes first is the first part.
+    """The random order of `split`: the first part comes first.
 
     Examples:
         >>> sorted(split_order(4, seed=0).tolist())
@@ -546,16 +542,16 @@ def split_order(count: int, *, seed: int) -> Tensor:
 def split_rows(
     total: int, count: int, *, seed: int, groups: Int64[Tensor, " n"] | None = None
 ) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
-    """Which of so many things go to the first part of a random split, and which to the second.
+    """Rows of the two parts of a random split.
 
-    Windows of one trajectory resemble each other, so with groups all of one go to one side: the first part then has as many
-    whole groups as it takes to hold `count` things, and so more than `count` where a group has several, in their own order.
+    Windows of one trajectory resemble each other, so a group goes to one part as a whole: the first part has the least number
+    of groups that holds `count` rows, in their order.
 
     Args:
-        total: Number of things.
-        count: Number of them in the first part.
+        total: Number of rows.
+        count: Number of rows in the first part.
         seed: Names the split.
-        groups: Which group each is of; None if they are independent.
+        groups: Group of each row; None if rows are independent.
 
     Raises:
         ArgumentError: If either part would be empty.
@@ -571,39 +567,28 @@ def split_rows(
         return order[:count], order[count:]
     _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
     order = split_order(len(sizes), seed=seed)
-    taken = int((sizes[order].cumsum(0) < count).sum()) + 1
-    if taken == len(sizes):
+    group_count = int((sizes[order].cumsum(0) < count).sum()) + 1
+    if group_count == len(sizes):
         raise ArgumentError(
             expected=f"a count that leaves a trajectory of {len(sizes)} to the second part",
             got=str(count),
             remedy=f'split each trajectory in time: split({count}, by="time"); or choose fewer, or give more trajectories',
         )
-    is_first = torch.isin(group, order[:taken])
+    is_first = torch.isin(group, order[:group_count])
     return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
 
 
 def divided_rows(
-    data: Any,
-    count: int,
-    *,
-    seed: int | None,
-    by: str,
-    embargo: int = 0,
-    coordinates: Mapping[str, NDArray[Any]] | None = None,
+    data: Any, count: int, *, seed: int | None, by: str, embargo: int = 0, coordinates: Mapping[str, NDArray[Any]] | None = None
 ) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
     """Rows of the two parts of a data set.
 
-    * `by="random"`: rows, or whole groups where there are groups, in a random order.
-    * `by="time"`: the first part is the earlier `count` rows. Later rows that share a state with the first part, or begin
-      `embargo` steps or fewer after its last state, are left out.
-    * `by="blocks"`: contiguous blocks of time are dealt out at random. Rows of the second part that share a state with the
-      first, or lie within `embargo` steps of it, are left out.
-    * the name of a coordinate: rows of one value stay together, and values are in a random order.
+    See `FieldPairs.split`; with the name of a coordinate, rows of one value stay together, and values are in a random order.
 
     Args:
         data: With a length, groups and a clock.
         count: Rows of the first part.
-        seed: Names what is random.
+        seed: Names the split.
         by: How to split.
         embargo: Steps of time between the parts.
         coordinates: By name, one value per row.
@@ -676,15 +661,15 @@ def select_groups(groups: Int64[Tensor, " n"] | None, index: Rows) -> Int64[Tens
 def _check_groups(groups: object, count: int) -> None:
     """Raise unless groups are integers on the CPU, one per pair."""
     remedy = "give the number of each pair's trajectory: torch.as_tensor(numbers, dtype=torch.int64), on the CPU"
-    given = check_instance(groups, Tensor, "groups", remedy=remedy)
-    if given.dtype != torch.int64 or given.device.type != "cpu":
-        raise DataError(expected="groups of int64 on the CPU", got=f"{given.dtype} on {given.device}", remedy=remedy)
-    if tuple(given.shape) != (count,):
-        raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(given.shape)), remedy=remedy)
+    tensor = check_instance(groups, Tensor, "groups", remedy=remedy)
+    if tensor.dtype != torch.int64 or tensor.device.type != "cpu":
+        raise DataError(expected="groups of int64 on the CPU", got=f"{tensor.dtype} on {tensor.device}", remedy=remedy)
+    if tuple(tensor.shape) != (count,):
+        raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(tensor.shape)), remedy=remedy)
 
 
 def check_clock(clock: object, count: int) -> WindowClock:
-    """Return a clock of so many pairs, or raise a DataError or ShapeError."""
+    """Return a clock of `count` pairs, or raise a DataError or ShapeError."""
     remedy = "make it: pn.WindowClock(times), one time per pair"
     checked = check_instance(clock, WindowClock, "clock", remedy=remedy)
     if len(checked) != count:
@@ -753,7 +738,7 @@ def _joined_groups(parts: Sequence[FieldPairs], clock: WindowClock | None) -> In
 
 
 def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
-    """Which of `count` things to read if so many at most may be: evenly spread ones, or all as a slice.
+    """At most `most` of `count` rows, evenly spread, or all as a slice.
 
     Examples:
         >>> evenly_spread_rows(10, 4)
