@@ -102,13 +102,13 @@ class Field(Undisturbed):
 
     @classmethod
     def cat(cls, parts: Sequence[Field]) -> Field:
-        """Put functions on one grid one after the other.
+        """Put samples on one grid one after the other.
 
         Args:
             parts: Fields of one grid, channels, dtype and device; at least one.
 
         Returns:
-            All their functions, in order.
+            All their samples, in order.
 
         Raises:
             DataError: If there is none, one is not a `Field`, or dtypes or devices differ.
@@ -162,7 +162,7 @@ class Field(Undisturbed):
         dtype: torch.dtype | None = None,
         mask: Mask = None,
     ) -> Field:
-        """Copy an array of functions: new inputs to predict for.
+        """Copy an array of samples: new inputs to predict for.
 
         It follows the rules of [`FieldPairs.from_numpy`][probneural.pairs.FieldPairs.from_numpy].
 
@@ -211,7 +211,7 @@ class Field(Undisturbed):
         dtype: torch.dtype | None = None,
         mask: Mask = None,
     ) -> Field:
-        """Read functions and their grid from a DataArray.
+        """Read samples and their grid from a DataArray.
 
         It follows the rules of [`FieldPairs.from_xarray`][probneural.pairs.FieldPairs.from_xarray].
 
@@ -219,7 +219,7 @@ class Field(Undisturbed):
             array: A DataArray, or a Dataset whose variables are the channels.
             periodic: Whether each dimension of space is periodic; needed unless `to_xarray` wrote the array.
             lengths: Extent of each dimension of space, in the coordinates' units.
-            sample: The dimension of the n functions.
+            sample: The dimension of the n samples.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; float64 if the array is of it, else float32, by default.
             mask: As for `from_numpy`.
@@ -418,7 +418,7 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
 
     Args:
         operator: A module from `(n, c, *grid)` to `(n, c', *grid)`.
-        inputs: Input functions.
+        inputs: Input samples.
         query: Where to evaluate; the inputs' grid by default.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Statistics of functions, per channel: one pass over data of any size, in float64, merged over parts and processes."""
+"""Statistics of samples, per channel: one pass over data of any size, in float64, merged over parts and processes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Statistics:
     that does not vary has no spread.
 
     Args:
-        count: Number of functions n.
+        count: Number of samples n.
         units: The power of two per channel, in physical units, `(c,)`; 0 for a channel that is zero so far.
         means: Mean per channel, in those units, `(c,)`.
-        squares: Sum over functions of the mean square deviation from the mean, in those units squared, `(c,)`.
+        squares: Sum over samples of the mean square deviation from the mean, in those units squared, `(c,)`.
 
     Reference:
         Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance: equation 2.1, with weights.
@@ -51,13 +51,13 @@ class Statistics:
 
     @classmethod
     def empty(cls, channels: int) -> Statistics:
-        """Those of no function."""
+        """Those of no sample."""
         zeros = torch.zeros(channels, dtype=torch.float64, device="cpu")
         return cls(count=0, units=zeros, means=zeros, squares=zeros)
 
     @classmethod
     def of(cls, field: Field) -> Statistics:
-        """Those of functions in memory, taken at once."""
+        """Those of samples in memory, taken at once."""
         if not len(field):
             return cls.empty(field.channels)
         values = field.values.detach()
@@ -76,11 +76,11 @@ class Statistics:
 
     @classmethod
     def merged(cls, parts: Iterable[Statistics]) -> Statistics:
-        """Those of all functions of some parts, one part or more."""
+        """Those of all samples of some parts, one part or more."""
         return reduce(cls.merge, parts)
 
     def merge(self, added: Statistics) -> Statistics:
-        """Those of the functions of both.
+        """Those of the samples of both.
 
         Raises:
             DataError: If the numbers of channels differ.
@@ -108,11 +108,11 @@ class Statistics:
         return Statistics(count=self.count, units=self.units[index], means=self.means[index], squares=self.squares[index])
 
     def update(self, field: Field) -> Statistics:
-        """Those of these functions and more."""
+        """Those of these samples and more."""
         return self.merge(Statistics.of(field))
 
     def over_processes(self) -> Statistics:
-        """Those of the functions of all processes of torch.distributed, each of which makes this call.
+        """Those of the samples of all processes of torch.distributed, each of which makes this call.
 
         Every process gets the same bits: parts are merged in the order of ranks.
         """
@@ -135,12 +135,12 @@ class Statistics:
 
 
 def statistics(source: FieldSource, *, over_processes: bool = False) -> Statistics:
-    """Read functions once, in chunks, and return their statistics.
+    """Read samples once, in chunks, and return their statistics.
 
-    Chunks follow from grid and channels alone, so a source in memory and one on disk that hold equal functions give equal bits.
+    Chunks follow from grid and channels alone, so a source in memory and one on disk that hold equal samples give equal bits.
 
     Args:
-        source: The functions.
+        source: The samples.
         over_processes: Whether every process of torch.distributed makes this call, with equal sources: each then reads its part
             of the chunks, and all get the bits that one process would.
 
@@ -171,7 +171,7 @@ def units(
     A channel that does not vary has scale 1.
 
     Args:
-        source: The functions, or several sources side by side, whose grids may differ; each function counts alike.
+        source: The samples, or several sources side by side, whose grids may differ; each sample counts alike.
         alike: Lists of c channels, such as those of each state of a history. The jth channels of all lists have one unit, that
             of their values together.
         over_processes: See [`statistics`][probneural.statistics.statistics].
@@ -180,7 +180,7 @@ def units(
         Mean and scale, on the CPU.
 
     Raises:
-        DataError: If there is no function, or sources have different channels.
+        DataError: If there is no sample, or sources have different channels.
 
     Examples:
         >>> from probneural.grids import Grid

@@ -10,20 +10,21 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
+from probneural.checks import assign, check_floating, check_integer, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of, row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, check_clock, split_rows
+from probneural.pairs import FieldPairs, Rows, split_rows
 from probneural.pairs.clocks import UNEVEN, WindowClock, even_step, joined_clocks, rounding_of
+from probneural.pairs.splits import check_clock
 from probneural.randomness import check_seed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FieldTrajectories(Undisturbed):
-    """n functions of space and time in memory: where they start, and their states at some later times.
+    """n samples of space and time in memory: where they start, and their states at some later times.
 
     Lead k is the k-th of the times, and lead 0 the start, at time 0. The start may have more channels than the states:
     parameters of the equation, which follow the states and do not vary in time.
@@ -291,13 +292,6 @@ def check_several(trajectories: int, count: int) -> None:
             got=str(trajectories),
             remedy=f'split windows in time: data.windows().split({count}, by="time")',
         )
-
-
-def check_trajectories(data: object, name: str = "truth") -> FieldTrajectories:
-    """Return trajectories in memory, or raise a DataError."""
-    return check_instance(
-        data, FieldTrajectories, name, remedy="make them with problem.trajectory(...), or read some of data: trajectories[rows]"
-    )
 
 
 def window_starts(times: int, *, history: int, lead: int, stride: int, steps: int = 1) -> Int64[Tensor, " windows"]:

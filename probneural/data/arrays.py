@@ -11,8 +11,7 @@ import torch
 from probneural.arrays.layouts import SAMPLE, TIME, layouts_of
 from probneural.arrays.reading import Mask, array_layout, check_grid_alone
 from probneural.data.arranged import array_reader
-from probneural.data.fields import Part
-from probneural.data.masking import with_mask
+from probneural.data.fields import Part, with_mask
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.variables import FUNCTION, Variable, variable_of
 from probneural.errors import ArgumentError, ShapeError

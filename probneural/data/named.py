@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.data.readers import SlicedReader, require
+from probneural.data.readers import ReopenedReader, SlicedReader, require
 from probneural.data.sources import Source
 from probneural.errors import DataError, FileError
 
@@ -28,8 +27,8 @@ class NamedFile:
 
 
 @dataclass
-class XarrayReader:
-    """A variable of a file that xarray reads; every process opens the file for itself.
+class XarrayReader(ReopenedReader):
+    """A variable of a file that xarray reads.
 
     Args:
         file: The file or store.
@@ -46,7 +45,6 @@ class XarrayReader:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
-    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
@@ -57,13 +55,10 @@ class XarrayReader:
         return self._select({self.dims[0]: rows})
 
     def _select(self, index: dict[str, Any]) -> NDArray[Any]:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), open_xarray(self.file.path, self.file.engine, self.file.group)
-        return np.asarray(self._opened[1].variables[self.name].isel(index).to_numpy())
+        return np.asarray(self._file.variables[self.name].isel(index).to_numpy())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
+    def _open(self) -> Any:
+        return open_xarray(self.file.path, self.file.engine, self.file.group)
 
 
 def open_xarray(path: Path, engine: str, group: str | None = None) -> Any:

@@ -16,13 +16,12 @@ from probneural.arrays.reading import Mask
 from probneural.checks import check_integer, check_path, check_sequence, check_text, real_tensor
 from probneural.data.arranged import arranged
 from probneural.data.contents import AxisNames, Contents, Request
-from probneural.data.fields import StoredFields
+from probneural.data.fields import StoredFields, with_mask
 from probneural.data.formats import Format, format_of, open_hdf5, zarr_arrays
 from probneural.data.gate import guarded
 from probneural.data.hdf5 import hdf5_sources
 from probneural.data.in_memory import TABLE, csv_readers, matlab_readers, torch_readers
 from probneural.data.joining import joined_contents
-from probneural.data.masking import with_mask
 from probneural.data.named import named_sources
 from probneural.data.pairs import StoredPairs
 from probneural.data.pdebench import pdebench_contents

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,24 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
-from probneural.checks import assign, check_instance
+from probneural.checks import check_instance
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.readers import SlicedReader, location_of
 from probneural.data.variables import FUNCTION, Variable
-from probneural.errors import ProbneuralError, ShapeError
+from probneural.errors import ProbneuralError
 from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import Dataset, FieldPairs, Rows, check_clock, divided_rows, evenly_spread_rows, select_groups
+from probneural.pairs import Dataset, Paired, Rows, divided_rows, evenly_spread_rows, select_groups
 from probneural.pairs.clocks import WindowClock, is_time, series_clock
-from probneural.pairs.summaries import summary_of
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StoredPairs:
+class StoredPairs(Paired):
     """n pairs of samples, read from files a few at a time: a [`Dataset`][probneural.pairs.Dataset].
 
     Values are checked where they are read. `fit`, heads, calibrators and scores take it as they take `FieldPairs`, and compute
@@ -53,19 +52,13 @@ class StoredPairs:
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
     clock: WindowClock | None = None
+    constructor: ClassVar[str] = "pn.data.StoredPairs"
 
     def __post_init__(self) -> None:
         """Check that the sides are equally many."""
         for side, name in ((self.inputs, "inputs"), (self.outputs, "outputs")):
             check_instance(side, StoredFields, name, remedy="open a file: pn.data.open(path)")
-        if len(self.inputs) != len(self.outputs):
-            raise ShapeError(
-                expected="as many output functions as input functions",
-                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
-                remedy="pair them one to one",
-            )
-        if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
-            assign(self, clock=self.clock._named(self.fingerprint))
+        super().__post_init__()
 
     def with_missing(self, *, inputs: bool = True, outputs: bool = True) -> StoredPairs:
         """The same pairs with NaN as a missing value of inputs or outputs: fields that are read have a mask per sample."""
@@ -108,11 +101,6 @@ class StoredPairs:
         side, rows = self.inputs, self.inputs.places[:, FUNCTION].numpy()
         named = side.labels.coordinates.items()
         return {name: values[rows] for name, values in named if name not in side.labels.space and values.ndim == 1}
-
-    @property
-    def window_keys(self) -> Int64[Tensor, "n k"] | None:
-        """One key per state of each pair, equal for equal trajectories and times; None for pairs without times."""
-        return None if self.clock is None else self.clock.keys
 
     @cached_property
     def fingerprint(self) -> str:
@@ -162,24 +150,6 @@ class StoredPairs:
     def detached(self) -> StoredPairs:
         """The same pairs: fields that are read have no graph."""
         return self
-
-    def __len__(self) -> int:
-        """Number of pairs n."""
-        return len(self.inputs)
-
-    def __getitem__(self, index: Rows) -> FieldPairs:
-        """Read some pairs into memory, in the order of the index."""
-        clock = None if self.clock is None else self.clock[index]
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index), clock=clock)
-
-    def __repr__(self) -> str:
-        """A short description."""
-        return f"StoredPairs({self.summary}, {self.inputs.dtype})"
-
-    @property
-    def summary(self) -> str:
-        """Samples, channels, axes of space and times, in one sentence."""
-        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
 def _is_readable(side: StoredFields, row: int) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file
-from probneural.data.readers import ArrayReader, require
+from probneural.data.readers import ArrayReader, ReopenedReader, require
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
@@ -109,8 +108,8 @@ def _of_seeds(file: Any, request: Request) -> Contents:
 
 
 @dataclass
-class GroupsReader:
-    """Arrays of equal shape, one per group of an HDF5 file, as one array; every process opens the file for itself.
+class GroupsReader(ReopenedReader):
+    """Arrays of equal shape, one per group of an HDF5 file, as one array.
 
     Args:
         path: The file.
@@ -127,7 +126,6 @@ class GroupsReader:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
-    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box.
@@ -135,11 +133,9 @@ class GroupsReader:
         Raises:
             DataError: If an array has another shape than the first.
         """
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), require("h5py", "HDF5 files").File(self.path, "r")
         parts = []
         for group in self.groups[box[0]]:
-            array = self._opened[1][group][self.key]
+            array = self._file[group][self.key]
             if array.shape != self.shape[1:]:
                 raise DataError(
                     expected=f"{group}/{self.key} of shape {self.shape[1:]} in {self.path}, as in the first group",
@@ -149,9 +145,8 @@ class GroupsReader:
             parts.append(array[box[1:]])
         return np.stack(parts)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
+    def _open(self) -> Any:
+        return require("h5py", "HDF5 files").File(self.path, "r")
 
 
 def _seeds(file: Any) -> list[str]:

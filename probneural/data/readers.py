@@ -7,6 +7,7 @@ import mmap
 import os
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import FileIO
@@ -108,7 +109,29 @@ def _unmasked(values: Any) -> NDArray[Any]:
 
 
 @dataclass
-class RawReader:
+class ReopenedReader(ABC):
+    """A reader that opens its file once per process: an open file survives no fork."""
+
+    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """Open the file."""
+
+    @property
+    def _file(self) -> Any:
+        """The file that this process has opened."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), self._open()
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the open file."""
+        return self.__dict__ | {"_opened": None}
+
+
+@dataclass
+class RawReader(ReopenedReader):
     """An array in C order in the bytes of a file, read by position: pages of a memory map would count as memory in use.
 
     Args:
@@ -122,7 +145,6 @@ class RawReader:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     offset: int
-    _opened: tuple[int, FileIO] | None = field(default=None, repr=False, compare=False)
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -149,7 +171,7 @@ class RawReader:
     def _fill(self, run: NDArray[Any], offset: int) -> None:
         view = run.view(np.uint8).data
         while len(view):
-            count = _read_at(self._file(), view, offset)
+            count = _read_at(self._file, view, offset)
             if not count:
                 raise FileError(
                     expected=f"an array of shape {self.shape} in {self.path}",
@@ -158,19 +180,13 @@ class RawReader:
                 )
             view, offset = view[count:], offset + count
 
-    def _file(self) -> FileIO:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), FileIO(self.path)
-        return self._opened[1]
+    def _open(self) -> FileIO:
+        return FileIO(self.path)
 
     def __del__(self) -> None:
         """Close the file."""
         if self._opened is not None:
             self._opened[1].close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
 
 
 @dataclass
@@ -257,8 +273,8 @@ class PackedEntryReader:
 
 
 @dataclass
-class HDF5Reader:
-    """An array of an HDF5 file, which every process opens for itself: an open one survives no fork.
+class HDF5Reader(ReopenedReader):
+    """An array of an HDF5 file.
 
     Args:
         path: The file.
@@ -275,11 +291,10 @@ class HDF5Reader:
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
     packing: tuple[float, float] | None = None
-    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box; NaN for the fill value of floating point numbers."""
-        array = self._array()
+        array = self._file
         stored = np.asarray(array[box])
         values = stored
         if self.packing is not None:
@@ -290,15 +305,9 @@ class HDF5Reader:
             values = np.where(np.isin(stored, np.concatenate([np.atleast_1d(fill) for fill in fills])), np.nan, values)
         return values
 
-    def _array(self) -> Any:
-        if self._opened is None or self._opened[0] != os.getpid():
-            array = require("h5py", "HDF5 files").File(self.path, "r")[self.key]
-            self._opened = os.getpid(), array if self.packing is not None else _unpacked(array)
-        return self._opened[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
+    def _open(self) -> Any:
+        array = require("h5py", "HDF5 files").File(self.path, "r")[self.key]
+        return array if self.packing is not None else _unpacked(array)
 
 
 def _unpacked(array: Any) -> Any:

@@ -15,8 +15,7 @@ from probneural.arrays.layouts import layouts_of
 from probneural.arrays.reading import Mask, array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
 from probneural.data.arranged import arranged, array_reader
-from probneural.data.fields import Part, StoredFields, stored
-from probneural.data.masking import with_mask
+from probneural.data.fields import Part, StoredFields, stored, with_mask
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import location_of
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of

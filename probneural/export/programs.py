@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 KEY = "probneural"
-"""Of what files say about themselves."""
+"""Key of the description in files."""
 _BATCH = 3
 """Functions in a trace: PyTorch takes a batch of one, or of none, for a constant."""
 _NUMBERS = (*range(1, 2049), *(2**power + step for power in range(12, 21) for step in (-1, 0, 1)))
@@ -37,14 +37,14 @@ _NUMBERS = (*range(1, 2049), *(2**power + step for power in range(12, 21) for st
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program:
-    """What is written to files.
+    """A traced program for files.
 
     Attributes:
         exported: The traced program.
         example: Input values that it was traced with, `(3, c, *grid)`.
-        expected: What the operator or predictor itself makes of them.
+        expected: Outputs of the operator or predictor itself.
         outputs: Names of the outputs.
-        description: What the file says about itself.
+        description: Description of the file.
     """
 
     exported: ExportedProgram
@@ -59,7 +59,7 @@ class Program:
         return json.dumps(self.description)
 
     def check(self, run: Callable[[Tensor], Sequence[Tensor]]) -> None:
-        """Compare what a file computes with what it stands for, for one function and for several.
+        """Compare the outputs of a file with the expected ones, for one sample and for several.
 
         Raises:
             UnsupportedError: If they differ by more than rounding explains.
@@ -84,17 +84,17 @@ class Program:
 def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, is_for_onnx: bool = False) -> Program:
     """Trace an operator or a predictor on the grid of an example.
 
-    What depends on no input, transforms and trunk networks for example, is computed here and kept as numbers.
+    Values that depend on no input, such as transforms and trunk networks, are computed here and stored as constants.
 
     Args:
         thing: An operator, which is traced in evaluation mode, or a predictor; it is not changed.
-        example: Input functions, at least one, of which the grid counts; of any values that the operator takes.
+        example: Input samples, at least one, of which the grid counts; of any values that the operator takes.
         query: Where to evaluate; the example's grid by default.
         is_for_onnx: Whether the program is for ONNX: on the CPU, and in double precision without the error function.
 
     Raises:
         UnsupportedError: If it is something else, or PyTorch cannot trace it.
-        DataError: If there is no function in the example, or it is not finite.
+        DataError: If there is no sample in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
     """
     if not isinstance(thing, nn.Module | Predictor) or isinstance(thing, FunctionDraw):
@@ -133,7 +133,7 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep other threads from tracing, and back what PyTorch's exporters say of their own parts; errors stay."""
+    """Keep other threads from tracing, and silence messages of PyTorch's exporters about their parts; errors stay."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     with AUTOGRAD_STATE, warnings.catch_warnings():
@@ -148,7 +148,7 @@ def quiet() -> Iterator[None]:
 def _prepared(
     thing: nn.Module | Predictor, inputs: Field, query: Grid
 ) -> tuple[nn.Module, Field, tuple[Tensor, ...], tuple[str, ...]]:
-    """A module of plain tensors, inputs of its dtype, what is expected of it, and the names of that."""
+    """A module of plain tensors, inputs of its dtype, expected outputs, and their names."""
     if isinstance(thing, Predictor):
         units = torch.ones(thing.out_channels, dtype=torch.float64)
         moments(thing, inputs.grid, query, units=units)  # the reason why not, before anything is evaluated
@@ -192,17 +192,17 @@ def _exported(module: nn.Module, values: Tensor) -> ExportedProgram:
             "len(values) a constant",
         ) from error
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # files would say where this library lies on this machine
+        node.meta.pop("stack_trace", None)  # it holds paths of this machine
     return program
 
 
 def _discharge(program: ExportedProgram) -> None:
-    """Take out what a program asks of the number of functions, where that holds for thousands of numbers.
+    """Remove the checks of a program on the number of samples, if they hold for thousands of numbers.
 
-    PyTorch 2.11 does not see that 2 n is at most 140 n, and leaves that to each run; files of other runtimes cannot ask.
+    PyTorch 2.11 does not prove that 2 n is at most 140 n, and checks it in each run; other runtimes have no such check.
 
     Raises:
-        RuntimeError: If it does not hold for one of them, or asks something else.
+        RuntimeError: If one does not hold, or is another check.
     """
     questions = [node for node in program.graph.nodes if node.target is torch.ops.aten._assert_scalar.default]
     for count in _NUMBERS:
@@ -216,7 +216,7 @@ def _discharge(program: ExportedProgram) -> None:
 
 
 def _known_sizes(graph: fx.Graph, count: int) -> dict[Any, Any]:
-    """Values of the nodes that nothing but the number of functions decides."""
+    """Values of the nodes that nothing but the number of samples decides."""
     sizes: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.target is torch.ops.aten.sym_size.int:
@@ -230,7 +230,7 @@ def _known_sizes(graph: fx.Graph, count: int) -> dict[Any, Any]:
 
 
 def _functional(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
-    """Write operations in place as ones that change nothing, and those of a table as it says.
+    """Write operations in place as ones that change nothing, and replace those of a table.
 
     Raises:
         UnsupportedError: If the module changes its own buffers.
@@ -302,7 +302,7 @@ def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _array(name: str, values: Tensor, grid: Grid) -> dict[str, Any]:
-    """What a file says about an input or an output."""
+    """Description of an input or an output."""
     return {
         "name": name,
         "shape": ["n", *values.shape[1:]],

@@ -39,7 +39,7 @@ class Functional(Undisturbed, ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many numbers m per channel it returns."""
+        """Number m of values per channel."""
 
     @abstractmethod
     def _forward(self, values: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Functional(Undisturbed, ABC):
     def row_norms(self, *, order: int = 2) -> Float64[Tensor, " m"]:
         """Norms of the rows of the functional's matrix, Euclidean by default.
 
-        They tell how much of the values' rounding its numbers inherit; those of order 1, how much their own sums add.
+        They bound the rounding of the functional's values: that of the field, and for rows of order 1 that of the sums.
         """
         order = check_integer(order, "order")
         numbers = torch.arange(self.size, device="cpu")

@@ -332,7 +332,7 @@ def discrepancy_gain(
 
 def _dependent(rows: Tensor) -> ConstraintError:
     return ConstraintError(
-        expected="observations of which, beside their noise, none follows from the others for a sample's discrepancy",
+        expected="observations of which, beside their noise, none follows from the others for a function's discrepancy",
         got=f"{rows.shape[1]} observations of a sample with a discrepancy of rank {rows.shape[2]}",
         remedy="give more noise, or drop repeated observations",
     )

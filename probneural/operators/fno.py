@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.checks import check_choice, check_flag, check_integer, check_real
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_carries, check_input, check_modes, check_where
+from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
 from probneural.operators.layers import (
     ChannelMLP,
     ChannelNormalizer,
@@ -138,8 +138,7 @@ class FNO(Operator):
         """
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
         check_where(grid, query)
-        where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
-        check_carries(where, values, periodic=self.periodic)
+        where = grid_of_values(values, grid, periodic=self.periodic)
         hidden = self.input_normalizer(values)
         if self.embeds_position:
             position = position_embedding(where, hidden, embedding=self.embeds_position, continuation=self.continuation)
@@ -191,7 +190,7 @@ class FNO(Operator):
 
 
 def _gelu_of_output(values: Tensor, layer: nn.Module) -> Tensor:
-    """Activate what a layer has just returned: in its memory where nothing else refers to it, be it a gradient or a hook."""
+    """Activate the output of a layer, in its memory unless a gradient or a hook refers to it."""
     is_watched = layer._forward_hooks or nn.modules.module._global_forward_hooks
     is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if torch.is_grad_enabled() or is_watched or is_transformed:

@@ -34,7 +34,7 @@ class ODESolver:
         rtol: Relative tolerance of the adaptive methods.
         atol: Absolute one, in units of the latent state, which are of order one.
         adjoint: Whether gradients integrate the adjoint equation backwards, in memory that does not grow with the steps. They
-            then differ from the derivative of what is computed by the method's error.
+            then differ from the derivative of the numerical solution by the method's error.
 
     Raises:
         ArgumentError: If a number is not positive, or the method is another one.
@@ -72,7 +72,7 @@ class ODESolver:
             rate: From a state to its change per `time`.
             start: State at time 0.
             times: Ascending, each once, not negative.
-            parameters: What the rate depends on beside the state, for the adjoint's gradients.
+            parameters: Parameters of the rate, for the adjoint's gradients.
 
         Returns:
             One state per time.
@@ -142,7 +142,7 @@ class ODESolver:
         return list(path[first : first + len(turns)])
 
     def _position(self, turn: float) -> float:
-        """Time in steps; what is a step but for rounding is one."""
+        """Time in steps; a step up to rounding is a step."""
         position = turn * self.steps
         return float(round(position)) if abs(position - round(position)) < 1e-9 * max(1.0, position) else position
 

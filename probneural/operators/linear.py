@@ -23,7 +23,7 @@ class LinearRegression(Operator):
 
     Inputs on other grids are interpolated to the training grid, outputs from it. The prediction is split into the principal
     components of the training outputs, which a pointwise read-out with unit weights adds up again; so a last-layer posterior
-    on it says how uncertain the magnitude of each component is.
+    on it is the uncertainty of the magnitude of each component.
 
     Solves linear problems exactly (heat, advection), and nonlinear ones as badly as they deserve.
 
@@ -66,7 +66,7 @@ class LinearRegression(Operator):
 
         Args:
             train: Pairs on uniform grids. The solver needs its pairs at once: of more than 2^24 values per side (1,024
-                functions of 128 x 128 points), pairs evenly spread over the data are read.
+                samples of 128 x 128 points), pairs evenly spread over the data are read.
             components: See the class; at most the number of pairs.
 
         Returns:

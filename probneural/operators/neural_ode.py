@@ -13,7 +13,7 @@ from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid, check_unmasked, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_carries, check_input, check_modes, check_where
+from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
 from probneural.operators.integration import ODESolver
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear, SpectralConv, channels_innermost
 from probneural.pairs import Dataset
@@ -45,7 +45,7 @@ class LatentDynamics(nn.Module):
             module.reset_parameters()
 
     def forward(self, state: Float[Tensor, "n w *grid"], *, endpoint: Sequence[bool]) -> Float[Tensor, "n w *grid"]:
-        """Return the change of a state per unit of time; `endpoint` says whether each axis includes its right end."""
+        """Return the change of a state per unit of time; `endpoint`: whether each axis includes its right end."""
         for number, (spectral, pointwise) in enumerate(zip(self.spectral, self.pointwise, strict=True)):
             state = nn.functional.gelu(state) if number else state
             state = spectral(state, endpoint=endpoint, pointwise=pointwise)
@@ -124,7 +124,7 @@ class NeuralODEOperator(Operator):
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
     ) -> Float[Tensor, "n c2 *query"]:
-        """Evaluate where the query says, in space, or in time (first) and space; see the class.
+        """Evaluate at the query, in space, or in time (first) and space; see the class.
 
         Raises:
             ShapeError: If the values are not `(n, in_channels, *grid)`.
@@ -189,8 +189,7 @@ class NeuralODEOperator(Operator):
         """Where inputs live, and the latent state that they begin as."""
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
         check_where(grid, query)
-        where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
-        check_carries(where, values, periodic=self.periodic)
+        where = grid_of_values(values, grid, periodic=self.periodic)
         lifted = self.lift(channels_innermost(self.input_normalizer(values)))
         return where, self.encode(nn.functional.gelu(lifted))
 

@@ -32,11 +32,11 @@ _DEFAULTS: dict[str, Any] = {
     "channel_mlp_skip": "soft-gating",
     "fno_skip": "linear",
 }
-"""Their arguments that change what our operator is, with their defaults."""
+"""Their arguments that change the architecture of our operator, with their defaults."""
 
 _RATIOS = ("lifting_channel_ratio", "projection_channel_ratio", "channel_mlp_expansion")
 _WITHOUT_EFFECT = ("channel_mlp_dropout", "rank", "fixed_rank_modes", "implementation", "decomposition_kwargs", "max_n_modes")
-"""Their arguments that have no effect on outputs in evaluation mode, given what else is asked of them or of the weights."""
+"""Their arguments that have no effect on outputs in evaluation mode, under the other checks of arguments and weights."""
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
@@ -52,7 +52,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "separable": (False, "train with separable=False: our convolutions mix channels"),
     "preactivation": (False, "train with preactivation=False"),
 }
-"""Their arguments that only convert at the one value, and what to do otherwise."""
+"""Their arguments that convert at a single value only, and the remedy for others."""
 
 
 def from_neuraloperator(
@@ -72,12 +72,12 @@ def from_neuraloperator(
     the last: on an odd one neuraloperator 2.0 puts coefficients back one frequency off, and is another operator than on its
     even grids. Dropout is left out.
 
-    Units that their `DataProcessor` applies are no part of their model, so give them here. Without any, the operator takes
-    and gives what their model does, and `pn.fit` keeps it so: the scale of the output is 2, which the read-out's weights halve.
+    Units that their `DataProcessor` applies are no part of their model, so give them here. Without any, the operator has the
+    inputs and outputs of their model, which `pn.fit` preserves: the scale of the output is 2, and the read-out's weights halve.
 
     Args:
         model: Their module, or its state dict.
-        arguments: The keyword arguments that the module was built with, where what is given does not say them: their
+        arguments: The keyword arguments that the module was built with, if they are not stored with it: their
             modules and the state dicts made by them do, under `_metadata`.
         periodic: Whether each axis of your data is periodic. Theirs takes every axis as periodic; where yours is not, ours
             does so too (`continuation="periodic"`).
@@ -91,7 +91,7 @@ def from_neuraloperator(
     Raises:
         ArgumentError: If an argument is missing, unknown, or one that our operator cannot represent.
         DataError: If weights are missing, unknown, factorised, not finite, or of another dtype.
-        ShapeError: If weights have other shapes than the arguments say, or units are not one number per channel.
+        ShapeError: If shapes of weights contradict the arguments, or units are not one number per channel.
 
     Reference:
         Kossaifi et al. (2024), A library for learning neural operators.
@@ -127,8 +127,8 @@ def from_neuraloperator(
 def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the arguments and the state dict of a `neuralop.models.FNO` (neuraloperator 2.0) with an operator's outputs.
 
-    `model = FNO(**arguments)` and `model.load_state_dict(state)` make it. Units go into the first and last layer. What
-    [`from_neuraloperator`][probneural.operators.from_neuraloperator] says of grids holds here too.
+    `model = FNO(**arguments)` and `model.load_state_dict(state)` make it. Units go into the first and last layer. For
+    grids see [`from_neuraloperator`][probneural.operators.from_neuraloperator].
 
     Args:
         operator: An operator that takes every axis as periodic, has no position embedding or the linear one, and has
@@ -187,10 +187,10 @@ def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class _Architecture:
-    """What their arguments say, in our words; modes stay theirs.
+    """Our architecture for their arguments; modes are counted as theirs.
 
     Raises:
-        ArgumentError: If one is missing, unknown, or beyond what our operator represents.
+        ArgumentError: If one is missing, unknown, or unsupported by our operator.
     """
 
     def __init__(self, stated: Mapping[str, Any]) -> None:
@@ -342,7 +342,7 @@ def _check_state(state: Mapping[str, Any], plan: _Architecture) -> None:
     if missing or unknown:
         first = f"no {missing[0]}" if missing else f"also {unknown[0]}"
         raise DataError(
-            expected=f"the {len(expected)} weights that the arguments say",
+            expected=f"the {len(expected)} weights of the arguments",
             got=f"{first} ({len(missing)} missing, {len(unknown)} unknown)",
             remedy="give the arguments that the model was built with",
         )
@@ -452,7 +452,7 @@ def _physical_lift(operator: FNO) -> tuple[Tensor, Tensor]:
 
 
 def _ratio(channels: int, width: int) -> float:
-    """A ratio that their int(ratio * width) turns into the channels, whatever is rounded."""
+    """A ratio that their int(ratio * width) turns into the channels, at any rounding."""
     exact = channels / width
     return exact if int(exact * width) == channels else math.nextafter(exact, math.inf)
 

@@ -31,8 +31,9 @@ class NoiseConditionedOperator(Operator):
 
     The noise enters in one of two ways.
 
-    * As extra input channels, the last `noise.channels` ones of an operator that is built with so many more. It has to be
-      trained from scratch.
+    * As extra input channels, the last `noise.channels` ones of an operator that has them in addition. It has to be trained
+    from
+      scratch.
     * With `layers`, into hidden states (feature-wise linear modulation): the outputs h of these layers become
       (1 + a(z)) h + b(z), with a and b read off a pointwise network of z that all layers share. At the beginning a = b = 0, so
       the operator is the one it was, and a trained deterministic operator is fine-tuned.
@@ -42,12 +43,12 @@ class NoiseConditionedOperator(Operator):
     from torch's global generators: `pn.fit(operator, train, loss=CRPS(2))` trains it. `conditioned` evaluates it at given
     noise, and [`NoiseConditioning`][probneural.heads.NoiseConditioning] makes a predictor of it.
 
-    It draws what training data show: one output per input is enough, but few data are learned by heart like any others, and
+    It learns the distribution of the training data: one output per input is enough, but small data sets are overfitted, and
     the spread is then too small. Calibrate it on held-out fields. The CRPS judges points one by one, so draws whose points are
     right may still vary together in a wrong way; where that matters, train by the energy score.
 
     Args:
-        operator: Any module, which is trained in place. It says its `in_channels` and `out_channels`.
+        operator: Any module, which is trained in place. It has the attributes `in_channels` and `out_channels`.
         noise: The distribution of z.
         layers: Names of the submodules whose outputs noise modulates; of a `ModuleList`, all of it (`"spectral"` of an `FNO`).
             Each has `out_channels`, its outputs being `(n, channels, *grid)`, or `out_features`, `(n, ..., features)`. With
@@ -57,7 +58,7 @@ class NoiseConditionedOperator(Operator):
         seed: Names the initial weights of the network of z; by default they come from torch's global generator.
 
     Raises:
-        ArgumentError: If the operator is no module or does not say its channels, has no such layers, or a number is out of
+        ArgumentError: If the operator is no module or lacks these attributes, has no such layers, or a number is out of
             range.
 
     Reference:
@@ -152,7 +153,7 @@ class NoiseConditionedOperator(Operator):
         Raises:
             ShapeError: If values or coefficients are of another shape.
             GridError: If the noise has modes of other axes than the grid.
-            OperatorError: If a layer that noise modulates is not called, or its outputs are not what its name promises.
+            OperatorError: If a layer that noise modulates is not called, or its outputs are no hidden states.
         """
         self._check(values)
         check_where(grid, query)
@@ -236,7 +237,7 @@ class NoiseConditionedOperator(Operator):
         return FieldPairs(Field(torch.cat([values, signs], dim=1), pairs.inputs.grid), outputs)
 
     def parts(self) -> dict[str, Any]:
-        """What a file holds of it."""
+        """Parts for a file."""
         weights = None if self.modulation is None else dict(self.modulation.state_dict())
         return {
             "operator": self.operator,
@@ -262,13 +263,13 @@ class NoiseConditionedOperator(Operator):
         samples: int,
         weights: Mapping[str, Float[Tensor, "..."]] | None,
     ) -> NoiseConditionedOperator:
-        """Build it from what a file holds.
+        """Build the operator from the parts in a file.
 
         Raises:
             ArgumentError: If the weights are not those of its network.
         """
         for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if getattr(operator, name, None) is None:  # what was set on another library's module is not in its state
+            if getattr(operator, name, None) is None:  # attributes of other libraries' modules are not in the state
                 setattr(operator, name, channels)
         built = cls(operator, noise=noise, layers=layers or None, embedding=embedding, samples=samples, seed=0)
         expected = {} if built.modulation is None else built.modulation.state_dict()

@@ -36,7 +36,7 @@ class PODDeepONet(Operator):
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
     rate goes further; `basis` matters little once the modes left out are below the error wanted. It cannot leave the
-    span of its modes: what of an output lies outside, a front where no training output had one for example, is lost.
+    span of its modes: the component outside, such as a front where no training output had one, is lost.
 
     Args:
         in_channels: Channels of the inputs.
@@ -93,7 +93,7 @@ class PODDeepONet(Operator):
             )
             if basis > out_grid.size:
                 raise ArgumentError(
-                    expected=f"at most {out_grid.size} modes, as many as out_grid has points",
+                    expected=f"at most {out_grid.size} modes, the number of points of out_grid",
                     got=str(basis),
                     remedy="lower basis, or give a finer out_grid",
                 )
@@ -136,7 +136,7 @@ class PODDeepONet(Operator):
 
     @torch.no_grad()
     def _snapshots(self, source: FieldSource, *, of: int) -> Float64[Tensor, "n c p"]:
-        """Functions on `out_grid`, evenly spread over a source that holds a part of `of` functions."""
+        """Functions on `out_grid`, evenly spread over a source that holds a part of `of` samples."""
         most = max(4 * self.basis, _MOST_NUMBERS // (self.out_channels * max(source.grid.size, self.out_grid.size)))
         chosen = source[evenly_spread_rows(len(source), max(1, most * len(source) // of))]
         check_finite(chosen.values, "training outputs")
@@ -147,8 +147,8 @@ class PODDeepONet(Operator):
     def fit_normalizers(self, *train: Dataset) -> None:
         """Take units from all training data, mean function and modes from as much as fits into memory.
 
-        Modes need their snapshots at once: of more than 2^24 output values (1,024 functions of 128 x 128 points, or four per
-        mode if those are more), functions evenly spread over the data are read.
+        Modes need their snapshots at once: of more than 2^24 output values (1,024 samples of 128 x 128 points, or four per
+        mode if those are more), samples evenly spread over the data are read.
 
         Raises:
             DataError: If there are not more pairs than modes, or they are not finite or have other channels.
@@ -157,7 +157,7 @@ class PODDeepONet(Operator):
         count = sum(map(len, train))
         if count <= self.basis:
             raise DataError(
-                expected=f"more than {self.basis} training pairs, for as many modes",
+                expected=f"more than {self.basis} training pairs, for that number of modes",
                 got=str(count),
                 remedy="lower basis, or give more data",
             )

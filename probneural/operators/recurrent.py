@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_instance, check_integer
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
-from probneural.grids import Grid, per_axis, resample
+from probneural.grids import Grid, check_grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_carries, check_input, check_modes, check_where
+from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear, SpectralConv, channels_innermost
 from probneural.operators.layers.attention import check_heads
 from probneural.operators.layers.recurrent import BlockState, RecurrentBlock
@@ -87,11 +87,11 @@ class RecurrentLayers:
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """What a `RecurrentOperator` remembers of the steps it has seen; its size does not grow with their number.
+    """State of a `RecurrentOperator` after the steps so far; its size does not grow with their number.
 
     Args:
         steps: Number of steps seen.
-        blocks: One entry per block; their rows are functions, or functions times grid points.
+        blocks: One entry per block; their rows are samples, or samples times grid points.
     """
 
     steps: int
@@ -119,11 +119,11 @@ class RecurrentOperator(Operator):
     | a step | a sample | a state; memory is at each grid point, and the encoder connects points |
     | `advance` | t samples, `(n, in_channels, t)` | t states, `(n, t, c + parameters, *grid)` |
 
-    `advance` takes any number of steps and hands over what it remembers, so that one step at a time, pieces and the whole
+    `advance` takes any number of steps and returns its state, so that one step at a time, pieces and the whole
     sequence give the same outputs up to rounding. The operator itself keeps no state. It is causal unless `is_bidirectional`.
 
-    What it learns belongs to the length of a step: samples at another rate are another problem, and there is no resolution in
-    time to change. A query between samples gets interpolated hidden states, later ones included. Fields may come on any grid
+    A trained operator belongs to the length of its step: samples at another rate are another problem, and the resolution
+    in time is fixed. A query between samples gets interpolated hidden states, later ones included. Fields may come on any grid
     that resolves the encoder's modes.
 
     Good values: the defaults, with a `horizon` as long as the sequences are. Learning rates of 1e-2 with clipped gradients.
@@ -220,16 +220,16 @@ class RecurrentOperator(Operator):
         Args:
             values: t samples of signals, `(n, in_channels, t)`, or t states of fields with their parameters,
                 `(n, t, c + parameters, *grid)`, in physical units.
-            state: What the call for the steps before returned; None at the beginning.
+            state: State that the previous call returned; None at the beginning.
             grid: Where fields live; by default a uniform grid on the unit domain. Signals need none.
 
         Returns:
-            The output after each step, `(n, out_channels, t)` of signals and `(n, t, out_channels, *grid)` of fields, and what
-            the operator remembers.
+            The output after each step, `(n, out_channels, t)` of signals and `(n, t, out_channels, *grid)` of fields, and the
+            state.
 
         Raises:
             UnsupportedError: If the operator is bidirectional.
-            ShapeError: If the values do not have that shape, or the state is that of other functions or another operator.
+            ShapeError: If the values do not have that shape, or the state is that of other samples or another operator.
             DataError: If the values are of another dtype than the operator, or the state is none.
             GridError: If the grid does not fit the values or the encoder's periodicity.
         """
@@ -270,14 +270,8 @@ class RecurrentOperator(Operator):
 
     def _located(self, values: Float[Tensor, "n c *grid"], grid: Grid | None) -> Grid:
         """Where values live."""
-        sizes = tuple(values.shape[2:])
-        if self.encoder is None:
-            where = Grid.uniform(sizes, periodic=False) if grid is None else grid
-            check_carries(where, values, periodic=where.periodic)
-            return where
-        where = Grid.uniform(sizes, periodic=self.encoder.flags) if grid is None else grid
-        check_carries(where, values, periodic=self.encoder.flags)
-        return where
+        flags = (False,) * (values.ndim - 2) if grid is None else check_grid(grid).periodic
+        return grid_of_values(values, grid, periodic=flags if self.encoder is None else self.encoder.flags)
 
     def _over_samples(
         self, values: Float[Tensor, "n c t"], state: RecurrentState | None
@@ -288,7 +282,7 @@ class RecurrentOperator(Operator):
     def _over_states(
         self, values: Float[Tensor, "n t c *grid"], state: RecurrentState | None, where: Grid
     ) -> tuple[Float[Tensor, "n t width *grid"], RecurrentState]:
-        """Encode each state, and remember at each point."""
+        """Encode each state, and run the blocks at each point."""
         hidden = self.lift(channels_innermost(self.input_normalizer(values.flatten(0, 1))))
         for spectral, pointwise in zip(self.spectral, self.pointwise, strict=True):
             hidden = nn.functional.gelu(spectral(hidden, endpoint=where.endpoint, pointwise=pointwise))
@@ -311,7 +305,7 @@ class RecurrentOperator(Operator):
         return self.output_normalizer.inverse(self.readout(features)).contiguous()
 
     def _check_state(self, state: RecurrentState | None, rows: Float[Tensor, "m t width"]) -> None:
-        """Raise an error unless a state is one of this operator's, for as many rows and of their dtype."""
+        """Raise an error unless a state belongs to this operator, with the number and dtype of the rows."""
         if state is None:
             return
         check_instance(state, RecurrentState, "state", remedy="pass on what advance returned, or None to begin")
@@ -351,7 +345,7 @@ class RecurrentOperator(Operator):
 
 
 def _checked_encoder(encoder: object, in_channels: int, *, is_bidirectional: bool) -> SpectralEncoder:
-    """Return an encoder that inputs of so many channels fit."""
+    """Return an encoder for inputs of `in_channels` channels."""
     checked = check_instance(
         encoder, SpectralEncoder, "encoder", remedy="give SpectralEncoder(modes=(16,), history=2)", error=ArgumentError
     )

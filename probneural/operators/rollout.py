@@ -30,7 +30,7 @@ class Rollout(Operator):
     `Laplace("low_rank")` does. It fits one step, `Rollout(operator, 1, residual=True)` too, whose predictor then rolls out.
 
     Args:
-        operator: G, from `h * c` states, the constant channels and the forcing of one step to c channels. It says its
+        operator: G, from `h * c` states, the constant channels and the forcing of one step to c channels. It has the attributes
             `in_channels` and `out_channels`.
         steps: How often it is applied.
         history: States h in an input of G.
@@ -38,11 +38,11 @@ class Rollout(Operator):
         residual: Whether G gives the increment of the state.
         all_leads: Whether all states are returned, as `steps * c` channels, the first lead first; otherwise the last one.
         keeps_boundary: Whether the values at the ends of axes that are not periodic stay those of the start.
-        checkpoints: Whether gradients compute each step again instead of keeping what is inside of it: one more evaluation, for
+        checkpoints: Whether gradients compute each step again instead of storing its activations: one more evaluation, for
             the memory of one step and of all states.
 
     Raises:
-        ArgumentError: If the operator is no module, does not say its channels, or has too few of them; or if a number is no
+        ArgumentError: If the operator is no module, lacks these attributes, or has too few of them; or if a number is no
             positive integer.
 
     Reference:
@@ -92,12 +92,12 @@ class Rollout(Operator):
     ) -> Float[Tensor, "n c2 *query"]:
         """Evaluate; see the base class.
 
-        On a query, the last state is what the operator itself evaluates there. Where it is a sum, has boundary values kept, or
+        On a query, the operator itself evaluates the last state. Where it is a sum, has boundary values kept, or
         is one of all states, it is interpolated.
 
         Raises:
             ShapeError: If the values do not have the channels of all inputs.
-            GridError: If boundary values are to be kept on a grid that has no ends, or what is interpolated comes without its
+            GridError: If boundary values are to be kept on a grid that has no ends, or interpolated values come without their
                 grid.
         """
         check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")

@@ -57,16 +57,16 @@ def fan(
     noise: float | Float[Tensor, "..."] = 0.0,
     times: Sequence[float] | Tensor | None = None,
 ) -> Figure:
-    """Draw a quantity of one function over the leads: its central intervals at 50 and 90 %, its mean, draws, and the truth.
+    """Draw a quantity of one sample over the leads: its central intervals at 50 and 90 %, its mean, draws, and the truth.
 
     A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself.
 
     Args:
-        forecast: Of n functions.
+        forecast: Of n samples.
         functional: The quantity, one number of a state: the value at a point, `pn.functionals.sensors(grid, [[0.25]])`, an
             integral. The first of several.
         truth: The true trajectories.
-        index: Which of the n functions; negative numbers count from the end.
+        index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
         draws: Number of draws.
         noise: Variance of the noise of the measured quantity, in its units squared.
@@ -129,20 +129,20 @@ def space_time(
     label: str = "value",
     axes: Sequence[str] = ("x",),
 ) -> Figure:
-    """Draw one function of a forecast on a line as maps over space and time: truth, mean, a draw; error and deviation.
+    """Draw one sample of a forecast on a line as maps over space and time: truth, mean, a draw; error and deviation.
 
     The draw is the same member, or the same latent, at all leads. A forecast in the plane is drawn by
     [`snapshots`][probneural.plots.snapshots].
 
     Args:
-        forecast: Of n functions on a uniform line.
+        forecast: Of n samples on a uniform line.
         truth: The true trajectories.
-        index: Which of the n functions; negative numbers count from the end.
+        index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         times: Time of each lead, `(steps,)`, equally spaced from the start at 0; the number of the lead by default.
-        label: What the values are, with their unit: "velocity (m/s)".
-        axes: What the coordinate is, with its unit: "x (m)".
+        label: Name of the values, with their unit: "velocity (m/s)".
+        axes: Name of the coordinate, with its unit: "x (m)".
 
     Returns:
         The figure.
@@ -211,20 +211,20 @@ def snapshots(
     label: str = "value",
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one function of a forecast in a plane as maps at several leads: truth, mean, error and deviation, a column per lead.
+    """Draw one sample of a forecast in a plane as maps at several leads: truth, mean, error and deviation, a column per lead.
 
     Rows of values share one colour scale, rows of deviations another one, over all leads.
 
     Args:
-        forecast: Of n functions in the plane, on a uniform grid or at scattered points.
+        forecast: Of n samples in the plane, on a uniform grid or at scattered points.
         truth: The true trajectories.
-        index: Which of the n functions; negative numbers count from the end.
+        index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
         leads: Which; up to four of them, evenly spread, by default.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         times: Time of each lead, `(steps,)`; the number of the lead by default.
-        label: What the values are, with their unit: "vorticity (1/s)".
-        axes: What the coordinates are, with their units.
+        label: Name of the values, with their unit: "vorticity (1/s)".
+        axes: Names of the coordinates, with their units.
 
     Returns:
         The figure.
@@ -310,7 +310,7 @@ def lead_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Te
 
 
 def time_name(times: Sequence[float] | Tensor | None) -> str:
-    """What the axis of time counts."""
+    """Name of the axis of time."""
     return "lead" if times is None else "time"
 
 

@@ -35,12 +35,12 @@ def lead_scores(
     """Draw scores against the lead, for one forecast or several; the shade is two standard errors over the functions.
 
     Args:
-        scores: What [`score_by_lead`][probneural.metrics.score_by_lead] returned, or several of them by name.
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead], or several by name.
         names: Which scores, a panel each, in the names of their table: "crps", "energy", "rank_deviation", ...
         unit: Unit of the values.
 
     Returns:
-        The figure. A dashed line is what a calibrated forecast has.
+        The figure. A dashed line is the value of a calibrated forecast.
 
     Raises:
         DataError: If there are no scores.
@@ -77,10 +77,10 @@ def lead_scores(
 
 
 def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: str = "") -> Figure:
-    """Draw spread and error against the lead, one panel per forecast: equal if the forecast knows how wrong it is.
+    """Draw spread and error against the lead, one panel per forecast: equal for a calibrated forecast.
 
     Args:
-        scores: What [`score_by_lead`][probneural.metrics.score_by_lead] returned, or several of them by name.
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead], or several by name.
         unit: Unit of the values.
 
     Returns:
@@ -112,7 +112,7 @@ def rank_histograms(scores: LeadScores, *, leads: Sequence[int] | None = None) -
     the bars are those of the probability integral transform.
 
     Args:
-        scores: What [`score_by_lead`][probneural.metrics.score_by_lead] returned.
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead].
         leads: Which; up to six of them, evenly spread, by default.
 
     Returns:
@@ -151,7 +151,7 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
     """Draw where the variance of a forecast comes from, against the lead: initial states, operators, both together, noise.
 
     Args:
-        shares: What `forecast.variance_shares()` returned.
+        shares: The result of `forecast.variance_shares()`.
         channel: Which of the c channels; negative numbers count from the end.
         times: Time of each lead, `(steps,)`; the number of the lead by default.
 

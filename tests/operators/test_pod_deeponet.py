@@ -289,7 +289,7 @@ def test_refuses_arguments() -> None:
 def test_refuses_training_data() -> None:
     operator, train = built(fitted=False), pairs()
     before = copy.deepcopy(operator.state_dict())
-    with pytest.raises(DataError, match="more than 4 training pairs, for as many modes; got 4"):
+    with pytest.raises(DataError, match="more than 4 training pairs, for that number of modes; got 4"):
         operator.fit_normalizers(train[:4])
     broken = train.outputs.values.clone()
     broken[2, 1, 3] = torch.nan

@@ -1,9 +1,7 @@
 """Layers of operators: spectral and pointwise layers, normalisers, position embeddings."""
 
-from probneural.operators.layers.channel_mlp import ChannelMLP
-from probneural.operators.layers.layout import channels_innermost
 from probneural.operators.layers.normalizer import ChannelNormalizer
-from probneural.operators.layers.pointwise import PointwiseLinear, ReadoutLinear
+from probneural.operators.layers.pointwise import ChannelMLP, PointwiseLinear, ReadoutLinear, channels_innermost
 from probneural.operators.layers.position import Embedding, check_embedding, position_channels, position_embedding
 from probneural.operators.layers.spectral import Ends, SpectralConv
 

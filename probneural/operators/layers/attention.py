@@ -27,7 +27,7 @@ class StateAttention(nn.Module):
 
     Args:
         width: Numbers of a state.
-        heads: How many parts attend by themselves; twice their number divides the width.
+        heads: Number of attention heads; twice their number divides the width.
         horizon: Steps in which the slowest pair turns once. Angles repeat beyond it.
         is_causal: Whether later steps are left out; otherwise every step reads all states, and 1/t is one over their number.
 
@@ -70,13 +70,13 @@ class StateAttention(nn.Module):
         """Read at t steps.
 
         Args:
-            normalised: What queries and keys are taken of, `(m, t, width)`.
-            states: What values are taken of, likewise.
+            normalised: Source of queries and keys, `(m, t, width)`.
+            states: Source of values, likewise.
             sums: Of key times value over earlier steps, d = width / heads; None where there were none.
             steps: Number of earlier steps.
 
         Returns:
-            What was read, `(m, t, width)`, and the sums with these steps in them.
+            The outputs, `(m, t, width)`, and the sums including these steps.
         """
         cosine, sine = self._turns(steps, states.shape[1], like=states)
         query, key = (_turned(self._parts(layer(normalised)), cosine, sine) for layer in (self.query, self.key))

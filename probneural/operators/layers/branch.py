@@ -1,4 +1,4 @@
-"""Branch networks: numbers that describe an input function, from its values at sensors."""
+"""Branch networks: coefficients of an input from its values at sensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Branching = Literal["joint", "product"]
 
 
 class SensorBranch(nn.Module):
-    """b_gk(a): K numbers in each of g groups that describe an input function a by its values at sensors.
+    """b_gk(a): K coefficients in each of g groups for an input a, from its values at sensors.
 
-    Inputs on any uniform grid are brought to the sensors by their interpolant, so the same function gives the same numbers at
+    Inputs on any uniform grid are brought to the sensors by their interpolant, so the same sample gives the same numbers at
     every resolution: exactly where the grid resolves it on periodic axes, else to the order of the interpolation.
 
     Args:
@@ -85,7 +85,7 @@ class SensorBranch(nn.Module):
 
         Args:
             values: `(n, in_channels, *grid)`.
-            grid: Where the caller says; None is a uniform grid on the domain of uniform sensors, or scattered sensors.
+            grid: The grid of the values; None is a uniform grid on the domain of uniform sensors, or scattered sensors.
 
         Raises:
             ShapeError: If the values are not of that shape.
@@ -97,7 +97,7 @@ class SensorBranch(nn.Module):
         return where.resized(tuple(values.shape[2:])) if grid is None and where.is_uniform else where
 
     def forward(self, values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n g k"]:
-        """Describe functions on a grid.
+        """Describe samples on a grid.
 
         Args:
             values: `(n, in_channels, *grid.shape)`, in physical units.
@@ -123,7 +123,7 @@ class SensorBranch(nn.Module):
         return product.unflatten(1, (self.groups, self.basis))
 
     def _are_sensors(self, grid: Grid) -> bool:
-        """Whether scattered points are the sensors, whatever their quadrature weights."""
+        """Whether scattered points are the sensors, with any quadrature weights."""
         if grid is self.sensors or grid.is_uniform or self.sensors.is_uniform:
             return grid is self.sensors
         with outside_of_export():
