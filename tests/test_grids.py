@@ -304,7 +304,7 @@ class TestResampling:
         source, target = Grid.uniform((5, 6)), scattered(23, 2)
         values = normal(2, 1, 5, 6)
         at_once = resample(values, source, target)
-        monkeypatch.setattr("probneural.grids.grid._CHUNK_ELEMENTS", 5 * 6 * 4)
+        monkeypatch.setattr("probneural.grids.resampling._CHUNK_ELEMENTS", 5 * 6 * 4)
         assert torch.allclose(resample(values, source, target), at_once, rtol=0, atol=1e-14)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

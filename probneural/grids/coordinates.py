@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from probneural.checks import check_flag
 from probneural.errors import ArgumentError, GridError
-from probneural.grids import Grid
 from probneural.grids.axes import CIRCLE, POLE, Axis
+from probneural.grids.grid import Grid
 
 _SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, in addition to its rounding."""

@@ -17,7 +17,8 @@ from probneural.errors import CalibrationError, DataError, DataWarning, Probneur
 from probneural.fields import Field
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import Dataset, FieldPairs, Rows, batches
+from probneural.pairs.field_pairs import Dataset, FieldPairs, batches
+from probneural.pairs.splits import Rows
 
 _VALUES_AT_ONCE = 2**17
 """Values that are read and hashed together."""
