@@ -8,7 +8,7 @@ from probneural.checks import missing
 
 
 def main() -> int:
-    """Run the program, or say which extra it needs."""
+    """Run the program, or name the missing extra."""
     try:
         from probneural import command_line
     except ModuleNotFoundError as error:

@@ -122,7 +122,7 @@ def check_choice(
     """Return one of several words.
 
     Raises:
-        ProbneuralError: Of the class `error`, if it is none of them.
+        ProbneuralError: Of the class `error`, if it is not one of them.
     """
     if not isinstance(value, str) or value not in choices:
         raise error(expected=f"{name} among {', '.join(choices)}", got=repr(value), remedy=remedy)
@@ -133,7 +133,7 @@ def check_instance(value: object, kind: type[T], name: str, *, remedy: str, erro
     """Return an instance of a class.
 
     Raises:
-        ProbneuralError: Of the class `error`, if it is none.
+        ProbneuralError: Of the class `error`, if it is not an instance.
     """
     if not isinstance(value, kind):
         raise error(expected=f"a {kind.__name__} as {name}", got=described(value), remedy=remedy)

@@ -228,7 +228,7 @@ _HOOKS = frozenset(name for name in vars(nn.Module()) if "_hooks" in name) - {"_
 def copy_for_call(module: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> nn.Module:
     """Copy a module for one call, with some of its parameters and buffers replaced by other tensors.
 
-    The copy has submodules, hooks, lists and dictionaries of its own and shares everything else, above all the tensors that
+    The copy has new submodules, hooks, lists and dictionaries and shares everything else, above all the tensors that
     are not replaced. Tied tensors stay tied. References to submodules from plain attributes, lists and bound methods lead to
     the copy's ones; a module with `__getstate__` and `__setstate__`, as compiled ones have, is copied by these.
 

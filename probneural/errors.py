@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 
 class ProbneuralError(Exception):
@@ -25,6 +25,8 @@ class ProbneuralError(Exception):
         expected values of shape (n, c, 64); got (64,); add the two leading axes
     """
 
+    _arguments: ClassVar[tuple[str, ...]] = ("expected", "got", "remedy")
+
     def __init__(self, *, expected: str, got: str, remedy: str) -> None:
         super().__init__(expected, got, remedy)
         self.expected = expected
@@ -37,14 +39,10 @@ class ProbneuralError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the trip between worker processes, keyword-only arguments included."""
-        return _rebuild, (type(self), self.expected, self.got, self.remedy)
+        return _rebuild, (type(self), {name: getattr(self, name) for name in self._arguments})
 
 
-def _rebuild(kind: type[ProbneuralError], expected: str, got: str, remedy: str) -> ProbneuralError:
-    return kind(expected=expected, got=got, remedy=remedy)
-
-
-def _rebuild_from(kind: type[ProbneuralError], arguments: dict[str, Any]) -> ProbneuralError:
+def _rebuild(kind: type[ProbneuralError], arguments: dict[str, Any]) -> ProbneuralError:
     return kind(**arguments)
 
 
@@ -93,7 +91,7 @@ class EvidenceError(ProbneuralError, ValueError):
 
 
 class CalibrationError(ProbneuralError, ValueError):
-    """Calibration data cannot support the guarantee asked for."""
+    """Calibration data cannot support the requested guarantee."""
 
 
 class OperatorError(ProbneuralError, RuntimeError):
@@ -109,7 +107,7 @@ class ConfigurationError(ProbneuralError, ValueError):
 
 
 class UnsupportedError(ProbneuralError, NotImplementedError):
-    """The combination asked for is mathematically or technically out of reach; the message gives the reason."""
+    """The requested combination is mathematically or technically out of reach; the message gives the reason."""
 
 
 class SolverError(ProbneuralError, RuntimeError):
@@ -131,21 +129,12 @@ class ForecastError(ProbneuralError, RuntimeError):
         members: Which members.
     """
 
+    _arguments = (*ProbneuralError._arguments, "lead", "members")
+
     def __init__(self, *, expected: str, got: str, remedy: str, lead: int = 0, members: tuple[int, ...] = ()) -> None:
         super().__init__(expected=expected, got=got, remedy=remedy)
         self.lead = lead
         self.members = members
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive the trip between worker processes."""
-        arguments = {
-            "expected": self.expected,
-            "got": self.got,
-            "remedy": self.remedy,
-            "lead": self.lead,
-            "members": self.members,
-        }
-        return _rebuild_from, (type(self), arguments)
 
 
 class SimulationError(ProbneuralError, RuntimeError):

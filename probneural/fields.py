@@ -277,7 +277,7 @@ class Field(Undisturbed):
         return replace(self, values=resample(self.values, self.grid, grid), grid=grid)
 
     def without_own_masks(self) -> Field:
-        """Return the field as operators see it where samples have masks of their own: on the grid without masks."""
+        """Return the field as operators see it if masks differ between samples: on the grid without masks."""
         return Field(self.values, self.grid.unmasked) if self.grid.is_batch else self
 
     def detached(self) -> Field:
@@ -295,13 +295,9 @@ class Field(Undisturbed):
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
-            return self._selected(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
+            return self._selected(cast(self.values, target, "values", dims=(0, *range(2, self.values.ndim))), self.grid)
         device = check_device(target, is_double=self.values.dtype == torch.float64)
         return self._selected(self.values.to(device), self.grid)
-
-    @property
-    def _all_but_channels(self) -> tuple[int, ...]:
-        return (0, *range(2, self.values.ndim))
 
     def __len__(self) -> int:
         """Number of fields n."""

@@ -140,6 +140,6 @@ def identity_of(setting: object) -> str:
 
 
 def _called(name: str, args: Sequence[object], settings: Mapping[str, object]) -> str:
-    """A call as it is written."""
+    """The text of a call."""
     named = [f"{key}={identity_of(value)}" for key, value in sorted(settings.items())]
     return f"{name}({', '.join([*map(identity_of, args), *named])})"

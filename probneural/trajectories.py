@@ -295,7 +295,7 @@ def check_several(trajectories: int, count: int) -> None:
 
 
 def window_starts(times: int, *, history: int, lead: int, stride: int, steps: int = 1) -> Int64[Tensor, " windows"]:
-    """The first step of each window of a trajectory at so many times.
+    """The first step of each window of a trajectory.
 
     Args:
         times: Number of states.

@@ -309,12 +309,7 @@ def read_numpy(
     tensor = to_tensor(array, name, dtype=dtype, takes_nan=mask is not None and mask is not False)
     shape = tuple(tensor.shape)
     roles, where = array_layout(shape, name, stated=layout, grid=grid, options=options)
-    if roles.axes(TIME) or not roles.axes(SAMPLE):
-        raise ArgumentError(
-            expected=f"a layout of {name} with samples and without times",
-            got=f'axes="{roles}"',
-            remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
-        )
+    check_samples(roles, name)
     if where is None:
         raise ArgumentError(
             expected=f"an axis of space of {name}",
@@ -334,6 +329,16 @@ def read_numpy(
     values = tensor.reshape(len(tensor), -1, *points).contiguous()
     turned = turned_mask(mask, range(len(shape)), sample=roles.axes(SAMPLE)[0], space=roles.space_axes)
     return values, grid_with_mask(values, where, turned, name)
+
+
+def check_samples(roles: Layout, name: str) -> None:
+    """Raise an ArgumentError unless a layout has samples and no times."""
+    if roles.axes(TIME) or not roles.axes(SAMPLE):
+        raise ArgumentError(
+            expected=f"a layout of {name} with samples and without times",
+            got=f'axes="{roles}"',
+            remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
+        )
 
 
 def check_not_parameters(inputs: Grid, outputs: Grid) -> None:

@@ -18,7 +18,7 @@ class ArrangedReader:
     """An array with its axes in another order; axes that are left out have length 1.
 
     Args:
-        inner: The array as it is stored.
+        inner: The stored array.
         order: Axes of the stored array, in the order of the view.
         descending: Axes of the stored array that are read from the last entry to the first.
         starts: Per axis of the stored array, the entry that comes first, the ones before it following the last: longitudes

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from probneural.arrays.layouts import SAMPLE, TIME, layouts_of
-from probneural.arrays.reading import Mask, array_layout, check_grid_alone
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.reading import Mask, array_layout, check_grid_alone, check_samples
 from probneural.data.arranged import array_reader
 from probneural.data.fields import Part, with_mask
 from probneural.data.pairs import StoredPairs, stored_pairs
@@ -78,12 +78,7 @@ def from_arrays(
         if where is not None:
             check_grid(where)
         roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, options=options)
-        if roles.axes(TIME) or not roles.axes(SAMPLE):
-            raise ArgumentError(
-                expected=f"a layout of {name} with samples and without times",
-                got=f'axes="{roles}"',
-                remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
-            )
+        check_samples(roles, name)
         side_grid = own_grid or (sides[0][1] if sides else None)
         if side_grid is None:
             raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Fields that are read when they are asked for."""
+"""Fields that are read on access, and masks of their samples."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
     Returns:
-        The data set, which reads rows when they are asked for, and can be sent to other processes.
+        The data set, which reads rows on access, and can be sent to other processes.
 
     Raises:
         FileError: If there is no such file, or it is of another format.
@@ -163,7 +163,7 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
     Returns:
-        The inputs, which are read when they are asked for.
+        The inputs, which are read on access.
 
     Raises:
         ProbneuralError: As `open` does.

@@ -1,4 +1,4 @@
-"""Pairs that are read when they are asked for."""
+"""Pairs that are read on access."""
 
 from __future__ import annotations
 

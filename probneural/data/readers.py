@@ -191,7 +191,7 @@ class RawReader(ReopenedReader):
 
 @dataclass
 class StoredEntryReader(RawReader):
-    """An array that an archive stores as it is; the check sum of the whole entry is compared before the first read.
+    """An array that an archive stores uncompressed; the check sum of the whole entry is compared before the first read.
 
     Args:
         start: Where the entry begins in the file, in bytes.
@@ -383,7 +383,7 @@ def npz_layouts(path: Path) -> dict[str, tuple[ArrayReader, bool]]:
                     arrays[name] = _archived(path, entry, member)
     except FileError:
         raise
-    except Exception as error:  # headers are parsed as Python, and compressed streams raise errors of their own
+    except Exception as error:  # headers are parsed as Python, and compressed streams raise their errors
         raise FileError(
             expected=f"an archive of arrays in {path}", got=str(error), remedy="write it with np.savez(path, a=..., u=...)"
         ) from error
@@ -391,7 +391,7 @@ def npz_layouts(path: Path) -> dict[str, tuple[ArrayReader, bool]]:
 
 
 def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> tuple[ArrayReader, bool]:
-    """An array in an archive, by its header: read by its position in the file if it is stored as it is."""
+    """An array in an archive, by its header: read by its position in the file if it is uncompressed."""
     version = np.lib.format.read_magic(member)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read_header(member)
@@ -403,7 +403,7 @@ def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> tuple[ArrayRea
         raise ValueError(f"{entry.filename} of {entry.file_size} bytes, not {member.tell() + size}")
     if entry.compress_type != zipfile.ZIP_STORED:
         return PackedEntryReader(path, entry.filename, shape, dtype), False
-    with path.open("rb") as file:  # the archive's own header of the entry has a length of its own
+    with path.open("rb") as file:  # the local header of the entry has another length
         file.seek(entry.header_offset + _ZIP_NAME_LENGTH)
         name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
     start = entry.header_offset + _ZIP_HEADER + name + extra
@@ -462,7 +462,7 @@ def gather(reader: ArrayReader, places: NDArray[np.int64], *, chunks: Sequence[i
     Args:
         reader: The array.
         places: Indices along the first k axes, `(m, k)`, not negative.
-        chunks: Lengths per axis of what is read at once; by default those of the reader.
+        chunks: Lengths of a box that is read at once, per axis; by default those of the reader.
 
     Returns:
         `(m, *rest)`, where the rest are the lengths of the other axes.

@@ -22,7 +22,7 @@ from probneural.grids.coordinates import grid_from_coordinates, recorded_grid, t
 
 
 def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> Contents:
-    """The variables that are asked for, with their grids and times.
+    """The requested variables, with their grids and times.
 
     Raises:
         DataError: If variables are not named or missing, or times are neither.

@@ -42,7 +42,7 @@ class Trajectories:
     Args:
         inputs: Variables that a window's input has.
         outputs: Variables that a window's output has; all vary in time.
-        times: Ascending, `(times,)`, or `(n_all, times)` where trajectories have times of their own; in the data's units.
+        times: Ascending, `(times,)`, or `(n_all, times)` where times differ between trajectories; in the data's units.
         grid: Where they live.
         rows: Which trajectories, `(n,)`.
         dtype: In which numbers are read.
@@ -328,7 +328,7 @@ class Trajectories:
 
         Raises:
             UnsupportedError: If there is but one time, the inputs that vary in time are not the outputs' variables, or come
-                behind one that does not, or trajectories that are read have times or masks of their own, or masks vary in time.
+                behind one that does not, or times or masks of the trajectories differ, or masks vary in time.
             DataError: If a value that is read is not finite.
         """
         chosen = self.subset(index)

@@ -46,7 +46,7 @@ _REASONS: dict[type, tuple[str, str]] = {
 
 
 def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Tensor, " c"]) -> nn.Module:
-    """Return a module from input values to mean and standard deviation of a predictor, with tensors of its own.
+    """Return a module from input values to mean and standard deviation of a predictor, with copies of its tensors.
 
     Args:
         predictor: Predictor of a head or a calibrator.

@@ -127,7 +127,7 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
         description=description,
     )
     module = exported.module(check_guards=False)
-    program.check(lambda batch: _as_tuple(module(batch)))
+    program.check(lambda batch: as_tuple(module(batch)))
     return program
 
 
@@ -297,8 +297,9 @@ def _attribute(module: nn.Module, path: str) -> Any:
     return getattr(module, name)
 
 
-def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else result
+def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The outputs of a program, one or several, as a tuple."""
+    return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def _array(name: str, values: Tensor, grid: Grid) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from probneural.checks import check_integer, check_path, missing
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.export.programs import KEY, Program, quiet, traced
+from probneural.export.programs import KEY, Program, as_tuple, quiet, traced
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.training import atomic
@@ -82,7 +82,7 @@ def to_onnx(
     payload = _onnx_bytes(program, opset_version)
     try:
         session = onnxruntime.InferenceSession(payload, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has a class for each code of its own
+    except Exception as error:  # ONNX Runtime has one class per error code
         raise UnsupportedError(
             expected="operations that ONNX Runtime has in this dtype", got=str(error), remedy="export an operator in float32"
         ) from error
@@ -206,7 +206,7 @@ def to_aot_inductor(
                 remedy="install one (g++, or CXX=...), or use to_onnx",
             ) from error
         compiled = aoti_load_package(str(package))
-        program.check(lambda values: _as_list(compiled(values)))
+        program.check(lambda values: as_tuple(compiled(values)))
         payload = package.read_bytes()
     atomic.write(path, payload)
 
@@ -217,7 +217,3 @@ def _named_pt2(path: object) -> Path:
     if checked.suffix != ".pt2":
         raise ArgumentError(expected="a name that ends in .pt2", got=checked.name, remedy="PyTorch loads no other")
     return checked
-
-
-def _as_list(result: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)

@@ -263,7 +263,7 @@ class Stack(Functional):
 
 
 def check_unbatched(grid: Grid) -> None:
-    """Raise a GridError if samples have masks of their own: a functional is the same for all."""
+    """Raise a GridError if masks differ between samples: a functional is the same for all."""
     if grid.is_batch:
         raise GridError(
             expected="one grid for all samples of a functional",
@@ -276,7 +276,7 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
     """Return a functional.
 
     Raises:
-        DataError: If it is none.
+        DataError: If it is not a functional.
         GridError: If it lives on another grid than a given one.
     """
     is_map = callable(functional) and not isinstance(functional, Functional | type)

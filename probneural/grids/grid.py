@@ -333,7 +333,7 @@ class Grid(Undisturbed):
         return _lazy_copy(self._observed).reshape(*self._observed.shape[:-1], *self.shape)
 
     def select(self, index: slice | Tensor) -> Grid:
-        """Select grids of a batch; one grid for all samples stays as it is."""
+        """Select grids of a batch; one grid for all samples is returned unchanged."""
         if self._observed is None or self._observed.ndim == 1:
             return self
         rows = index.cpu() if isinstance(index, Tensor) else index
@@ -358,7 +358,7 @@ class Grid(Undisturbed):
         """Measure of the domain without masked points, in the units of the lengths to the power d.
 
         Raises:
-            GridError: If samples have masks of their own.
+            GridError: If masks differ between samples.
         """
         return float(self._single().weights.sum())
 
@@ -367,7 +367,7 @@ class Grid(Undisturbed):
         """Quadrature weights of an average over the domain, `(p,)`, float64, dimensionless: they sum to one.
 
         Raises:
-            GridError: If samples have masks of their own: use `sample_weights`.
+            GridError: If masks differ between samples: use `sample_weights`.
         """
         weights = self._single().weights
         return weights / float(weights.sum())
@@ -560,7 +560,7 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     """Return a grid.
 
     Raises:
-        GridError: If it is none, or not uniform where it has to be.
+        GridError: If it is not a Grid, or not uniform where required.
     """
     checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:

@@ -1,6 +1,6 @@
-"""Linear algebra that several layers share: Gaussian conditioning and densities, conjugate gradients, principal components.
+"""Linear algebra: Gaussian conditioning and densities, conjugate gradients, principal components, interpolation.
 
-It knows tensors only, no fields, weights or operators.
+It works on tensors only, not on fields, weights or operators.
 """
 
 from probneural.linear_algebra.conditioning import LowRankUpdate

@@ -31,8 +31,8 @@ class LowRankUpdate:
     The effect of r observations on a standard normal vector, stored as r * k numbers: the k x k matrix is never formed.
 
     Args:
-        directions: V, orthonormal rows `(*batch, r, k)`; without batch axes one map serves all, with `(n, r, k)` each input
-            has its own.
+        directions: V, orthonormal rows `(*batch, r, k)`; without batch axes one map serves all, `(n, r, k)` is one map
+            per input.
         factors: `(*batch, r)`, dimensionless; 0 for directions without variance.
 
     Raises:
@@ -63,7 +63,7 @@ class LowRankUpdate:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """`(n,)` if each input has a map of its own, else `()`."""
+        """`(n,)` for one map per input, else `()`."""
         return self.directions.shape[:-2]
 
     def product(self, latents: Float[Tensor, "*_ k"]) -> Float[Tensor, "*_ k"]:
@@ -233,13 +233,7 @@ def condition_noisily(
     # R = diag(noise)^(-1/2) root = U S V^T
     svd = Decomposition.of(root * inverse[..., None])
     whitened = residual * inverse
-    gain = torch.hypot(svd.values, torch.ones_like(svd.values))
-    along = svd.along(whitened.detach())
-    orthogonal = whitened.detach() - svd.combined(along)
-    along = along / gain
-    # (I + S^2)^-1 on the span of U, the identity on its complement: pull = (I + R R^T)^-1 w, latent = R^T pull
-    pull, latent = orthogonal + svd.combined(along / gain), svd.to_latent(svd.values / gain * along)
-    chi2 = along.square().sum(-1) + orthogonal.square().sum(-1) + svd.distance(whitened, pull, latent)
+    gain, pull, latent, chi2 = svd.with_unit_noise(whitened)
     pull, shift = svd.solution(whitened, pull, latent, inverse=gain.square().reciprocal(), unit=1.0)
     # f(s) = 1/sqrt(1 + s): (f(s) - f(t))/(s - t) = -1/(g_s g_t (g_s + g_t)) with g_s = sqrt(1 + s)
     slopes = -1.0 / (gain[..., :, None] * gain[..., None, :] * (gain[..., :, None] + gain[..., None, :]))

@@ -120,12 +120,7 @@ def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "..
 def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
     """The same as `_by_gram`, with first derivatives: A = U S V^T, log det(I + A A^T) = sum log(1 + S^2)."""
     svd = Decomposition.of(rows)
-    along = svd.along(whitened.detach())
-    orthogonal = whitened.detach() - svd.combined(along)
-    gain = torch.hypot(svd.values, torch.ones_like(svd.values))
-    along = along / gain
-    pull, latent = orthogonal + svd.combined(along / gain), svd.to_latent(svd.values / gain * along)
-    quadratic = along.square().sum(-1) + orthogonal.square().sum(-1) + svd.distance(whitened, pull, latent)
+    gain, _, _, quadratic = svd.with_unit_noise(whitened)
     return quadratic, 2.0 * gain.log().sum(-1) + svd.inner(2.0 * svd.values / gain.square())
 
 

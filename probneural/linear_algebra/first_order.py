@@ -114,6 +114,19 @@ class Decomposition(NamedTuple):
             change = change - (pull[..., None, :] @ self.change @ latent[..., None])[..., 0, 0]
         return 2.0 * change
 
+    def with_unit_noise(
+        self, target: Float64[Tensor, "... m"]
+    ) -> tuple[Float64[Tensor, "... r"], Float64[Tensor, "... m"], Float64[Tensor, "... k"], Float64[Tensor, "..."]]:
+        """For N = A A^T + I: sqrt(1 + S^2), N^-1 w and A^T N^-1 w without gradients, and w^T N^-1 w with its derivative."""
+        gain = torch.hypot(self.values, torch.ones_like(self.values))
+        along = self.along(target.detach())
+        orthogonal = target.detach() - self.combined(along)
+        along = along / gain
+        # N^-1 is (1 + S^2)^-1 on the span of U, and the identity on its complement
+        pull, latent = orthogonal + self.combined(along / gain), self.to_latent(self.values / gain * along)
+        quadratic = along.square().sum(-1) + orthogonal.square().sum(-1) + self.distance(target, pull, latent)
+        return gain, pull, latent, quadratic
+
     def solution(
         self,
         target: Float64[Tensor, "... m"],

@@ -156,7 +156,7 @@ class DeepONet(Operator):
     def evaluate_at(
         self, values: Float[Tensor, "n c *grid"], points: Float[Tensor, "n p d"], *, grid: Grid | None = None
     ) -> Float[Tensor, "n c2 p"]:
-        """Evaluate each output function at points of its own; gradients reach the points.
+        """Evaluate each output sample at separate points; gradients reach the points.
 
         Args:
             values: Input samples, in physical units.

@@ -27,8 +27,8 @@ class ODESolver:
 
     Args:
         time: The lead that a plain call returns, and the unit of the latent dynamics, in the unit of the data's times.
-        steps: Steps per `time` of `"rk4"`. They do not depend on the times that are asked for: between them stands the cubic
-            through states and slopes, of the method's own order, so a state is the same whichever others are asked for.
+        steps: Steps per `time` of `"rk4"`. They do not depend on the requested times: between steps, the cubic through states
+            and slopes has the order of the method, so a state does not depend on the other requested times.
         method: `"rk4"`, equal steps of fourth order; or, with steps that adapt to the tolerances, `"dopri5"`, `"bosh3"`,
             `"dopri8"` or `"adaptive_heun"`.
         rtol: Relative tolerance of the adaptive methods.
@@ -80,7 +80,7 @@ class ODESolver:
         Raises:
             SolverError: If no step of an adaptive method meets the tolerances, as for stiff dynamics. In gradients by the
                 adjoint equation the error is torchdiffeq's own.
-            UnsupportedError: If steps adapt where PyTorch transforms the function, which has no order of its own then.
+            UnsupportedError: If steps adapt under transforms of PyTorch.
             ImportError: If torchdiffeq is needed and not installed.
         """
         turns = (times / self.time).tolist()

@@ -58,14 +58,14 @@ class NeuralODEOperator(Operator):
     F is `depth` spectral layers z -> Kz + Wz + b with gelu between them, the same at all times, so states at all times are one
     trajectory; E and R are two pointwise layers each.
 
-    Time enters by where the output is asked for: a grid with one more axis than the inputs have, time first, is a set of points
-    in space and time. So irregular times need no form of their own: training outputs live at scattered points (t, x), which
+    Time enters by the query: a grid with one more axis than the inputs have, time first, is a set of points
+    in space and time. So irregular times need no special format: training outputs live at scattered points (t, x), which
     [`space_time`][probneural.operators.space_time] makes of states at given times; `pn.fit`, heads, functionals and scores see
-    a field on a grid as ever, and a posterior is joint over space and time. Functions with times of their own are data sets
+    a field on a grid as ever, and a posterior is joint over space and time. Samples with different times are data sets
     side by side, as `pn.fit` takes them. Without a query, or with one in space, the output is the state at the solver's `time`.
 
-    Good values: `time` near the longest time of the data, whose latent states then stay of order one. It cannot know of a
-    dependence on absolute time, or of a forcing that is not part of the state.
+    Good values: `time` near the longest time of the data, whose latent states then stay of order one. It cannot represent a
+    dependence on absolute time, or on a forcing that is not part of the state.
 
     Args:
         in_channels: Channels of the inputs.
@@ -148,7 +148,7 @@ class NeuralODEOperator(Operator):
             )
         if query.is_uniform:
             times = _checked_times(query.axes[0].coordinates)
-            space = _without_time(query)
+            space = Grid.of_axes(query.axes[1:])
             states = [resample(state, where, space) for state in self._states(start, where, times)]
             return self._read(torch.stack(states, dim=2))
         times, numbers = query.points[:, 0].unique(return_inverse=True)
@@ -258,11 +258,6 @@ def space_time(values: Float[Tensor, "n t c *grid"], *, times: Float[Tensor, " t
     points = torch.cat([moments.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(moments), 1)], dim=1)
     product_grid = Grid.scattered(points, (weights[:, None] * check_unmasked(grid, "several times").weights).flatten())
     return Field(values.flatten(3).movedim(1, 2).flatten(2), product_grid)
-
-
-def _without_time(query: Grid) -> Grid:
-    """The axes of a uniform grid but the first."""
-    return Grid.of_axes(query.axes[1:])
 
 
 def _checked_times(times: Tensor) -> Tensor:

@@ -308,7 +308,7 @@ class FieldPairs(Paired):
         """Make pairs of a table of parameters and the fields that belong to them.
 
         Args:
-            parameters: `(n, k)`, one sample per row, or `(n,)`; each column in units of its own.
+            parameters: `(n, k)`, one sample per row, or `(n,)`; each column in its units.
             outputs: Output samples, as in `from_numpy`.
             as_points: Whether inputs are k unordered numbers, channels at a single point, which `DeepONet`, `PODDeepONet` and
                 `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
@@ -373,8 +373,8 @@ class FieldPairs(Paired):
 
         Args:
             inputs: Input samples: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
-                with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers says
-                which pairs belong together. Where the dimension `sample` is time, its coordinate gives the pairs' times.
+                with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers
+                gives the groups of pairs. Where the dimension `sample` is time, its coordinate gives the pairs' times.
             outputs: Output samples, likewise; matched to the inputs by position.
             periodic: Whether each dimension of space is periodic; `to_xarray` records it.
             lengths: Extent of each dimension of space, in the coordinates' units.

@@ -170,7 +170,7 @@ def check_clock(clock: object, count: int) -> WindowClock:
 
 
 def joined_groups(parts: Sequence[Any], clock: WindowClock | None) -> Int64[Tensor, " n"] | None:
-    """Groups of data sets that come one after the other; a pair without one, or a trajectory, is a group of its own."""
+    """Groups of data sets that come one after the other; a pair without one, or a trajectory, is a separate group."""
     are_single = all(part.clock is None for part in parts) if clock is None else clock.is_series
     if are_single and all(part.groups is None for part in parts):
         return None

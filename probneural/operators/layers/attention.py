@@ -19,7 +19,7 @@ class StateAttention(nn.Module):
     """a_t = W (1/t) sum over s <= t of (q_t . R_{t-s} k_s) v_s: each step reads all states up to it, by heads.
 
     Scores are plain products, not their softmax, so that they have both signs: a head can be a filter. R_d turns pair j of the
-    query's and the key's numbers by the angle 2 pi j d / horizon, each head having pairs of its own, so all heads together see
+    query's and the key's numbers by the angle 2 pi j d / horizon, with different pairs in each head, so all heads together see
     the frequencies 0, 1, ... width / 2 - 1 over the horizon. Because of that a query is met by the sum of k_s v_s^T over all
     earlier steps, a matrix for each head, which is all that a next step needs: memory does not grow with time.
 

@@ -1,4 +1,4 @@
-"""A read-out in which every output channel has features of its own."""
+"""A read-out with separate features for each output channel."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _add_product(
 ) -> Tensor:
     """Add `inputs @ weight.mT` to values that nothing else refers to: in their own memory, unless a transform is active.
 
-    A transform may follow the product and not the values (a batch of weights, say), whose memory cannot hold the sum then.
+    A transform may follow the product and not the values (such as a batch of weights), whose memory cannot hold the sum then.
     """
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     rounds = torch.is_autocast_enabled(values.device.type)
