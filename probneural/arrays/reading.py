@@ -197,7 +197,7 @@ def array_layout(
         stated: The layout, if it is stated.
         grid: The grid, if it is stated.
         options: `lengths`, `periodic` and `endpoint`, which make a grid where none is stated.
-        leading: `has_time` and `has_samples` of [`positional_layout`][probneural.arrays.layouts.positional_layout].
+        leading: `has_time` and `has_samples` of `positional_layout`.
 
     Returns:
         The layout, and the grid; None where no axis is space.

@@ -111,8 +111,8 @@ class SensorBranch(nn.Module):
             GridError: If sensors lie outside the grid's domain, or the grid is scattered and its points are not the sensors.
         """
         where = self.sensors if self._are_sensors(grid) else grid
-        readings = self.normalizer(resample(values, where, self.sensors)).flatten(2)
-        parts = [readings.flatten(1)] if self.branching == "joint" else list(readings.unbind(1))
+        at_sensors = self.normalizer(resample(values, where, self.sensors)).flatten(2)
+        parts = [at_sensors.flatten(1)] if self.branching == "joint" else list(at_sensors.unbind(1))
         product: Tensor | None = None
         all_networks = list(self.networks)
         for number, part in enumerate(parts):
