@@ -171,12 +171,14 @@ def _iterate(product: Map, right: Tensor, limits: Tensor, *, preconditioner: Map
         squared_norm = _dots(open_residual, conditioned)
         if bool((squared_norm <= 0).any()):
             _refuse("preconditioner", "r^T M r", float(squared_norm.min()))
+        # z = M r, p = z + (r.z / r_old.z_old) p_old
         ratio = squared_norm / previous[active] if step else torch.zeros_like(squared_norm)
         search = conditioned + direction[active] * ratio.to(open_residual)[:, None]
         image = apply(product, search, size=size)
         curvature = _dots(search, image)
         if bool((curvature <= 0).any()):
             _refuse("map", "p^T A p", float(curvature.min()))
+        # x += a p, r -= a A p with a = r.z / p.A p
         length = (squared_norm / curvature).to(open_residual)[:, None]
         solution[active] += length * search
         residual[active] = open_residual - length * image
@@ -230,6 +232,7 @@ def solve_truncated(
         mapped = product(direction)
         curved = (direction * mapped).sum(-1) + shift * direction.square().sum(-1)
         active = active & (curved > 0)
+        # x += a p, r -= a (A + shift) p with a = |r|^2 / p.(A + shift) p
         length = torch.where(active, size / torch.where(active, curved, 1.0), 0.0)[:, None]
         solution, image = solution + length * direction, image + length * mapped
         residual = residual - length * (mapped + shift[..., None] * direction)

@@ -56,6 +56,7 @@ def narrowed(rows: Float[Tensor, "m k"]) -> Float64[Tensor, "m r"]:
         return rows.to(torch.float64)
     if rows.dtype == torch.float64:
         return torch.linalg.qr(rows.mT, mode="r").R.mT
+    # R R^T = V diag(values) V^T, root V diag(values)^(1/2)
     gram = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
     for piece in rows.split(max(1, _CHUNK_ELEMENTS // len(rows)), dim=1):
         columns = piece.to(torch.float64)
