@@ -125,8 +125,8 @@ class Workshop:
         """Training pairs with so many images of each: under shifts where there are any, else under mirrors and turns."""
         grid = self.pairs.inputs.grid
         is_periodic = any(grid.periodic)
-        symmetries = pn.symmetries.shifts(grid, count, seed=self.seed) if is_periodic else pn.symmetries.box(grid)[:count]
-        return pn.symmetries.with_copies(self.pairs, symmetries)
+        symmetries = pn.augmentation.shifts(grid, count, seed=self.seed) if is_periodic else pn.augmentation.box(grid)[:count]
+        return pn.augmentation.augment(self.pairs, symmetries)
 
     @property
     def pairs(self) -> pn.FieldPairs:

@@ -15,8 +15,8 @@ from torch.func import stack_module_state, vmap
 import probneural as pn
 from benchmarks.timing import interleaved, quartiles
 from benchmarks.workers import spawned
+from probneural.contexts import copy_for_call
 from probneural.randomness import stream
-from probneural.threads import copy_for_call
 
 MEMBERS = 4
 ROUNDS = 21

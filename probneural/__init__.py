@@ -1,7 +1,7 @@
 """Posteriors over functions for neural operators.
 
 The path through the library: a problem or your own arrays give `FieldPairs`; `fit` trains an operator; a head turns it into a
-`Predictor`; calibrators keep it honest; what it predicts is a `FieldDistribution` to score, draw from, constrain, condition
+`Predictor`; calibrators keep it honest; its predictions are `FieldDistribution`s to score, draw from, constrain, condition
 and optimise. `save` and `load` keep operators and predictors, `export` writes them for programs without this library.
 """
 
@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from probneural import (
+    augmentation,
     calibration,
     curvature,
     data,
@@ -24,14 +25,13 @@ from probneural import (
     operators,
     problems,
     runs,
-    symmetries,
     training,
 )
-from probneural.clocks import WindowClock
-from probneural.extras import missing
+from probneural.checks import missing
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
+from probneural.pairs.clocks import WindowClock
 from probneural.storage import load, save
 from probneural.training import fit
 from probneural.trajectories import FieldTrajectories
@@ -48,6 +48,7 @@ __all__ = [
     "FieldTrajectories",
     "Grid",
     "WindowClock",
+    "augmentation",
     "calibration",
     "curvature",
     "data",
@@ -64,7 +65,6 @@ __all__ = [
     "problems",
     "runs",
     "save",
-    "symmetries",
     "training",
 ]
 

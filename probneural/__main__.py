@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from probneural.extras import missing
+from probneural.checks import missing
 
 
 def main() -> int:
-    """Run the program, or say which extra it needs."""
+    """Run the program, or name the missing extra."""
     try:
         from probneural import command_line
     except ModuleNotFoundError as error:

@@ -1,13 +1,15 @@
-"""Checks of arguments: each kind of argument has one, which returns it converted or raises a typed error.
+"""Checks of arguments, unknown keywords and attributes, and optional libraries.
 
-Numbers of NumPy are numbers; truth values are none. What a check returns is plain Python (or a tensor), so that files and
-generators take it.
+Numbers of NumPy are numbers; truth values are not. Checks return plain Python objects or tensors, which files and generators
+accept.
 """
 
 from __future__ import annotations
 
 import collections.abc
+import difflib
 import functools
+import importlib
 import inspect
 import math
 import os
@@ -16,7 +18,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -24,13 +26,21 @@ from jaxtyping import AbstractArray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, ShapeError
+from probneural.errors import (
+    ArgumentError,
+    DataError,
+    FileError,
+    KeywordError,
+    MissingAttributeError,
+    ProbneuralError,
+    UnsupportedError,
+)
 
 T = TypeVar("T")
 AnyCallable = TypeVar("AnyCallable", bound=Callable[..., Any])
 
 _HEADROOM = 2.0**10
-"""Factor that scales of data stay away from the largest and smallest numbers of a dtype, for what is computed with them."""
+"""Least factor between scales of data and the largest and smallest numbers of a dtype: room for products and sums."""
 
 
 def check_integer(
@@ -116,7 +126,7 @@ def check_choice(
     """Return one of several words.
 
     Raises:
-        ProbneuralError: Of the class `error`, if it is none of them.
+        ProbneuralError: Of the class `error`, if it is not one of them.
     """
     if not isinstance(value, str) or value not in choices:
         raise error(expected=f"{name} among {', '.join(choices)}", got=repr(value), remedy=remedy)
@@ -127,7 +137,7 @@ def check_instance(value: object, kind: type[T], name: str, *, remedy: str, erro
     """Return an instance of a class.
 
     Raises:
-        ProbneuralError: Of the class `error`, if it is none.
+        ProbneuralError: Of the class `error`, if it is not an instance.
     """
     if not isinstance(value, kind):
         raise error(expected=f"a {kind.__name__} as {name}", got=described(value), remedy=remedy)
@@ -138,7 +148,7 @@ def check_module(value: object, name: str) -> nn.Module:
     """Return a module.
 
     Raises:
-        ArgumentError: If it is none: a class, or a plain function. Or if it is what `torch.compile` returns for a module whose
+        ArgumentError: If it is none: a class, or a plain function. Or if it is the result of `torch.compile` for a module whose
             `forward` takes a grid: that shows neither the grid nor the normalisers inside.
     """
     if not isinstance(value, nn.Module):
@@ -149,14 +159,14 @@ def check_module(value: object, name: str) -> nn.Module:
     if isinstance(compiled, nn.Module) and "grid" in inspect.signature(compiled.forward).parameters:
         raise ArgumentError(
             expected=f"{type(compiled).__name__} itself as {name}",
-            got="what torch.compile made of it, which hides that it takes a grid, and its normalisers",
+            got="a module of torch.compile, which hides its grid argument and its normalisers",
             remedy="compile it in place: operator.compile()",
         )
     return value
 
 
 def check_callable(value: object, name: str, *, remedy: str) -> Callable[..., Any]:
-    """Return what can be called, or raise an ArgumentError."""
+    """Return a callable, or raise an ArgumentError."""
     if not callable(value):
         raise ArgumentError(expected=f"a callable as {name}", got=repr(value), remedy=remedy)
     return value
@@ -169,21 +179,21 @@ def check_path(value: object, name: str) -> Path:
     return Path(value)
 
 
-def check_regular(path: Path, what: str, *, remedy: str = "check the path") -> None:
+def check_regular(path: Path, name: str, *, remedy: str = "check the path") -> None:
     """Raise a FileError unless a path is that of a regular file: a pipe waits for its writer, a device may never end."""
     try:
         is_regular, got = stat.S_ISREG(os.stat(path).st_mode), "a folder, pipe, socket or device"
     except (OSError, ValueError) as error:
         is_regular, got = False, str(error)
     if not is_regular:
-        raise FileError(expected=f"{what} at {path}", got=got, remedy=remedy)
+        raise FileError(expected=f"{name} at {path}", got=got, remedy=remedy)
 
 
 def check_device(value: object, *, is_double: bool = False) -> torch.device:
     """Return a device of this machine; `"auto"` is CUDA, MPS or CPU, in this order.
 
     Args:
-        value: What was given.
+        value: The argument.
         is_double: Whether it has to compute in float64, as MPS does not.
 
     Raises:
@@ -207,7 +217,7 @@ def check_device(value: object, *, is_double: bool = False) -> torch.device:
 
 
 def check_sequence(value: object, name: str, *, remedy: str, error: type[ProbneuralError] = ArgumentError) -> tuple[Any, ...]:
-    """Return the entries of what can be iterated over, texts and mappings excepted.
+    """Return the entries of an iterable other than a text or mapping.
 
     Raises:
         ProbneuralError: Of the class `error`, if it cannot.
@@ -271,7 +281,7 @@ def check_floating(values: object, name: str) -> Tensor:
 
 
 def as_array(values: object) -> NDArray[Any]:
-    """Return an array of any dtype, a copy; of what is none, ragged lists for example, an array of None."""
+    """Return a copy as an array of any dtype; an array of None for objects without one, such as ragged lists."""
     try:
         return np.array(values)
     except (TypeError, ValueError, RuntimeError):
@@ -290,10 +300,10 @@ def real_tensor(
 
     Args:
         values: Real numbers, integers included.
-        name: What they are, for the message.
+        name: Name of the values, for the message.
         dtype: Of the result; by default a tensor's or array's own, float64 for lists and integers.
         device: Of the result; by default a tensor's own, else the CPU.
-        error: What to raise.
+        error: Class of the error.
 
     Raises:
         ProbneuralError: Of the class `error`, if they are no real numbers, or `dtype` cannot hold them.
@@ -324,14 +334,14 @@ def cast(
     dims: tuple[int, ...] | None = None,
     error: type[ProbneuralError] = DataError,
 ) -> Tensor:
-    """Convert to a dtype that may be narrower, without losing what there is.
+    """Convert to a dtype that may be narrower, without overflow or underflow.
 
     Args:
         values: Real numbers.
         dtype: Of the result.
-        name: What they are, for the message.
+        name: Name of the values, for the message.
         dims: Axes over which numbers share a unit; by default all. Small ones beside large ones may vanish.
-        error: What to raise.
+        error: Class of the error.
 
     Raises:
         ProbneuralError: Of the class `error`, if numbers become infinite, or all that share a unit vanish.
@@ -356,12 +366,12 @@ def cast(
 
 
 def check_scale(scale: Tensor, name: str, *, dtype: torch.dtype, power: int = 1) -> None:
-    """Raise a DataError unless a dtype holds scales, or powers of them, with room for what is computed with them.
+    """Raise a DataError unless a dtype holds scales, or powers of them, with room for products and sums.
 
     Args:
         scale: Positive scales of data.
-        name: What they are scales of, for the message.
-        dtype: What has to hold them.
+        name: Name of the data, for the message.
+        dtype: The dtype of the data.
         power: 2 where variances are formed.
     """
     limits = torch.finfo(dtype)
@@ -386,7 +396,7 @@ def check_variances(value: object, name: str, *, like: Tensor | None = None, pos
 
     Args:
         value: In physical units squared.
-        name: What they are, for the message.
+        name: Name of the values, for the message.
         like: Whose dtype and device to take; by default float64, and a tensor's own device.
         positive: Whether zero is refused.
 
@@ -405,13 +415,13 @@ def check_variances(value: object, name: str, *, like: Tensor | None = None, pos
 
 
 def assign(instance: object, **values: object) -> None:
-    """Set attributes of a frozen dataclass that is still being made to what checks returned."""
+    """Set attributes of a frozen dataclass during its construction, to checked values."""
     for name, value in values.items():
         object.__setattr__(instance, name, value)
 
 
 def described(value: object) -> str:
-    """What a value of the wrong kind is, in a few words: the class itself, or something of that class."""
+    """Short description of a value of a wrong type: the class itself, or an instance of it."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, Tensor | np.ndarray):
@@ -498,3 +508,136 @@ _CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {
     nn.Module: check_module,
 }
 """Checks of plain types."""
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+_KEYWORDS = {
+    "hidden_channels": "width",
+    "hidden_dim": "width",
+    "lr": "learning_rate",
+    "max_epochs": "epochs",
+    "modes1": "modes",
+    "n_epochs": "epochs",
+    "n_layers": "depth",
+    "n_modes": "modes",
+    "num_epochs": "epochs",
+    "num_layers": "depth",
+    "random_state": "seed",
+    "verbose": "show_progress",
+}
+"""Keywords of other libraries, and ours."""
+ATTRIBUTES = {
+    "forward": "call the predictor: predictor(inputs)",
+    "posterior": "call the predictor: predictor(inputs)",
+    "predict": "call the predictor: predictor(inputs)",
+    "covariance_matrix": "take u.covariance",
+    "loc": "take u.mean",
+    "sample": "take u.rsample(seed=0)",
+    "std": "take u.standard_deviation",
+    "stddev": "take u.standard_deviation",
+    "to": "move what is taken from it: u.mean.to(device)",
+}
+"""Attributes of other libraries' predictors and distributions, and their replacements."""
+
+
+def checks_keywords(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorate a function so that an unknown keyword is a KeywordError that names the one that was meant.
+
+    Examples:
+        >>> @checks_keywords
+        ... def train(*, epochs=1):
+        ...     return epochs
+        >>> train(n_epochs=3)
+        Traceback (most recent call last):
+        ...
+        probneural.errors.KeywordError: expected keywords of train; got 'n_epochs'; did you mean 'epochs'?
+    """
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return function
+    owner = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*arguments: P.args, **options: P.kwargs) -> Result:
+        for name in options:
+            if name not in parameters:
+                raise KeywordError(expected=f"keywords of {owner}", got=repr(name), remedy=_meant(name, list(parameters)))
+        return function(*arguments, **options)
+
+    return checked
+
+
+def _meant(name: str, names: list[str]) -> str:
+    near = [_KEYWORDS[name]] if _KEYWORDS.get(name) in names else difflib.get_close_matches(name, names, n=1)
+    return (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"there are {', '.join(candidate for candidate in names if candidate != 'self')}"
+    )
+
+
+def missing_attribute(instance: Any, name: str) -> Any:
+    """As `__getattr__` of a class: a MissingAttributeError for names of other libraries, else Python's own error.
+
+    Raises:
+        AttributeError: In any case.
+    """
+    if name in ATTRIBUTES and not hasattr(type(instance), name):
+        raise MissingAttributeError(
+            expected=f"an attribute of {type(instance).__name__}", got=repr(name), remedy=ATTRIBUTES[name]
+        )
+    return object.__getattribute__(instance, name)  # whose error names the attribute, within a property too
+
+
+_PLOTS = ("matplotlib",)
+_DATA = ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr")
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "cli": ("tyro", *_PLOTS, *_DATA),
+    "data": _DATA,
+    "ode": ("torchdiffeq",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "plots": _PLOTS,
+    "pyro": ("pyro-ppl",),
+    "xarray": ("xarray",),
+}
+"""Packages of the extras that messages name, as in pyproject.toml; the package itself may be on no index."""
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs the packages of an extra.
+
+    Examples:
+        >>> install_hint("plots")
+        'pip install matplotlib'
+    """
+    return f"pip install {' '.join(PACKAGES[extra])}"
+
+
+def missing(user: str, error: ModuleNotFoundError, extra: str) -> ImportError:
+    """The error for a user who lacks a library of an extra.
+
+    Args:
+        user: Name of the class, function or subpackage that needs it.
+        error: Import error, which names the module.
+        extra: Extra that the module is part of.
+    """
+    return ImportError(f"{user} needs {error.name}: {install_hint(extra)}")
+
+
+def optional(module: str, user: str, *, extra: str) -> Any:
+    """Import a library of an extra.
+
+    Args:
+        module: Name of the module.
+        user: Class or function that needs it, in words.
+        extra: Extra that the module is part of.
+
+    Raises:
+        UnsupportedError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            expected=f"{module}, which {user} needs", got="an environment without it", remedy=install_hint(extra)
+        ) from error

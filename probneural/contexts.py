@@ -1,16 +1,34 @@
-"""Computing apart from what a caller has switched on in PyTorch for work of their own."""
+"""Computing apart from PyTorch's modes and from other threads.
+
+[`undisturbed`][probneural.contexts.undisturbed] leaves a caller's inference mode, autocast and default device for a while.
+
+`torch.func.functional_call` puts tensors into a module while it runs, and a forward hook sits on a module until it is removed:
+a second thread that calls the same module meets them. [`copy_for_call`][probneural.contexts.copy_for_call] copies a module for
+one call, so that no module is changed. Copies share all tensors: one costs some microseconds per submodule and no memory.
+
+Two resources belong to the whole process, so that only a lock can separate threads: PyTorch has one level of forward-mode
+differentiation and one patch of `nn.Module` for tracing, and one global generator per device, which initialisers of weights,
+dropout and Pyro draw from.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import cached_property, wraps
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial, wraps
 from inspect import isfunction, isgeneratorfunction
+from types import MethodType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
+
+from probneural.errors import ArgumentError
 
 _AUTOCAST = ("cpu", "cuda", "mps")
 _OPERATORS = ("__call__", "__getitem__", "__add__", "__sub__", "__mul__", "__rmul__", "__neg__", "__truediv__")
@@ -25,7 +43,7 @@ _T = TypeVar("_T", bound=Tensor | tuple[Tensor, ...])
 def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
     """Leave inference mode, autocast and another default device, for a while; also a decorator.
 
-    Inference tensors would be refused by autograd later, half precision would spoil what heads measure, and tensors without a
+    Inference tensors would be refused by autograd later, half precision would spoil covariances, and tensors without a
     device of their own belong on the CPU. Whether gradients are recorded stays the caller's choice.
 
     Args:
@@ -86,7 +104,7 @@ class Undisturbed:
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap what the class defines."""
+        """Wrap the methods and properties of the class."""
         super().__init_subclass__(**kwargs)
         for name, member in list(vars(cls).items()):
             if name.startswith("_") and name not in _OPERATORS:
@@ -110,7 +128,7 @@ def unrounded(device: torch.device) -> contextlib.AbstractContextManager[object]
 
 @contextlib.contextmanager
 def outside_of_export() -> Iterator[None]:
-    """Leave a trace of `torch.export`, so that what depends on no input is computed, checked, and kept as a constant."""
+    """Leave a trace of `torch.export`, so that values independent of the inputs are computed and stored as constants."""
     is_exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     with outside_of_transforms() if is_exporting else contextlib.nullcontext():
         yield
@@ -120,7 +138,7 @@ def outside_of_export() -> Iterator[None]:
 def outside_of_transforms() -> Iterator[None]:
     """Leave functorch's transforms, tracers and fake tensors too, so that a tensor made here may be kept for other calls.
 
-    What PyTorch makes under a transform belongs to its level, and under a tracer to its graph: a cache must hold neither.
+    A tensor that is made under a transform belongs to its level, and under a tracer to its graph: a cache must hold neither.
 
     Examples:
         >>> kept = []
@@ -137,7 +155,7 @@ def outside_of_transforms() -> Iterator[None]:
 
 
 def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Remember the last tensors that a function of hashable arguments made, apart from a caller's modes and transforms.
+    """Cache the last tensors that a function of hashable arguments made, apart from a caller's modes and transforms.
 
     `torch.compile` cannot follow a cache; there the function becomes a part of the graph.
 
@@ -166,12 +184,12 @@ def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
                     result = function(*args, **kwargs)
             results[key] = result
             entries = tuple(results.items())
-            excess = sum(_bytes(one) for _, one in entries) - capacity
-            for old, one in entries:
+            excess = sum(_bytes(value) for _, value in entries) - capacity
+            for old, value in entries:
                 if excess <= 0:
                     break
                 results.pop(old, None)
-                excess -= _bytes(one)
+                excess -= _bytes(value)
             return result
 
         return recalled
@@ -183,3 +201,177 @@ def _bytes(result: Tensor | tuple[Tensor, ...]) -> int:
     """Memory of one tensor, or of several."""
     tensors = (result,) if isinstance(result, Tensor) else result
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+AUTOGRAD_STATE = threading.RLock()
+"""Held while PyTorch is in forward mode, or traces: both are the whole process's."""
+GLOBAL_GENERATORS = threading.RLock()
+"""Held while torch's global generators are seeded for a purpose, until their states are given back."""
+
+
+def _free_in_child() -> None:
+    """Free the locks of threads that a fork has not copied into the child."""
+    for lock in (AUTOGRAD_STATE, GLOBAL_GENERATORS):
+        if not lock._is_owned():  # type: ignore[attr-defined]
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library frees its own locks
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_in_child)
+
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+"""Types that refer to no module."""
+_HOOKS = frozenset(name for name in vars(nn.Module()) if "_hooks" in name) - {"_forward_hooks"}
+"""Dictionaries that a copy shares while they are empty; it only ever gets forward hooks."""
+
+
+def copy_for_call(module: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """Copy a module for one call, with some of its parameters and buffers replaced by other tensors.
+
+    The copy has new submodules, hooks, lists and dictionaries and shares everything else, above all the tensors that
+    are not replaced. Tied tensors stay tied. References to submodules from plain attributes, lists and bound methods lead to
+    the copy's ones; a module with `__getstate__` and `__setstate__`, as compiled ones have, is copied by these.
+
+    Args:
+        module: Any module; it is not changed.
+        tensors: Replacements by the names that `named_parameters` and `named_buffers` give; none by default. They may be
+            of other shapes, and functorch's.
+
+    Returns:
+        The copy, to be called and forgotten. In training mode it updates the same buffers as the module.
+
+    Raises:
+        ArgumentError: If the module has no parameter or buffer of a given name.
+
+    Examples:
+        >>> layer = nn.Linear(1, 1)
+        >>> copy_for_call(layer, {"weight": torch.ones(1, 1), "bias": torch.zeros(1)})(torch.full((1, 1), 3.0)).item()
+        3.0
+    """
+    copies = _Copies()
+    missing = dict(tensors or {})
+    if missing:
+        for prefix, part in module.named_modules():
+            start = f"{prefix}." if prefix else ""
+            for tensors_by_name in (part._parameters, part._buffers):
+                for name, tensor in tensors_by_name.items():
+                    if start + name in missing:
+                        copies.copies[id(tensor)] = missing.pop(start + name)
+    if missing:
+        raise ArgumentError(
+            expected=f"names of parameters and buffers of {type(module).__name__}",
+            got=", ".join(missing),
+            remedy="see named_parameters() and named_buffers(); a tied tensor goes by its first name",
+        )
+    return copies.of_module(module)
+
+
+class _Copies:
+    """Copies of the modules of a tree and of references to them; `copies` maps identities to copies or replacements."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, Any] = {}
+        self._alive: list[object] = []  # identities are unique while the objects live
+
+    def of_module(self, module: nn.Module) -> nn.Module:
+        """A module of the same class and state, made of copies."""
+        if id(module) in self.copies:
+            copy: nn.Module = self.copies[id(module)]
+            return copy
+        copied = object.__new__(type(module))
+        self.copies[id(module)] = copied
+        state = module.__dict__.copy() if hasattr(type(module), "__deepcopy__") else module.__getstate__()
+        self._alive.append(list(state.values()))
+        for name, value in state.items():
+            if type(value) not in _PLAIN and (name not in _HOOKS or value):
+                state[name] = self.of(value)
+        if hasattr(type(module), "__deepcopy__"):
+            copied.__dict__.update(state)
+        else:
+            copied.__setstate__(state)
+        return copied
+
+    def of(self, value: Any) -> Any:
+        """A copy of a module or of something that may hold one, a replacement, or the thing itself."""
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, Tensor):
+            return self.copies.get(id(value), value)
+        if isinstance(value, nn.Module):
+            return self.of_module(value)
+        if isinstance(value, dict | list):
+            return self._of_container(value)
+        if type(value) is tuple:
+            return tuple([self.of(part) for part in value])
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self.of(value.__self__))
+        if isinstance(value, partial):
+            return partial(self.of(value.func), *map(self.of, value.args), **{k: self.of(v) for k, v in value.keywords.items()})
+        return value
+
+    def _of_container(self, value: Any) -> Any:
+        if id(value) not in self.copies:
+            copied = self.copies[id(value)] = value.copy()
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                if type(part) not in _PLAIN:
+                    copied[key] = self.of(part)
+        return self.copies[id(value)]
+
+
+def jvp(function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, Any]:
+    """`torch.func.jvp`, in one thread at a time: the level of forward mode is the process's.
+
+    Examples:
+        >>> jvp(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
+        (tensor(9.), tensor(6.))
+    """
+    lock = contextlib.nullcontext() if torch.compiler.is_compiling() else AUTOGRAD_STATE  # a graph has no locks
+    with lock:
+        values, derivative = torch.func.jvp(function, primals, tangents)[:2]  # noqa: TID251 (the place that locks it)
+    return values, derivative
+
+
+@contextlib.contextmanager
+def plain_operations() -> Iterator[None]:
+    """Attention and recurrence by operations that have second derivatives, in place of fused ones; for all threads.
+
+    A backward pass without the lock changes nothing: of two passes that restore settings, one may read the other's.
+    """
+    libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
+    with _autograd_state() as is_ours:
+        if not is_ours:
+            yield
+            return
+        were, is_fused = [library.enabled for library in libraries], torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        for library in libraries:
+            library.enabled = False
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(is_fused)
+            for library, was in zip(libraries, were, strict=True):
+                library.enabled = was
+
+
+@contextlib.contextmanager
+def forward_mode() -> Iterator[bool]:
+    """Keep other threads out of forward mode; yields whether this thread may enter it, since PyTorch cannot nest it."""
+    with _autograd_state() as is_ours:
+        yield is_ours and forward_ad._current_level < 0
+
+
+@contextlib.contextmanager
+def _autograd_state() -> Iterator[bool]:
+    """Hold the lock; yields False if another thread holds it during a backward pass, which does not wait.
+
+    On a GPU all threads' passes share one thread of autograd, and the thread in forward mode may be waiting for it.
+    """
+    is_in_backward = torch._C._current_graph_task_id() != -1
+    is_ours = AUTOGRAD_STATE.acquire(blocking=not is_in_backward)
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            AUTOGRAD_STATE.release()

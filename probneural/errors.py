@@ -1,4 +1,4 @@
-"""Typed errors: what was expected, what came, what to do.
+"""Typed errors with the expected value, the actual one and a remedy, and warnings in the name of the user's line.
 
 Every error that this package raises on purpose derives from [`ProbneuralError`][probneural.errors.ProbneuralError], and
 each also derives from the built-in exception a caller would have guessed (`ValueError` for most), so that both
@@ -7,21 +7,25 @@ each also derives from the built-in exception a caller would have guessed (`Valu
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import warnings
+from typing import Any, ClassVar
 
 
 class ProbneuralError(Exception):
     """Base class of the package's errors.
 
     Args:
-        expected: What the call needs.
-        got: What it was given.
-        remedy: What the caller can do about it.
+        expected: The expected value.
+        got: The actual value.
+        remedy: The caller's remedy.
 
     Examples:
         >>> print(ShapeError(expected="values of shape (n, c, 64)", got="(64,)", remedy="add the two leading axes"))
         expected values of shape (n, c, 64); got (64,); add the two leading axes
     """
+
+    _arguments: ClassVar[tuple[str, ...]] = ("expected", "got", "remedy")
 
     def __init__(self, *, expected: str, got: str, remedy: str) -> None:
         super().__init__(expected, got, remedy)
@@ -35,14 +39,10 @@ class ProbneuralError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Survive the trip between worker processes, keyword-only arguments included."""
-        return _rebuild, (type(self), self.expected, self.got, self.remedy)
+        return _rebuild, (type(self), {name: getattr(self, name) for name in self._arguments})
 
 
-def _rebuild(kind: type[ProbneuralError], expected: str, got: str, remedy: str) -> ProbneuralError:
-    return kind(expected=expected, got=got, remedy=remedy)
-
-
-def _rebuild_from(kind: type[ProbneuralError], arguments: dict[str, Any]) -> ProbneuralError:
+def _rebuild(kind: type[ProbneuralError], arguments: dict[str, Any]) -> ProbneuralError:
     return kind(**arguments)
 
 
@@ -55,7 +55,7 @@ class KeywordError(ArgumentError, TypeError):
 
 
 class MissingAttributeError(ProbneuralError, AttributeError):
-    """A class has no attribute of this name; the message names the one that does what other libraries call so."""
+    """A class has no attribute of this name; the message names its counterpart in this library."""
 
 
 class ShapeError(ProbneuralError, ValueError):
@@ -63,7 +63,7 @@ class ShapeError(ProbneuralError, ValueError):
 
 
 class GridError(ProbneuralError, ValueError):
-    """Two objects live on different grids, or a grid cannot carry what was asked of it."""
+    """Two objects live on different grids, or a grid does not support an operation."""
 
 
 class ResolutionError(GridError):
@@ -91,7 +91,7 @@ class EvidenceError(ProbneuralError, ValueError):
 
 
 class CalibrationError(ProbneuralError, ValueError):
-    """Calibration data cannot support the guarantee asked for."""
+    """Calibration data cannot support the requested guarantee."""
 
 
 class OperatorError(ProbneuralError, RuntimeError):
@@ -103,11 +103,11 @@ class FileError(ProbneuralError, OSError):
 
 
 class ConfigurationError(ProbneuralError, ValueError):
-    """A configuration file says something that it cannot; the message names the line."""
+    """A configuration file has an invalid entry; the message names the line."""
 
 
 class UnsupportedError(ProbneuralError, NotImplementedError):
-    """The combination asked for is mathematically or technically out of reach, and the message says why."""
+    """The requested combination is mathematically or technically out of reach; the message gives the reason."""
 
 
 class SolverError(ProbneuralError, RuntimeError):
@@ -122,22 +122,19 @@ class ForecastError(ProbneuralError, RuntimeError):
     """Members of a roll-out have left the finite numbers; earlier leads stand.
 
     Args:
-        expected: What the call needs.
-        got: What it was given.
-        remedy: What the caller can do about it.
+        expected: The expected value.
+        got: The actual value.
+        remedy: The caller's remedy.
         lead: The first lead that is not finite.
         members: Which members.
     """
+
+    _arguments = (*ProbneuralError._arguments, "lead", "members")
 
     def __init__(self, *, expected: str, got: str, remedy: str, lead: int = 0, members: tuple[int, ...] = ()) -> None:
         super().__init__(expected=expected, got=got, remedy=remedy)
         self.lead = lead
         self.members = members
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive the trip between worker processes."""
-        kept = {"expected": self.expected, "got": self.got, "remedy": self.remedy, "lead": self.lead, "members": self.members}
-        return _rebuild_from, (type(self), kept)
 
 
 class SimulationError(ProbneuralError, RuntimeError):
@@ -145,8 +142,29 @@ class SimulationError(ProbneuralError, RuntimeError):
 
 
 class ConvergenceWarning(UserWarning):
-    """What was fitted may not be what it should be: an optimiser or a sampler has not converged."""
+    """A fit may be inaccurate: an optimiser or a sampler has not converged."""
 
 
 class DataWarning(UserWarning):
-    """Data may not be what is said of them: they are used as said."""
+    """Data may contradict their description, which is used nevertheless."""
+
+
+_BETWEEN = frozenset({"probneural", "contextlib", "functools", "jaxtyping", "torch"})
+"""Packages whose lines are no user's: this one, and those of the decorators around its functions."""
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Give a warning in the name of the innermost line that is not this package's, however deep in it this is called.
+
+    Args:
+        text: The message.
+        category: Class of the warning.
+    """
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_back is not None and _package(frame.f_globals) in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _package(module: dict[str, Any]) -> str:
+    return str(module.get("__name__", "")).partition(".")[0]

@@ -13,7 +13,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probneural.arrays import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.plausibility import warn_of_fill_values
+from probneural.arrays.reading import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.checks import (
     cast,
     check_device,
@@ -26,15 +28,13 @@ from probneural.checks import (
 )
 from probneural.contexts import Undisturbed
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
-from probneural.fill_values import warn_of_fill_values
 from probneural.grids import Grid, check_grid, resample
-from probneural.layouts import layouts_of
 
 if TYPE_CHECKING:
     import xarray
 
 MISSING = "drop or repair those samples; where NaN means missing, Field(values, grid.masked(values.isfinite().all(1)))"
-"""What to do about values that are NaN."""
+"""Remedy for values that are NaN."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,13 +102,13 @@ class Field(Undisturbed):
 
     @classmethod
     def cat(cls, parts: Sequence[Field]) -> Field:
-        """Put functions on one grid one after the other.
+        """Put samples on one grid one after the other.
 
         Args:
             parts: Fields of one grid, channels, dtype and device; at least one.
 
         Returns:
-            All their functions, in order.
+            All their samples, in order.
 
         Raises:
             DataError: If there is none, one is not a `Field`, or dtypes or devices differ.
@@ -162,7 +162,7 @@ class Field(Undisturbed):
         dtype: torch.dtype | None = None,
         mask: Mask = None,
     ) -> Field:
-        """Copy an array of functions: new inputs to predict for.
+        """Copy an array of samples: new inputs to predict for.
 
         It follows the rules of [`FieldPairs.from_numpy`][probneural.pairs.FieldPairs.from_numpy].
 
@@ -211,7 +211,7 @@ class Field(Undisturbed):
         dtype: torch.dtype | None = None,
         mask: Mask = None,
     ) -> Field:
-        """Read functions and their grid from a DataArray.
+        """Read samples and their grid from a DataArray.
 
         It follows the rules of [`FieldPairs.from_xarray`][probneural.pairs.FieldPairs.from_xarray].
 
@@ -219,7 +219,7 @@ class Field(Undisturbed):
             array: A DataArray, or a Dataset whose variables are the channels.
             periodic: Whether each dimension of space is periodic; needed unless `to_xarray` wrote the array.
             lengths: Extent of each dimension of space, in the coordinates' units.
-            sample: The dimension of the n functions.
+            sample: The dimension of the n samples.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; float64 if the array is of it, else float32, by default.
             mask: As for `from_numpy`.
@@ -273,11 +273,11 @@ class Field(Undisturbed):
         return self.grid.mean(self.values.flatten(2).square())
 
     def resample(self, grid: Grid) -> Field:
-        """Evaluate the interpolant on another grid: see [`resample`][probneural.grids.resample]."""
+        """Evaluate the interpolant on another grid: see `probneural.grids.resample`."""
         return replace(self, values=resample(self.values, self.grid, grid), grid=grid)
 
     def without_own_masks(self) -> Field:
-        """Return the field as operators see it where samples have masks of their own: on the grid without masks."""
+        """Return the field as operators see it if masks differ between samples: on the grid without masks."""
         return Field(self.values, self.grid.unmasked) if self.grid.is_batch else self
 
     def detached(self) -> Field:
@@ -295,13 +295,9 @@ class Field(Undisturbed):
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
-            return self._selected(cast(self.values, target, "values", dims=self._all_but_channels), self.grid)
+            return self._selected(cast(self.values, target, "values", dims=(0, *range(2, self.values.ndim))), self.grid)
         device = check_device(target, is_double=self.values.dtype == torch.float64)
         return self._selected(self.values.to(device), self.grid)
-
-    @property
-    def _all_but_channels(self) -> tuple[int, ...]:
-        return (0, *range(2, self.values.ndim))
 
     def __len__(self) -> int:
         """Number of fields n."""
@@ -325,12 +321,12 @@ def _looked_at(field: Field) -> Field:
 
 def _filled(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c *grid"]:
     """Values whose masked points hold the mean of the sample's observed values of that channel."""
-    known = grid.fill(values)
+    zero_filled = grid.fill(values)
     counts = grid.observed.flatten(-len(grid.shape)).sum(-1).to(values.device, torch.float64)
-    means = known.flatten(2).sum(-1, dtype=torch.float64) / (counts[:, None] if grid.is_batch else counts)
+    means = zero_filled.flatten(2).sum(-1, dtype=torch.float64) / (counts[:, None] if grid.is_batch else counts)
     observed = grid.observed.to(values.device)
     observed = observed[:, None] if grid.is_batch else observed
-    return torch.where(observed, known, means.to(values)[(..., *(None,) * len(grid.shape))])
+    return torch.where(observed, zero_filled, means.to(values)[(..., *(None,) * len(grid.shape))])
 
 
 def check_parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
@@ -418,7 +414,7 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
 
     Args:
         operator: A module from `(n, c, *grid)` to `(n, c', *grid)`.
-        inputs: Input functions.
+        inputs: Input samples.
         query: Where to evaluate; the inputs' grid by default.
 
     Returns:
@@ -441,7 +437,7 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
             values = operator(inputs.values.clone())
             if isinstance(values, Tensor) and tuple(values.shape[2:]) == inputs.grid.shape:
                 values = resample(values, inputs.grid.unmasked, where.unmasked)
-    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # what modules raise at shapes they cannot take
+    except (RuntimeError, ValueError, IndexError, AssertionError) as error:  # errors of modules for unsupported shapes
         if _says_enough(error):
             raise
         raise OperatorError(
@@ -464,7 +460,7 @@ def _says_enough(error: Exception) -> bool:
     """Whether an exception is no fault of the grid: one of ours, a want of memory, or an operation that does not exist."""
     if isinstance(error, (ProbneuralError, torch.OutOfMemoryError, NotImplementedError, RecursionError)):
         return True
-    return "allocate memory" in str(error)  # what PyTorch's CPU allocator says, in a plain RuntimeError
+    return "allocate memory" in str(error)  # message of PyTorch's CPU allocator, a plain RuntimeError
 
 
 def takes_grid(operator: nn.Module) -> bool:

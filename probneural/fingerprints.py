@@ -1,4 +1,4 @@
-"""Short names that follow from contents: equal contents, equal names."""
+"""Content hashes: equal contents have equal hashes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def content_of(tensor: Tensor) -> bytes:
     """
     plain = tensor.detach().cpu().resolve_conj().resolve_neg()
     if plain.is_floating_point() and plain.dtype not in (torch.float16, torch.float32, torch.float64):
-        plain = plain.view(torch.int16 if plain.itemsize == 2 else torch.uint8)  # NumPy does not know them
+        plain = plain.view(torch.int16 if plain.itemsize == 2 else torch.uint8)  # NumPy lacks these dtypes
     return plain.numpy().tobytes()
 
 
@@ -98,11 +98,11 @@ def fingerprint_of_parts(tensors: Iterable[tuple[tuple[int, ...], torch.dtype, I
 
 
 def identity_of(setting: object) -> str:
-    """What tells a setting from others, as text that is the same in every process.
+    """Text that identifies a setting, the same in every process.
 
-    Functions and classes are known by their names, partials by their arguments too, tensors by their contents, dataclasses by
-    all fields, modules by their parts and state, and other objects by their class, or representation where they have one of
-    their own, and attributes that are numbers, text or tensors.
+    Functions and classes are identified by their names, partials by their arguments too, tensors by their contents, dataclasses
+    by all fields, modules by their parts and state, and other objects by their class, or their own representation, and
+    attributes that are numbers, text or tensors.
 
     Examples:
         >>> identity_of(functools.partial(torch.optim.SGD, momentum=0.9))
@@ -121,18 +121,18 @@ def identity_of(setting: object) -> str:
     if isinstance(setting, list | tuple):
         return _called("", setting, {})
     if isinstance(setting, Mapping):
-        return f"{{{', '.join(sorted(f'{identity_of(key)}: {identity_of(one)}' for key, one in setting.items()))}}}"
+        return f"{{{', '.join(sorted(f'{identity_of(key)}: {identity_of(value)}' for key, value in setting.items()))}}}"
     if isinstance(setting, _PLAIN):
         return repr(setting)
     if hasattr(setting, "__qualname__"):
         return str(setting.__qualname__)
     if is_dataclass(setting):
-        parts = {one.name: getattr(setting, one.name) for one in fields(setting)}
+        parts = {value.name: getattr(setting, value.name) for value in fields(setting)}
     else:
-        shown = {name: one for name, one in getattr(setting, "__dict__", {}).items() if not name.startswith("_")}
-        parts = {name: one for name, one in shown.items() if isinstance(one, (*_PLAIN, Tensor)) and name != "training"}
+        shown = {name: value for name, value in getattr(setting, "__dict__", {}).items() if not name.startswith("_")}
+        parts = {name: value for name, value in shown.items() if isinstance(value, (*_PLAIN, Tensor)) and name != "training"}
     if isinstance(setting, nn.Module):
-        parts |= {name: one for name, one in setting.state_dict().items() if "." not in name}
+        parts |= {name: value for name, value in setting.state_dict().items() if "." not in name}
         parts |= dict(setting.named_children())
     elif not is_dataclass(setting) and type(setting).__repr__ is not object.__repr__:
         return _called(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(setting)), (), parts)  # paths, ranges, numbers of other libraries
@@ -140,6 +140,6 @@ def identity_of(setting: object) -> str:
 
 
 def _called(name: str, args: Sequence[object], settings: Mapping[str, object]) -> str:
-    """A call as it is written."""
-    named = [f"{key}={identity_of(one)}" for key, one in sorted(settings.items())]
+    """The text of a call."""
+    named = [f"{key}={identity_of(value)}" for key, value in sorted(settings.items())]
     return f"{name}({', '.join([*map(identity_of, args), *named])})"

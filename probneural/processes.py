@@ -1,4 +1,4 @@
-"""The processes that share a program's work: what torchrun starts, or this one alone."""
+"""The processes that share a program's work: those of torchrun, or a single one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _IS_ALONE: ContextVar[bool] = ContextVar("is_alone", default=False)
-"""Whether this process works on something of its own, whatever group it belongs to."""
+"""Whether this process works alone, even as a member of a group."""
 _ARE_TOGETHER: ContextVar[bool] = ContextVar("are_together", default=False)
 """Whether every process of the group is known to run the same code on equal data."""
 
 
 def launched() -> int:
-    """How many processes of this program torchrun has started: by its environment variables, initialised or not.
+    """Number of processes that torchrun has started, from its environment variables, initialised or not.
 
     It is 1 without torchrun, and inside [`alone`][probneural.processes.alone].
 
@@ -36,7 +36,7 @@ def launched() -> int:
 
 
 def world_size() -> int:
-    """How many processes share the work: those of the default group of torch.distributed.
+    """Number of processes that share the work: those of the default group of torch.distributed.
 
     It is 1 where that is not initialised, and inside [`alone`][probneural.processes.alone].
 
@@ -52,7 +52,7 @@ def world_size() -> int:
 def alone() -> Iterator[None]:
     """Work inside as if there were no other process: on all data, with no sums over processes.
 
-    What each process does for itself goes here, such as the training of a member of an ensemble that is spread over them.
+    Use it for work of a single process, such as the training of a member of a distributed ensemble.
 
     Examples:
         >>> with alone():
@@ -68,10 +68,10 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """State that every process of the group runs what is inside, on equal data, so that they may share what all would do.
+    """Declare that every process of the group runs the block on equal data, so that processes may share its work.
 
-    Whoever enters answers for that: a process that stays outside keeps the others waiting. `pn.fit` does, since training in
-    several processes takes all of them anyway; what a single process may call never does by itself.
+    A process that does not enter blocks the others. `pn.fit` enters, since distributed training takes all processes anyway;
+    functions that a single process may call do not.
 
     Examples:
         >>> with together():
@@ -106,7 +106,7 @@ def rank() -> int:
 
 
 def own_rows(count: int) -> range:
-    """Which of `count` things are this process's own: a block of neighbours, so that files are read in order.
+    """Indices of this process among `count`: a contiguous block, so that files are read in order.
 
     Blocks are disjoint, cover all, and differ in length by one at most.
 

@@ -23,8 +23,8 @@ from typing import Final
 import numpy as np
 import torch
 
+from probneural.contexts import GLOBAL_GENERATORS
 from probneural.errors import ArgumentError
-from probneural.threads import GLOBAL_GENERATORS
 
 PURPOSES: Final = MappingProxyType(
     {
@@ -172,13 +172,13 @@ PURPOSES: Final = MappingProxyType(
         "acquisition candidates": "candidates whose acquisition is timed",
     }
 )
-"""What streams are for: each name is one purpose, and no two share a number."""
+"""Purposes of streams: names are unique."""
 
 _WORDS = 624
 """Words of 32 bits in the state of a Mersenne Twister."""
 _FRESH = torch.Generator("cpu").manual_seed(0).get_state().numpy().copy()
 """A state in the format of PyTorch's files, none of whose words has been drawn: the seed in 8 bytes, 16 more, the words in 8
-bytes each, and what normals left over."""
+bytes each, and the cache of normals."""
 
 
 def check_seed(seed: object, *, name: str = "seed") -> int:
@@ -186,7 +186,7 @@ def check_seed(seed: object, *, name: str = "seed") -> int:
 
     Args:
         seed: Any non-negative integer, of NumPy too; there is no upper limit.
-        name: What messages call it.
+        name: Name in messages.
 
     Raises:
         ArgumentError: If it is another value, or a truth value.
@@ -303,7 +303,7 @@ def _start(generator: torch.Generator, seed: int, purpose: str, indices: Iterabl
         return
     words = _digest(seed, purpose, indices, size=4 * _WORDS)
     state = _FRESH.copy()
-    state[:8] = np.frombuffer(words, np.uint8, 8)  # what `initial_seed` says
+    state[:8] = np.frombuffer(words, np.uint8, 8)  # the value of `initial_seed`
     state[24 : 24 + 8 * _WORDS].view("<u8")[:] = np.frombuffer(words, "<u4")
     generator.set_state(torch.from_numpy(state))
 

@@ -1,4 +1,4 @@
-"""Statistics of functions, per channel: one pass over data of any size, in float64, merged over parts and processes."""
+"""Statistics of samples, per channel: one pass over data of any size, in float64, merged over parts and processes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _CHUNK_NUMBERS = 2**21
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Statistics:
-    """Count, mean and spread of functions, per channel: what sums over them hold, so that parts can be merged.
+    """Count, mean and spread of samples, per channel, as sums that can be merged.
 
-    Means are over functions and, by quadrature, over the domain. Each function counts alike, whatever its grid and volume. Sums
+    Means are over samples and, by quadrature, over the domain. Samples have equal weights on any grid and volume. Sums
     are kept in units of a power of two per channel, so squares neither overflow nor vanish, and about the mean, so a channel
     that does not vary has no spread.
 
     Args:
-        count: Number of functions n.
+        count: Number of samples n.
         units: The power of two per channel, in physical units, `(c,)`; 0 for a channel that is zero so far.
         means: Mean per channel, in those units, `(c,)`.
-        squares: Sum over functions of the mean square deviation from the mean, in those units squared, `(c,)`.
+        squares: Sum over samples of the mean square deviation from the mean, in those units squared, `(c,)`.
 
     Reference:
         Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance: equation 2.1, with weights.
@@ -51,13 +51,13 @@ class Statistics:
 
     @classmethod
     def empty(cls, channels: int) -> Statistics:
-        """Those of no function."""
+        """Those of no sample."""
         zeros = torch.zeros(channels, dtype=torch.float64, device="cpu")
         return cls(count=0, units=zeros, means=zeros, squares=zeros)
 
     @classmethod
     def of(cls, field: Field) -> Statistics:
-        """Those of functions in memory, taken at once."""
+        """Those of samples in memory, taken at once."""
         if not len(field):
             return cls.empty(field.channels)
         values = field.values.detach()
@@ -76,30 +76,30 @@ class Statistics:
 
     @classmethod
     def merged(cls, parts: Iterable[Statistics]) -> Statistics:
-        """Those of all functions of some parts, one part or more."""
+        """Those of all samples of some parts, one part or more."""
         return reduce(cls.merge, parts)
 
-    def merge(self, other: Statistics) -> Statistics:
-        """Those of the functions of both.
+    def merge(self, added: Statistics) -> Statistics:
+        """Those of the samples of both.
 
         Raises:
             DataError: If the numbers of channels differ.
         """
-        if len(self.means) != len(other.means):
+        if len(self.means) != len(added.means):
             raise DataError(
                 expected=f"functions of {len(self.means)} channels",
-                got=f"{len(other.means)}",
+                got=f"{len(added.means)}",
                 remedy="data sets side by side have the same channels",
             )
-        if not (self.count and other.count):
-            return self if self.count else other
-        units = torch.maximum(self.units, other.units)
+        if not (self.count and added.count):
+            return self if self.count else added
+        units = torch.maximum(self.units, added.units)
         safe = torch.where(units == 0, 1.0, units)
-        first, second, count = self.units / safe, other.units / safe, self.count + other.count
-        difference = other.means * second - self.means * first
-        means = self.means * first + difference * (other.count / count)
-        between = difference.square() * (self.count * other.count / count)
-        squares = self.squares * first.square() + other.squares * second.square() + between
+        first, second, count = self.units / safe, added.units / safe, self.count + added.count
+        difference = added.means * second - self.means * first
+        means = self.means * first + difference * (added.count / count)
+        between = difference.square() * (self.count * added.count / count)
+        squares = self.squares * first.square() + added.squares * second.square() + between
         return Statistics(count=count, units=units, means=means, squares=squares)
 
     def select(self, channels: Sequence[int]) -> Statistics:
@@ -108,11 +108,11 @@ class Statistics:
         return Statistics(count=self.count, units=self.units[index], means=self.means[index], squares=self.squares[index])
 
     def update(self, field: Field) -> Statistics:
-        """Those of these functions and more."""
+        """Those of these samples and more."""
         return self.merge(Statistics.of(field))
 
     def over_processes(self) -> Statistics:
-        """Those of the functions of all processes of torch.distributed, each of which makes this call.
+        """Those of the samples of all processes of torch.distributed, each of which makes this call.
 
         Every process gets the same bits: parts are merged in the order of ranks.
         """
@@ -135,12 +135,12 @@ class Statistics:
 
 
 def statistics(source: FieldSource, *, over_processes: bool = False) -> Statistics:
-    """Read functions once, in chunks, and return their statistics.
+    """Read samples once, in chunks, and return their statistics.
 
-    Chunks follow from grid and channels alone, so a source in memory and one on disk that hold equal functions give equal bits.
+    Chunks follow from grid and channels alone, so a source in memory and one on disk that hold equal samples give equal bits.
 
     Args:
-        source: The functions.
+        source: The samples.
         over_processes: Whether every process of torch.distributed makes this call, with equal sources: each then reads its part
             of the chunks, and all get the bits that one process would.
 
@@ -154,27 +154,24 @@ def statistics(source: FieldSource, *, over_processes: bool = False) -> Statisti
     """
     size = max(1, _CHUNK_NUMBERS // (source.channels * source.grid.size))
     starts = range(0, len(source), size)
-    own = own_rows(len(starts)) if over_processes else range(len(starts))
+    indices = own_rows(len(starts)) if over_processes else range(len(starts))
     equally_many = -(-len(starts) // world_size()) if over_processes else len(starts)
     rows = torch.zeros(equally_many, 3 * source.channels + 1, dtype=torch.float64, device="cpu")
-    for row, number in zip(rows, own, strict=False):  # kept in one place: small tensors between large ones break up memory
+    for row, number in zip(rows, indices, strict=False):  # kept in one place: small tensors between large ones break up memory
         row.copy_(_packed(Statistics.of(source[starts[number] : min(starts[number] + size, len(source))])))
     parts = gathered(rows) if over_processes and equally_many else [rows]
     return Statistics.merged([Statistics.empty(source.channels), *(_unpacked(row) for part in parts for row in part)])
 
 
 def units(
-    source: FieldSource | Sequence[FieldSource],
-    *,
-    alike: Sequence[Sequence[int]] | None = None,
-    over_processes: bool = False,
+    source: FieldSource | Sequence[FieldSource], *, alike: Sequence[Sequence[int]] | None = None, over_processes: bool = False
 ) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
     """Mean and standard deviation of the values per channel, by quadrature, detached, in physical units.
 
     A channel that does not vary has scale 1.
 
     Args:
-        source: The functions, or several sources side by side, whose grids may differ; each function counts alike.
+        source: The samples, or several sources side by side, whose grids may differ; each sample counts alike.
         alike: Lists of c channels, such as those of each state of a history. The jth channels of all lists have one unit, that
             of their values together.
         over_processes: See [`statistics`][probneural.statistics.statistics].
@@ -183,7 +180,7 @@ def units(
         Mean and scale, on the CPU.
 
     Raises:
-        DataError: If there is no function, or sources have different channels.
+        DataError: If there is no sample, or sources have different channels.
 
     Examples:
         >>> from probneural.grids import Grid

@@ -10,20 +10,21 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_floating, check_instance, check_integer, real_tensor
-from probneural.clocks import UNEVEN, WindowClock, even_step, joined_clocks, rounding_of
+from probneural.checks import assign, check_floating, check_integer, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of, row_fingerprints
 from probneural.grids import Grid
-from probneural.pairs import FieldPairs, Rows, check_clock, split_rows
+from probneural.pairs import FieldPairs, Rows, split_rows
+from probneural.pairs.clocks import UNEVEN, WindowClock, even_step, joined_clocks, rounding_of
+from probneural.pairs.splits import check_clock
 from probneural.randomness import check_seed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FieldTrajectories(Undisturbed):
-    """n functions of space and time in memory: where they start, and their states at some later times.
+    """n samples of space and time in memory: where they start, and their states at some later times.
 
     Lead k is the k-th of the times, and lead 0 the start, at time 0. The start may have more channels than the states:
     parameters of the equation, which follow the states and do not vary in time.
@@ -90,20 +91,22 @@ class FieldTrajectories(Undisturbed):
             GridError: If the grids differ.
             ShapeError: If the numbers of channels differ.
         """
-        each = check_parts(parts, cls)
-        if not all(torch.equal(part.times, each[0].times) for part in each):
+        trajectories = check_parts(parts, cls)
+        if not all(torch.equal(part.times, trajectories[0].times) for part in trajectories):
             raise DataError(
                 expected="trajectories at the same times",
-                got=str([part.times.tolist() for part in each])[:100],
+                got=str([part.times.tolist() for part in trajectories])[:100],
                 remedy="ask for the same times of each",
             )
-        if len({part.channels for part in each}) != 1:
+        if len({part.channels for part in trajectories}) != 1:
             raise ShapeError(
-                expected="states of as many channels", got=str([part.channels for part in each]), remedy="choose the same ones"
+                expected="states of as many channels",
+                got=str([part.channels for part in trajectories]),
+                remedy="choose the same ones",
             )
-        start = Field.cat([part.start for part in each])
-        clock = joined_clocks([part.clock for part in each])
-        return cls(start, torch.cat([part.values for part in each]), times=each[0].times, clock=clock)
+        start = Field.cat([part.start for part in trajectories])
+        clock = joined_clocks([part.clock for part in trajectories])
+        return cls(start, torch.cat([part.values for part in trajectories]), times=trajectories[0].times, clock=clock)
 
     @property
     def grid(self) -> Grid:
@@ -202,9 +205,9 @@ class FieldTrajectories(Undisturbed):
         ends = (starts[:, None] + (history - 2) + following).to(self.device)  # of `values`, which begin at step 1
         groups = torch.arange(len(self), device="cpu").repeat_interleave(len(starts))
         outputs = self.values[:, ends].flatten(0, 1).flatten(1, 2)
-        known = self._clock
-        states = known.states[:, window_steps(starts, history=history, lead=lead, steps=steps)].flatten(0, 1)
-        identities = None if known.trajectories is None else known.trajectories[groups]
+        clock = self._clock
+        states = clock.states[:, window_steps(starts, history=history, lead=lead, steps=steps)].flatten(0, 1)
+        identities = None if clock.trajectories is None else clock.trajectories[groups]
         clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(self.lead_times))
         owners = groups if len(self) > 1 else None
         return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=owners, clock=clock)
@@ -259,7 +262,7 @@ def check_times(times: object, *, error: type[ProbneuralError] = ArgumentError) 
 
     Args:
         times: Numbers, an array or a tensor.
-        error: What to raise.
+        error: Class of the error.
 
     Raises:
         ProbneuralError: Of the class `error`, if they are no finite, positive, ascending numbers, one at least.
@@ -268,15 +271,17 @@ def check_times(times: object, *, error: type[ProbneuralError] = ArgumentError) 
         >>> check_times([1, 2.5]).tolist()
         [1.0, 2.5]
     """
-    found = real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu"), error=error).detach()
-    fits = found.ndim == 1 and len(found) and torch.isfinite(found).all() and found[0] > 0 and (found.diff() > 0).all()
+    checked = real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu"), error=error).detach()
+    fits = (
+        checked.ndim == 1 and len(checked) and torch.isfinite(checked).all() and checked[0] > 0 and (checked.diff() > 0).all()
+    )
     if not bool(fits):
         raise error(
             expected="finite, positive, ascending times, one at least",
-            got=str(found.tolist())[:100],
+            got=str(checked.tolist())[:100],
             remedy="the start is at time 0; give times=[step, 2 * step, ...]",
         )
-    return found
+    return checked
 
 
 def check_several(trajectories: int, count: int) -> None:
@@ -289,15 +294,8 @@ def check_several(trajectories: int, count: int) -> None:
         )
 
 
-def check_trajectories(data: object, name: str = "truth") -> FieldTrajectories:
-    """Return trajectories in memory, or raise a DataError."""
-    return check_instance(
-        data, FieldTrajectories, name, remedy="make them with problem.trajectory(...), or read some of data: trajectories[rows]"
-    )
-
-
 def window_starts(times: int, *, history: int, lead: int, stride: int, steps: int = 1) -> Int64[Tensor, " windows"]:
-    """The first step of each window of a trajectory at so many times.
+    """The first step of each window of a trajectory.
 
     Args:
         times: Number of states.

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.checks import PACKAGES, install_hint
 from probneural.errors import UnsupportedError
-from probneural.extras import PACKAGES, install_hint
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from probneural.axes import Axis
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, interpolation_matrix, resample
+from probneural.grids.axes import Axis
 from tests.helpers import DTYPE, BandLimited, generator, normal, scattered
 
 
@@ -304,7 +304,7 @@ class TestResampling:
         source, target = Grid.uniform((5, 6)), scattered(23, 2)
         values = normal(2, 1, 5, 6)
         at_once = resample(values, source, target)
-        monkeypatch.setattr("probneural.grids._CHUNK_ELEMENTS", 5 * 6 * 4)
+        monkeypatch.setattr("probneural.grids.resampling._CHUNK_ELEMENTS", 5 * 6 * 4)
         assert torch.allclose(resample(values, source, target), at_once, rtol=0, atol=1e-14)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -49,4 +49,4 @@ def test_the_package_warns_through_it_alone() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "warn" and isinstance(node.value, ast.Name)
         if node.value.id == "warnings"
     }
-    assert found == {"notices.py"}
+    assert found == {"errors.py"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.arrays import grid_attributes
+from probneural.arrays.reading import grid_attributes
 from probneural.distributions.trajectory import Trajectory
 
 ROOT = Path(__file__).parents[1]

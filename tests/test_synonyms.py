@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.checks import ATTRIBUTES, checks_keywords
 from probneural.errors import ArgumentError, KeywordError, MissingAttributeError
-from probneural.synonyms import ATTRIBUTES, checks_keywords
 
 GRID = pn.Grid.uniform(8)
 FIELD = pn.Field(torch.randn(6, 1, 8, generator=torch.Generator().manual_seed(0)), GRID)

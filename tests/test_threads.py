@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from probneural.contexts import AUTOGRAD_STATE, GLOBAL_GENERATORS, copy_for_call, forward_mode, jvp
 from probneural.errors import ArgumentError
-from probneural.threads import AUTOGRAD_STATE, GLOBAL_GENERATORS, copy_for_call, forward_mode, jvp
 
 
 class Tied(nn.Module):

@@ -16,7 +16,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError, U
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
-from probneural.trajectories import FieldTrajectories, check_trajectories
+from probneural.trajectories import FieldTrajectories
 from tests.data.files import numbers
 
 STATES = torch.from_numpy(numbers(7, 6, 2, 8, 4))
@@ -181,9 +181,6 @@ def test_parts_that_do_not_fit() -> None:
     other = Field(STATES[:, 0], Grid.uniform((8, 4), lengths=2.0))
     with pytest.raises(GridError, match="one grid"):
         FieldTrajectories.cat([PLAIN, FieldTrajectories(other, STATES[:, 1:], times=TIMES)])
-    with pytest.raises(DataError, match="FieldTrajectories as truth"):
-        check_trajectories(STORED)
-    assert check_trajectories(PLAIN) is PLAIN
 
 
 def test_windows_of_unequal_steps_are_refused() -> None:

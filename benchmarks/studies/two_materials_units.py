@@ -249,7 +249,7 @@ class Unit:
 
     def _with_copies(self, shop: Workshop) -> Predictor:
         """An operator that learned from mirrors and turns of all functions too, from as many evaluations as the ensemble."""
-        copies = pn.symmetries.with_copies(shop.pairs, pn.symmetries.box(shop.pairs.inputs.grid))
+        copies = pn.augmentation.augment(shop.pairs, pn.augmentation.box(shop.pairs.inputs.grid))
         epochs = max(1, MEMBERS * self.sizes.epochs * len(shop.pairs) // len(copies))
         operator, _, _ = replace(shop.recipe, epochs=epochs).train(copies, seed=shop.seed_of(0), tick=lambda: None)
         return pn.heads.LastLayerLaplace().fit(operator, shop.pairs)

@@ -15,7 +15,7 @@ from probneural.distributions.predictor import Predictor
 from probneural.errors import ShapeError
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
-from probneural.provenance import check_units, check_untrained, row_keys
+from probneural.pairs.provenance import check_units, check_untrained, row_keys
 
 CHUNK_VALUES = 2**16
 """Output values predicted at once; heads keep up to some hundred numbers for each."""

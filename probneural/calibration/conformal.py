@@ -19,7 +19,7 @@ from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError
 from probneural.pairs import Dataset
-from probneural.provenance import shared_rows
+from probneural.pairs.provenance import shared_rows
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.functionals.observations import ValuesAt
+from probneural.functionals.integrals import ValuesAt
 from probneural.grids import Grid
 from probneural.pairs import Dataset, evenly_spread_rows
 from probneural.randomness import stream

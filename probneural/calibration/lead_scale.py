@@ -25,7 +25,7 @@ from probneural.grids import Grid
 from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times
 from probneural.metrics.lead_pairs import step_keys
 from probneural.metrics.spread import size_factor
-from probneural.provenance import TrainingRecord, check_untrained, no_keys
+from probneural.pairs.provenance import TrainingRecord, check_untrained, no_keys
 
 _LEAST_FACTOR = 1e-4
 """Of variances, by a local scale, where measurement noise would explain all errors."""

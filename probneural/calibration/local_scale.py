@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.calibration.stationary_process import box_of, evaluate_waves, waves_of
 from probneural.calibration.variance_curve import VarianceCurve
 from probneural.contexts import remembered
 from probneural.errors import ShapeError
 from probneural.grids import Grid, along_axis, resample
+from probneural.grids.axes import Axis
 
 _FLOOR = 0.03
 """Slopes and amplitudes, relative to their root mean squares, below which they count as equal."""

@@ -17,10 +17,9 @@ from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import Predictor
-from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError
+from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
-from probneural.notices import warn
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
 from probneural.randomness import check_seed
 

@@ -18,7 +18,7 @@ from probneural.distributions.predictor import Predictor
 from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
-from probneural.provenance import check_untrained_inputs
+from probneural.pairs.provenance import check_untrained_inputs
 
 Residual = Callable[[Tensor, Field, Grid], Tensor]
 """From predictions `(n, c, *grid)`, input functions and the predictions' grid to what is left of an equation."""

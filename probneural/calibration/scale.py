@@ -29,8 +29,7 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import noise_variance
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import Predictor
-from probneural.errors import CalibrationError, DataWarning
-from probneural.notices import warn
+from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.pairs import Dataset
 
 FRACTIONS = (0.05, 0.95)

@@ -21,11 +21,10 @@ from probneural.distributions.calibrated import Calibrated
 from probneural.distributions.mixture import checked_weights
 from probneural.distributions.predictor import Predictor
 from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
-from probneural.errors import CalibrationError, DataWarning
+from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.fields import Field
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
-from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream_seed
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid
+from probneural.grids.axes import Axis
 
 LARGEST_RANK = 384
 """Modes kept per channel, at most; divided by the number of channels."""

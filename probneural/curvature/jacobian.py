@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from probneural.checks import check_counts, validated
+from probneural.contexts import copy_for_call, jvp
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.threads import copy_for_call, jvp
 
 
 def evaluate_at(

@@ -1,4 +1,4 @@
-"""Data of any size: files and arrays that are read a few functions at a time, trajectories, and windows of them."""
+"""Data of any size: files and arrays that are read a few samples at a time, trajectories, and their windows."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class ArrangedReader:
     """An array with its axes in another order; axes that are left out have length 1.
 
     Args:
-        inner: The array as it is stored.
+        inner: The stored array.
         order: Axes of the stored array, in the order of the view.
         descending: Axes of the stored array that are read from the last entry to the first.
         starts: Per axis of the stored array, the entry that comes first, the ones before it following the last: longitudes
@@ -42,7 +42,7 @@ class ArrangedReader:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Lengths of what is read at once at least, per axis."""
+        """Least lengths of a box that is read at once, per axis."""
         return tuple(self.inner.chunks[axis] for axis in self.order)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
@@ -51,7 +51,7 @@ class ArrangedReader:
         cuts = [slice(None)] * len(self.order)
         for number, (axis, part) in enumerate(zip(self.order, box, strict=False)):
             length = self.inner.shape[axis]
-            if self.starts and self.starts[axis]:  # read whole: what is asked for may go round
+            if self.starts and self.starts[axis]:  # read whole: the box may go round
                 cuts[number] = part
             else:
                 stored[axis] = slice(length - part.stop, length - part.start) if axis in self.descending else part
@@ -118,7 +118,7 @@ class SingleReader:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Lengths of what is read at once at least, per axis."""
+        """Least lengths of a box that is read at once, per axis."""
         return (1, *self.inner.chunks)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
@@ -191,8 +191,8 @@ def joined(parts: Sequence[ArrayReader], axis: int, name: str) -> ArrayReader:
     Raises:
         ShapeError: If the lengths of their other axes differ.
     """
-    rest = {tuple(length for number, length in enumerate(part.shape) if number != axis) for part in parts}
-    if len(rest) > 1:
+    other_lengths = {tuple(length for number, length in enumerate(part.shape) if number != axis) for part in parts}
+    if len(other_lengths) > 1:
         raise ShapeError(
             expected=f"{name} with the same axes in each file",
             got=", ".join(str(part.shape) for part in parts),

@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from probneural.arrays import Mask, array_layout, check_grid_alone
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.reading import Mask, array_layout, check_grid_alone, check_samples
 from probneural.data.arranged import array_reader
-from probneural.data.fields import Part
-from probneural.data.masking import with_mask
+from probneural.data.fields import Part, with_mask
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.variables import FUNCTION, Variable, variable_of
 from probneural.errors import ArgumentError, ShapeError
 from probneural.grids import Grid, check_grid
-from probneural.layouts import SAMPLE, TIME, layouts_of
 
 
 def from_arrays(
@@ -32,7 +31,7 @@ def from_arrays(
     dtype: torch.dtype | None = None,
     mask: Mask | tuple[Mask, Mask] = None,
 ) -> StoredPairs:
-    """Make a data set of arrays `(n, c, *grid)` of any kind that can be sliced, read a few functions at a time.
+    """Make a data set of arrays `(n, c, *grid)` of any kind that can be sliced, read a few samples at a time.
 
     A memory map of a file, `np.load(path, mmap_mode="r")`, is read by positions in the file, so that memory in use stays small.
 
@@ -41,7 +40,7 @@ def from_arrays(
         outputs: Outputs, likewise.
         axes: Roles of the axes, for example `"n x y c"`: see [`open`][probneural.data.open]. By default `(n, c, *grid)`, or
             `(n, *grid)` where `grid` or a sequence among the options states the number of axes of space.
-        grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
+        grid: Where the inputs live, and the outputs unless `out_grid` is given. In its place, the next three.
         out_grid: Where the outputs live.
         lengths: Extent per axis, 1 by default.
         periodic: Whether each axis is periodic, one entry per axis or one for all.
@@ -79,12 +78,7 @@ def from_arrays(
         if where is not None:
             check_grid(where)
         roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, options=options)
-        if roles.axes(TIME) or not roles.axes(SAMPLE):
-            raise ArgumentError(
-                expected=f"a layout of {name} with samples and without times",
-                got=f'axes="{roles}"',
-                remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
-            )
+        check_samples(roles, name)
         side_grid = own_grid or (sides[0][1] if sides else None)
         if side_grid is None:
             raise ArgumentError(
@@ -100,6 +94,6 @@ def from_arrays(
     parts = [Part(variable=first)], [Part(variable=second)]
     pairs = stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
     masks = mask if isinstance(mask, tuple) else (mask, mask)
-    inputs, outputs = with_mask(pairs.inputs, masks[0], other=pairs.outputs), with_mask(pairs.outputs, masks[1])
+    inputs, outputs = with_mask(pairs.inputs, masks[0], partner=pairs.outputs), with_mask(pairs.outputs, masks[1])
     masked = replace(pairs, inputs=inputs, outputs=outputs)
     return masked.looked_at()

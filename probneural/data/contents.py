@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probneural.arrays import stated_dimension
+from probneural.arrays.layouts import Layout
+from probneural.arrays.reading import stated_dimension
 from probneural.checks import check_flag, check_positive
 from probneural.data.fields import Part, StoredFields
 from probneural.data.pairs import StoredPairs, stored_pairs
@@ -21,7 +22,6 @@ from probneural.data.trajectories import Trajectories, trajectories_of
 from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, per_axis
-from probneural.layouts import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class AxisNames:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a user asked of a file.
+    """A request for variables of a file.
 
     Args:
         inputs: Names of the variables that are inputs; None for the format's own choice.
@@ -82,41 +82,43 @@ class Request:
         return len(grid.shape) if grid is not None else stated_dimension(self.lengths, self.periodic)
 
     def rounds(self, count: int) -> tuple[bool, ...]:
-        """Whether each of so many axes is periodic; `periodic` must be stated."""
+        """Whether each of `count` axes is periodic; `periodic` must be stated."""
         return per_axis(self.periodic, count, "periodic", check_flag)
 
     def spans(self, count: int) -> tuple[float | None, ...]:
-        """Extent of each of so many axes, None where it is not stated."""
+        """Extent of each of `count` axes, None where it is not stated."""
         return (None,) * count if self.lengths is None else per_axis(self.lengths, count, "lengths", check_positive)
 
-    def names(self, found: Mapping[str, object], path: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Names:
-        """The variables asked for, or the format's own choice, if the file has them.
+    def names(
+        self, available: Mapping[str, object], path: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
+    ) -> Names:
+        """The requested variables, or the format's defaults, if the file has them.
 
         Args:
-            found: What the file has, by name, with what messages say of it: dimensions or a shape.
-            path: Of the file.
-            inputs: The format's own choice.
+            available: Variables of the file, by name, with their dimensions or shape for messages.
+            path: Path of the file.
+            inputs: The format's defaults.
             outputs: Likewise.
 
         Raises:
-            DataError: If it has not, or none is asked for and the format has no choice.
+            DataError: If one is missing, or none is requested and the format has no defaults.
         """
         chosen = Names(tuple(self.inputs or inputs), tuple(self.outputs or outputs))
-        held = "; ".join(f"{name} {axes}" for name, axes in found.items()) or "no variables"
+        listing = "; ".join(f"{name} {axes}" for name, axes in available.items()) or "no variables"
         if not (chosen.inputs and chosen.outputs):
             missing = " and ".join(f"{side}=" for side in ("inputs", "outputs") if not getattr(chosen, side))
             raise DataError(
                 expected=f"{missing}, a list of variables of {path}",
-                got=f"none, and it holds {held}",
-                remedy=f"choose among {', '.join(found) or 'those of another file'}",
+                got=f"none, and it holds {listing}",
+                remedy=f"choose among {', '.join(available) or 'those of another file'}",
             )
         for name in (*chosen.inputs, *chosen.outputs):
-            if name not in found:
-                close = difflib.get_close_matches(name, found, n=1)
+            if name not in available:
+                close = difflib.get_close_matches(name, available, n=1)
                 raise DataError(
                     expected=f"a variable {name!r} of {path}",
-                    got=held,
-                    remedy=f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(found)}",
+                    got=listing,
+                    remedy=f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(available)}",
                 )
         return chosen
 
@@ -143,7 +145,7 @@ class Contents:
     grids: Mapping[str, Grid] = field(default_factory=dict)
     times: Any = None
     time_units: str = ""
-    """Units of the times, their origin included, "" if the file does not say it."""
+    """Units of the times, their origin included, "" if unknown."""
 
     def paired_with(self, outputs: Contents) -> Contents:
         """These inputs with the outputs of other files.
@@ -158,7 +160,9 @@ class Contents:
             [self.variables[name] for name in self.names.inputs],
             [outputs.variables[name] for name in outputs.names.outputs],
         )
-        labelled = [[one.labels for one in side if one.labels.sample in one.labels.coordinates] for side in sides]
+        labelled = [
+            [variable.labels for variable in side if variable.labels.sample in variable.labels.coordinates] for side in sides
+        ]
         for first, second in itertools.product(*labelled):
             samples = first.coordinates[first.sample], second.coordinates[second.sample]
             if samples[0].shape == samples[1].shape:
@@ -177,13 +181,13 @@ class Contents:
 
         Raises:
             GridError: If the variables of one side have different grids, or trajectories two.
-            ShapeError: If the variables have different numbers of functions.
+            ShapeError: If the variables have different numbers of samples.
         """
         inputs, outputs = ([self.variables[name] for name in side] for side in (self.names.inputs, self.names.outputs))
         grid, out_grid = self._grid(self.names.inputs), self._grid(self.names.outputs)
         counts = {name: self.variables[name].count(FUNCTION) for name in self.names.both}
-        known = {count for count in counts.values() if count is not None}
-        if len(known) > 1:
+        sizes = {count for count in counts.values() if count is not None}
+        if len(sizes) > 1:
             raise ShapeError(
                 expected="as many samples of each variable",
                 got=str(counts),
@@ -192,27 +196,27 @@ class Contents:
         if any(variable.count(TIME) is not None for variable in (*inputs, *outputs)):
             self._grid(self.names.both)
             return trajectories_of(inputs, outputs, times=self.times, grid=grid, dtype=dtype)
-        if not known:
+        if not sizes:
             raise ShapeError(
                 expected="variables with an axis of samples, or of time",
                 got=f"{', '.join(self.names.both)} without one",
                 remedy='state the roles of the axes: axes="n x", or name the dimension: sample= or time=',
             )
-        parts = [Part(variable=one) for one in inputs], [Part(variable=one) for one in outputs]
-        return stored_pairs(*parts, known.pop(), grid=grid, out_grid=out_grid, dtype=dtype)
+        parts = [Part(variable=variable) for variable in inputs], [Part(variable=variable) for variable in outputs]
+        return stored_pairs(*parts, sizes.pop(), grid=grid, out_grid=out_grid, dtype=dtype)
 
     def fields(self, dtype: torch.dtype | None, *, history: int) -> StoredFields:
-        """The inputs alone; of trajectories, all windows of so many steps.
+        """The inputs alone; of trajectories, all windows of `history` steps.
 
         Raises:
             ArgumentError: If there are fewer times than that, or `history` is given for variables without times.
             GridError: If the variables have different grids.
-            ShapeError: If they have different numbers of functions.
+            ShapeError: If they have different numbers of samples.
         """
         same = replace(self, names=Names(self.names.inputs, self.names.inputs))
         if all(self.variables[name].count(TIME) is None for name in self.names.inputs):
             if history != 1:
-                raise ArgumentError(expected="history=1 without times", got=str(history), remedy="say which axis is time=")
+                raise ArgumentError(expected="history=1 without times", got=str(history), remedy="name the axis of time: time=")
             pairs = same.data(dtype)
             assert isinstance(pairs, StoredPairs)
             return pairs.inputs
@@ -232,25 +236,25 @@ class Contents:
         return grids[0]
 
 
-def check_same_time_units(first: Contents, second: Contents, what: str, other: str) -> None:
+def check_same_time_units(first: Contents, second: Contents, first_name: str, second_name: str) -> None:
     """Raise a DataError if times of two files are counted in different units, or from different origins."""
     units = [part.time_units.strip().removesuffix(" 00:00:00") for part in (first, second)]
     if all(units) and units[0] != units[1]:
         encoding = f'{{"time": {{"units": "{units[0]}"}}}}'
         raise DataError(
-            expected=f"times in {units[0]!r}, as in {what}",
-            got=f"{units[1]!r} in {other}",
+            expected=f"times in {units[0]!r}, as in {first_name}",
+            got=f"{units[1]!r} in {second_name}",
             remedy=f"write all with one origin: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})",
         )
 
 
-def _check_equal(first: NDArray[Any], second: NDArray[Any], what: str) -> None:
+def _check_equal(first: NDArray[Any], second: NDArray[Any], name: str) -> None:
     """Raise a DataError unless inputs and outputs have the same coordinates."""
     differs = np.flatnonzero((first != second).reshape(-1))
     if len(differs):
-        one, other = (values.reshape(-1)[differs[0]] for values in (first, second))
+        input_value, output_value = (values.reshape(-1)[differs[0]] for values in (first, second))
         raise DataError(
-            expected=f"the same {what} of inputs and outputs in the same order",
-            got=f"{one} and {other} as number {differs[0]}",
+            expected=f"the same {name} of inputs and outputs in the same order",
+            got=f"{input_value} and {output_value} as number {differs[0]}",
             remedy="bring the files into one order, by their coordinates: dataset.sortby(dimension), and write them again",
         )

@@ -1,4 +1,4 @@
-"""Fields that are read when they are asked for."""
+"""Fields that are read on access, and masks of their samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.arrays import to_tensor
+from probneural.arrays.reading import Mask, to_tensor
 from probneural.checks import check_device
 from probneural.data.variables import FUNCTION, AxisLabels, Variable
-from probneural.errors import DataError, FileError, ProbneuralError
+from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import Rows
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class StoredFields:
-    """n functions on one grid, read from files a few at a time: a [`FieldSource`][probneural.pairs.FieldSource].
+    """n samples on one grid, read from files a few at a time: a [`FieldSource`][probneural.pairs.FieldSource].
 
     Make them with [`open`][probneural.data.open] or [`from_arrays`][probneural.data.from_arrays].
 
@@ -79,12 +79,12 @@ class StoredFields:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Units of the channels; none at all if the file does not say any."""
+        """Units of the channels; empty if unknown."""
         units = tuple(part.variable.unit for part in self.parts for _ in range(part.channels))
         return units if any(units) else ()
 
     def to(self, target: torch.device | torch.dtype | str) -> StoredFields:
-        """The same functions, on another device or in another dtype when they are read.
+        """The same samples, on another device or in another dtype when they are read.
 
         Raises:
             DataError: If the dtype is neither float32 nor float64.
@@ -97,7 +97,7 @@ class StoredFields:
         return replace(self, dtype=target)
 
     def with_missing(self) -> StoredFields:
-        """The same functions, of which NaN is a missing value: what is read has a mask per sample."""
+        """The same samples with NaN as a missing value: fields that are read have a mask per sample."""
         return replace(self, grid=self.grid.unmasked.masked(torch.ones(0, *self.grid.shape, dtype=torch.bool, device="cpu")))
 
     def with_grid(self, observed: Tensor) -> StoredFields:
@@ -105,18 +105,18 @@ class StoredFields:
         return replace(self, grid=self.grid.unmasked.masked(observed))
 
     def subset(self, index: Rows) -> StoredFields:
-        """Choose some functions without reading them, in the order of the index."""
+        """Choose some samples without reading them, in the order of the index."""
         return replace(self, places=self.places[select_rows(index, len(self))])
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.places)
 
     def __getitem__(self, index: Rows) -> Field:
-        """Read some functions, in the order of the index; one integer keeps the batch axis.
+        """Read some samples, in the order of the index; one integer keeps the batch axis.
 
         Raises:
-            DataError: If a value is NaN or infinite; the message names the function.
+            DataError: If a value is NaN or infinite; the message names the sample.
             FileError: If a file cannot be read.
         """
         places = self.places[select_rows(index, len(self))].numpy()
@@ -140,7 +140,7 @@ class StoredFields:
         return field if self.device == field.device else field.to(self.device)
 
     def _masked(self, values: Tensor, places: NDArray[np.int64]) -> Grid:
-        """The grid of values that are NaN where they are missing, or a DataError that names the function."""
+        """The grid of values that are NaN where they are missing, or a DataError that names the sample."""
         missing = values.isnan().any(1)
         if not self.grid.is_batch:
             bad = (missing & self.grid.observed).flatten(1).any(1)
@@ -165,7 +165,7 @@ class StoredFields:
 def _converted(
     values: NDArray[np.generic], part: Part, places: NDArray[np.int64], dtype: torch.dtype, *, takes_nan: bool = False
 ) -> Tensor:
-    """Values as a tensor, or a DataError that names the function whose values are not finite."""
+    """Values as a tensor, or a DataError that names the sample whose values are not finite."""
     name = part.variable.name
     try:
         return to_tensor(values, name, dtype=dtype, takes_nan=takes_nan)
@@ -192,3 +192,49 @@ def stored(
     native = dtype or (torch.float64 if is_double else torch.float32)
     device = torch.device("cpu")
     return StoredFields(parts=tuple(parts), places=places, grid=grid, native_dtype=native, dtype=native, device=device)
+
+
+LAND = "land"
+"""The mask of points that are NaN in all samples."""
+
+
+def with_mask(side: StoredFields, mask: Mask | str, *, partner: StoredFields | None = None) -> StoredFields:
+    """Samples with a mask.
+
+    Args:
+        side: The samples.
+        mask: True where NaN means missing, sample by sample; "land" where the points that are NaN in the first sample are
+            missing in all; or truth values `(*grid,)` in the order of the array's axes, True at points that are missing in all
+            samples. None for none.
+        partner: The other side of pairs, whose array gives that order if this side has no axis of space.
+
+    Raises:
+        ShapeError: If an array has another shape or holds no truth values.
+        ArgumentError: If it is another word, or no array.
+    """
+    if mask is None or mask is False or not len(side):
+        return side
+    if mask is True:
+        return side.with_missing()
+    if isinstance(mask, str):
+        if mask != LAND:
+            raise ArgumentError(
+                expected='mask=True, mask="land" or an array of truth values', got=repr(mask), remedy='write mask="land"'
+            )
+        return side.with_grid(side.with_missing()[0].grid.observed[0])
+    labels = [part.variable.labels for part in (*side.parts, *(partner.parts if partner else ()))]
+    turn = next((label.turned for label in labels if label.turned is not None), None)
+    turned = mask if turn is None else turn(mask)
+    try:
+        missing = torch.as_tensor(turned)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentError(
+            expected=f"truth values as mask, of shape {side.grid.shape}", got=str(error), remedy="pass a boolean tensor"
+        ) from error
+    if missing.dtype != torch.bool or tuple(missing.shape) != side.grid.shape:
+        raise ShapeError(
+            expected=f"truth values as mask, of shape {side.grid.shape}",
+            got=f"{missing.dtype} of shape {tuple(missing.shape)}",
+            remedy="pass mask=True where NaN means missing, sample by sample",
+        )
+    return side.with_grid(~missing)

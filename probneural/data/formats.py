@@ -15,12 +15,11 @@ from probneural.data.named import has_dimension_names
 from probneural.data.pdebench import is_pdebench
 from probneural.data.readers import npz_layouts, require
 from probneural.data.the_well import is_the_well
-from probneural.errors import DataWarning, FileError
-from probneural.notices import warn
+from probneural.errors import DataWarning, FileError, warn
 
 KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, MATLAB, PyTorch, CSV, The Well, PDEBench"
 _HEAD, _USER_BLOCK = 520, 512
-"""Bytes that tell the format, and those before the HDF5 part of a MATLAB 7.3 file."""
+"""Bytes that identify the format, and those before the HDF5 part of a MATLAB 7.3 file."""
 
 
 class Format(Enum):
@@ -51,7 +50,7 @@ def format_of(path: Path) -> Format:
 
     Raises:
         FileError: If there is none, it is of another format, or a check refuses it.
-        UnsupportedError: If what reads HDF5 or zarr is not installed.
+        UnsupportedError: If the library for HDF5 or zarr is not installed.
     """
     check_place(path)
     with guarded(path):
@@ -75,7 +74,7 @@ def _format_of_file(path: Path) -> Format:
     if head.startswith(b"PK"):
         if is_torch(path):
             return Format.TORCH
-        npz_layouts(path)  # which says what else it is
+        npz_layouts(path)  # which raises an error for other archives
         return Format.NPZ
     if is_csv(path):
         return Format.CSV
@@ -137,16 +136,16 @@ def zarr_arrays(path: Path) -> dict[str, Any]:
     try:
         group = require("zarr", "zarr stores").open(path, mode="r", use_consolidated=False)
         return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
-    except (ValueError, KeyError) as error:  # JSON, and what it lacks
+    except (ValueError, KeyError) as error:  # invalid JSON or missing keys
         raise FileError(expected=f"a zarr store in {path}", got=str(error), remedy="it is damaged: copy it again") from error
 
 
 def _warn_of_gaps(name: str, array: Any, count: int, written: int) -> None:
-    """Chunks that a store does not have read as its fill value: left out as such, or lost on the way."""
+    """Warn of missing chunks, which read as the fill value: left out as such, or lost."""
     if not np.issubdtype(array.dtype, np.number):
         return
     missing = count - written
-    if missing > 0 and np.isfinite(array.fill_value):  # what is not finite is refused when it is read
+    if missing > 0 and np.isfinite(array.fill_value):  # values that are not finite raise an error when they are read
         warn(
             f"{missing} of {count} chunks of {name!r} are not there, and are read as {array.fill_value}: if they were "
             "not left out because they hold nothing else, copy the store again",

@@ -1,7 +1,7 @@
 """Checks that a data file passes before a library reads it, and typed errors in place of those that libraries raise.
 
 Pipes, sockets and devices are refused; so are codecs, filters and types of zarr and HDF5 that are on no list, links to other
-files, and arrays that claim to be far larger than what the file stores of them.
+files, and arrays that claim to be far larger than their stored bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from probneural.checks import check_regular
+from probneural.checks import check_regular, optional
 from probneural.errors import FileError, ProbneuralError
-from probneural.extras import optional
 
 _UNSTORED = 2**28
-"""Bytes that may be read of an array whatever the file stores of it (256 MiB)."""
+"""Bytes of an array that may be read at any compression (256 MiB)."""
 _RATIO = 100
 """Largest ratio of bytes that are read to bytes that are stored, beyond that."""
 _PER_ENTRY, _PER_CHUNK = 16, 2**14
-"""Bytes that an index along an axis counts as, and a chunk, which takes as long to find as so many bytes to read."""
+"""Bytes that an index along an axis, and a chunk, count as: the time to look them up is that to read these bytes."""
 _LEVELS, _MEMBERS = 32, 200_000
 """Largest depth of groups in each other, and number of groups and arrays in an HDF5 file."""
 _ARRAYS, _VARIABLES, _METADATA = 1000, 500, 2**24
@@ -59,7 +58,7 @@ def guarded(path: object) -> Iterator[None]:
         yield
     except (ProbneuralError, ImportError):
         raise
-    except Exception as error:  # of damaged files, libraries raise whatever their code happens to
+    except Exception as error:  # libraries raise arbitrary errors for damaged files
         raise FileError(
             expected=f"a readable file, {path}",
             got=f"{type(error).__name__}: {error}"[:300],
@@ -74,7 +73,7 @@ def check_place(path: Path) -> None:
 
 
 def check_unpacked(size: int, stored: int, name: str) -> None:
-    """Raise a FileError if an array of `size` bytes is far larger than what the file stores of it."""
+    """Raise a FileError if an array of `size` bytes is far larger than its stored bytes."""
     if size > _UNSTORED and size > _RATIO * stored:
         refuse(
             f"{name} of at most {_UNSTORED >> 20} MB, or {_RATIO} times what the file stores of it",
@@ -84,7 +83,7 @@ def check_unpacked(size: int, stored: int, name: str) -> None:
 
 
 def check_extent(name: str, shape: Sequence[int], chunks: Sequence[int], itemsize: int, stored: int) -> None:
-    """Raise a FileError if a row, a chunk, an axis or the chunks of a row cost far more than what the file stores.
+    """Raise a FileError if a row, a chunk, an axis or the chunks of a row cost far more than the stored bytes.
 
     A row is an entry of the first axis; an array of one axis may be a coordinate, which is read whole.
     """
@@ -119,7 +118,7 @@ def check_zarr(path: Path) -> dict[str, tuple[int, int]]:
     """Check a zarr store from its metadata and the sizes of its files.
 
     Returns:
-        Per array, by its name in the store, the number of its chunks (or shards), and how many of them are files.
+        Per array, by its name in the store, the number of its chunks (or shards), and of their files.
 
     Raises:
         FileError: If a file is a pipe, socket or device, metadata are too large or too deep, an array is of a type or a codec
@@ -180,7 +179,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _check_zarr_array(member: _Member, metadata: dict[str, Any]) -> int:
-    """Number of chunks of an array whose metadata say nothing that is refused."""
+    """Number of chunks of an array, or a FileError if its metadata are refused."""
     what = f"the array {member.name} of the store"
     remedy = "write it again, as numbers with a usual compressor, for example with xarray: dataset.to_zarr(path)"
     shape = metadata.get("shape")
@@ -214,11 +213,11 @@ def _check_zarr_array(member: _Member, metadata: dict[str, Any]) -> int:
 
 def _are_lengths(lengths: object, *, least: int) -> bool:
     is_list = isinstance(lengths, list) and len(lengths) <= _AXES
-    return is_list and all(type(one) is int and least <= one < 2**48 for one in lengths)  # type: ignore[attr-defined]
+    return is_list and all(type(length) is int and least <= length < 2**48 for length in lengths)  # type: ignore[attr-defined]
 
 
 def _ids(codecs: object) -> list[str]:
-    """Names of codecs of format 2, "" for what has none."""
+    """Names of codecs of format 2, "" for entries without one."""
     entries: Iterable[Any] = codecs if isinstance(codecs, list) else [codecs]
     return [str(entry.get("id", "")) if isinstance(entry, dict) else "" for entry in entries]
 
@@ -254,7 +253,7 @@ def check_hdf5(file: Any) -> int:
 
     Raises:
         FileError: If it is too deep or has too many members, if a link or a dataset refers to another file, if a filter is not
-            on the list, or a dataset claims to be far larger than what is stored.
+            on the list, or a dataset claims to be far larger than its stored bytes.
     """
     h5py = optional("h5py", "the reader of HDF5 files", extra="data")
     where = file.filename

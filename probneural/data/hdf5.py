@@ -15,7 +15,7 @@ from probneural.data.sources import Source
 _DECODED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 """Attributes by which stored numbers differ from values."""
 _AXIS = ("units", "axis", "standard_name")
-"""Attributes of a scale that say the role of its axis."""
+"""Attributes of a scale that give the role of its axis."""
 
 
 def array_of(file: Any, key: str) -> HDF5Reader:
@@ -101,7 +101,7 @@ def hdf5_sources(file: Any) -> dict[str, Source]:
             coordinates={dim: scale[...] for dim, scale in pairs if scale.ndim == 1 and scale.dtype.kind in "iuf"},
             attributes={key: _plain(value) for key, value in array.attrs.items() if key == "units"},
             axis_attributes={
-                dim: {key: _plain(one) for key, one in scale.attrs.items() if key in _AXIS} for dim, scale in pairs
+                dim: {key: _plain(value) for key, value in scale.attrs.items() if key in _AXIS} for dim, scale in pairs
             },
         )
     return sources

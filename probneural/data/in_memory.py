@@ -17,8 +17,7 @@ from torch import Tensor
 
 from probneural.data.gate import check_unpacked
 from probneural.data.readers import ArrayReader, SlicedReader
-from probneural.errors import DataWarning, FileError
-from probneural.notices import warn
+from probneural.errors import DataWarning, FileError, warn
 
 TABLE = "values"
 """Name of all columns of a CSV file together, and of a file that holds one array."""
@@ -49,7 +48,7 @@ def matlab_readers(path: Path) -> dict[str, ArrayReader]:
         arrays = loadmat(path, mat_dtype=False, struct_as_record=True, variable_names=names) if names else {}
     except FileError:
         raise
-    except Exception as error:  # of damaged files, SciPy raises whatever its code happens to
+    except Exception as error:  # SciPy raises arbitrary errors for damaged files
         raise FileError(
             expected=f"a MATLAB file at {path}", got=str(error), remedy="save it again: save('file.mat', 'a', 'u', '-v7.3')"
         ) from error
@@ -122,14 +121,16 @@ def torch_readers(path: Path) -> dict[str, ArrayReader]:
         content = {TABLE: content}
     elif isinstance(content, list | tuple):
         content = dict(enumerate(content))
-    tensors = {str(name): one for name, one in content.items() if isinstance(one, Tensor)} if isinstance(content, dict) else {}
+    tensors = (
+        {str(name): value for name, value in content.items() if isinstance(value, Tensor)} if isinstance(content, dict) else {}
+    )
     if not tensors:
         raise FileError(
             expected=f"a tensor, or a dictionary or list of tensors, in {path}",
             got=type(content).__name__,
             remedy='save tensors: torch.save({"a": a, "u": u}, path)',
         )
-    return {name: SlicedReader(_numbers(one, f"{name!r} in {path}")) for name, one in tensors.items()}
+    return {name: SlicedReader(_numbers(value, f"{name!r} in {path}")) for name, value in tensors.items()}
 
 
 def _numbers(tensor: Tensor, name: str) -> NDArray[Any]:
@@ -150,7 +151,7 @@ def _numbers(tensor: Tensor, name: str) -> NDArray[Any]:
 
 
 def is_csv(path: Path) -> bool:
-    """Whether the suffix is that of a table in text; the contents cannot tell."""
+    """Whether the suffix is that of a table in text; the contents do not show it."""
     return path.suffix.lower() in (".csv", ".tsv")
 
 
@@ -194,7 +195,7 @@ def _without_header(lines: list[str]) -> tuple[list[str], list[str], str | None]
     """
     if not lines:
         raise ValueError("no rows")
-    separator = next((one for one in (",", ";", "\t") if one in lines[0]), None)
+    separator = next((character for character in (",", ";", "\t") if character in lines[0]), None)
     first, second = ([*_cells(line, separator), ""] for line in (*lines, "")[:2])
     cells, is_text = first[:-1], not all(map(_is_number, first))
     if len(cells) > 1 and not cells[0] and (is_text or second[0] == "0"):

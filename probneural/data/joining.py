@@ -24,7 +24,7 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
 
     Args:
         files: The files, for messages.
-        parts: What each holds.
+        parts: Contents of each file.
 
     Raises:
         GridError: If grids differ.
@@ -46,12 +46,12 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
         _check_units(files[0], file, first, part)
     times = [None if part.times is None else np.asarray(part.times, dtype=np.float64) for part in parts]
     column, moments = FUNCTION, first.times
-    if times[0] is not None and not all(one is not None and np.array_equal(one, times[0]) for one in times):
-        together = np.concatenate([np.atleast_1d(one) for one in times if one is not None])
+    if times[0] is not None and not all(moments is not None and np.array_equal(moments, times[0]) for moments in times):
+        together = np.concatenate([np.atleast_1d(moments) for moments in times if moments is not None])
         if any(variable.count(FUNCTION) is not None for variable in first.variables.values()) or (np.diff(together) <= 0).any():
             raise DataError(
                 expected="files at the same times, or of one series whose times follow each other",
-                got=f"times from {[float(one.min()) for one in times if one is not None]}",
+                got=f"times from {[float(moments.min()) for moments in times if moments is not None]}",
                 remedy="list the files in the order of their times",
             )
         column, moments = TIME, together
@@ -71,15 +71,15 @@ def _names(grid: Grid) -> list[str]:
     return [axis.name for axis in grid.axes]
 
 
-def _check_units(file: Path, other: Path, first: Contents, part: Contents) -> None:
+def _check_units(first_file: Path, second_file: Path, first: Contents, part: Contents) -> None:
     """Raise a DataError if units of a variable, or of times, differ."""
-    check_same_time_units(first, part, str(file), str(other))
+    check_same_time_units(first, part, str(first_file), str(second_file))
     for name in first.names.both:
         units = first.variables[name].unit, part.variables[name].unit
         if all(units) and units[0] != units[1]:
             raise DataError(
-                expected=f"{name} in {units[0]!r}, as in {file}",
-                got=f"{units[1]!r} in {other}",
+                expected=f"{name} in {units[0]!r}, as in {first_file}",
+                got=f"{units[1]!r} in {second_file}",
                 remedy="convert the values of the files to one unit, and write it in their attribute units",
             )
 

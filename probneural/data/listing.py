@@ -35,13 +35,13 @@ class FileVariable:
 
 
 def list_variables(path: str | os.PathLike[str]) -> list[FileVariable]:
-    """The variables of a file of any format that [`open`][probneural.data.open] knows; no values are read.
+    """The variables of a file of any format of [`open`][probneural.data.open]; no values are read.
 
     Args:
         path: A file, a zarr store, or a folder of .npy files.
 
     Returns:
-        Them, coordinates left out where the format tells which they are.
+        The variables, without coordinates where the format marks these.
 
     Raises:
         FileError: If there is no such file, or it is of another format.
@@ -67,8 +67,13 @@ def _listed(where: Path, kind: Format) -> list[FileVariable]:
             names = [(group, name) for group in groups for name in texts(file[group].attrs.get("field_names", ()))]
             return [FileVariable(name=name, axes=str(file[group][name].shape)) for group, name in names if name in file[group]]
     if kind.has_names:
-        inside = [(group, one) for group in (None, *groups_of(where, kind.value)) for one in _in_group(where, kind, group)]
-        return [FileVariable(name=f"{group}/{one.name}" if group else one.name, axes=one.axes) for group, one in inside]
+        inside = [
+            (group, variable) for group in (None, *groups_of(where, kind.value)) for variable in _in_group(where, kind, group)
+        ]
+        return [
+            FileVariable(name=f"{group}/{variable.name}" if group else variable.name, axes=variable.axes)
+            for group, variable in inside
+        ]
     return [FileVariable(name=source.name, axes=source.axes) for source in sources_of(where, kind).values()]
 
 

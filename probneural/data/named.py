@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.data.readers import SlicedReader, require
+from probneural.data.readers import ReopenedReader, SlicedReader, require
 from probneural.data.sources import Source
 from probneural.errors import DataError, FileError
 
@@ -28,8 +27,8 @@ class NamedFile:
 
 
 @dataclass
-class XarrayReader:
-    """A variable of a file that xarray reads; every process opens the file for itself.
+class XarrayReader(ReopenedReader):
+    """A variable of a file that xarray reads.
 
     Args:
         file: The file or store.
@@ -46,7 +45,6 @@ class XarrayReader:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
-    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
@@ -57,20 +55,17 @@ class XarrayReader:
         return self._select({self.dims[0]: rows})
 
     def _select(self, index: dict[str, Any]) -> NDArray[Any]:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), open_xarray(self.file.path, self.file.engine, self.file.group)
-        return np.asarray(self._opened[1].variables[self.name].isel(index).to_numpy())
+        return np.asarray(self._file.variables[self.name].isel(index).to_numpy())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
+    def _open(self) -> Any:
+        return open_xarray(self.file.path, self.file.engine, self.file.group)
 
 
 def open_xarray(path: Path, engine: str, group: str | None = None) -> Any:
     """Open a file without reading its variables; missing values, scales and offsets are decoded, times are not.
 
     Raises:
-        UnsupportedError: If xarray or what it needs for the format is not installed.
+        UnsupportedError: If xarray or its library for the format is not installed.
         FileError: If the file cannot be read.
     """
     xarray = require("xarray", "NetCDF files and zarr stores")
@@ -133,11 +128,11 @@ def _with_outer_coordinates(opened: Any, file: NamedFile) -> Any:
     for depth in range(len(parts) - 1, -1, -1) if file.group else ():
         with open_xarray(file.path, file.engine, "/".join(parts[:depth]) or None) as outer:
             coordinates = {
-                name: (one.dims, one.to_numpy(), one.attrs)
-                for name, one in outer.coords.items()
+                name: (coordinate.dims, coordinate.to_numpy(), coordinate.attrs)
+                for name, coordinate in outer.coords.items()
                 if name not in opened.variables
-                and one.dims
-                and all(opened.sizes.get(dim) == outer.sizes[dim] for dim in one.dims)
+                and coordinate.dims
+                and all(opened.sizes.get(dim) == outer.sizes[dim] for dim in coordinate.dims)
             }
             opened = opened.assign_coords(coordinates)
     return opened
@@ -153,7 +148,7 @@ def groups_of(path: Path, engine: str) -> list[str]:
     h5py = require("h5py", "NetCDF files")
     with h5py.File(path, "r") as file:
         if not any(file.get(name, getclass=True) is h5py.Group for name in file):
-            return []  # xarray reads all variables to tell
+            return []  # else xarray reads all variables
     opened = require("xarray", "NetCDF files and zarr stores").open_datatree(
         path, engine=engine, decode_times=False, phony_dims="sort"
     )
@@ -177,12 +172,12 @@ def _source(file: NamedFile, variable: Any) -> Source:
         name=str(variable.name),
         reader=reader,
         dims=dims,
-        coordinates={dim: one.to_numpy() for dim, one in coordinates.items()},
+        coordinates={dim: coordinate.to_numpy() for dim, coordinate in coordinates.items()},
         attributes=dict(variable.attrs),
-        axis_attributes={dim: dict(one.attrs) for dim, one in coordinates.items()},
+        axis_attributes={dim: dict(coordinate.attrs) for dim, coordinate in coordinates.items()},
         labels={
-            str(name): (str(one.dims[0]), one.to_numpy())
-            for name, one in variable.coords.items()
-            if one.ndim == 1 and str(name) not in coordinates
+            str(name): (str(coordinate.dims[0]), coordinate.to_numpy())
+            for name, coordinate in variable.coords.items()
+            if coordinate.ndim == 1 and str(name) not in coordinates
         },
     )

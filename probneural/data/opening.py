@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from probneural.arrays import Mask
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.reading import Mask
 from probneural.checks import check_integer, check_path, check_sequence, check_text, real_tensor
 from probneural.data.arranged import arranged
 from probneural.data.contents import AxisNames, Contents, Request
-from probneural.data.fields import StoredFields
+from probneural.data.fields import StoredFields, with_mask
 from probneural.data.formats import Format, format_of, open_hdf5, zarr_arrays
 from probneural.data.gate import guarded
 from probneural.data.hdf5 import hdf5_sources
 from probneural.data.in_memory import TABLE, csv_readers, matlab_readers, torch_readers
 from probneural.data.joining import joined_contents
-from probneural.data.masking import with_mask
 from probneural.data.named import named_sources
 from probneural.data.pairs import StoredPairs
 from probneural.data.pdebench import pdebench_contents
@@ -32,7 +32,6 @@ from probneural.data.the_well import the_well_contents
 from probneural.data.trajectories import Trajectories
 from probneural.errors import ArgumentError, FileError
 from probneural.grids import Grid, check_grid
-from probneural.layouts import layouts_of
 
 Paths = str | Path | Sequence[str | Path]
 """One file, several, or a pattern such as "runs/*.nc"."""
@@ -59,14 +58,14 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     """Open files without reading their values: a data set of pairs, or trajectories if a variable has an axis of time.
 
     The format follows from the contents. The role of each axis follows from `axes`, from names and attributes in the file,
-    or from the other arguments. It is never guessed from the number of axes: a role that nothing states is asked for.
+    or from the other arguments. It is never guessed from the number of axes: an unknown role is an error.
 
-    * NetCDF, zarr and HDF5 with names of dimensions: names such as `sample`, `time`, `channel`, `x`, `lat` say the role, CF
+    * NetCDF, zarr and HDF5 with names of dimensions: names such as `sample`, `time`, `channel`, `x`, `lat` give the role, CF
       attributes of coordinates too, and `sample`, `time`, `channel` name the dimension. Coordinates give the grid; axes whose
       coordinates descend are turned round. Missing values, scales and offsets are decoded.
-    * The Well: attributes say everything, boundary conditions included. Without `inputs` and `outputs`, all fields that vary
+    * The Well: attributes give all roles and boundary conditions. Without `inputs` and `outputs`, all fields that vary
       in time are both, and constant ones are inputs.
-    * PDEBench: keys say the equation's variables, axes and coordinates; `periodic` has to be stated. Without `inputs` and
+    * PDEBench: keys name the equation's variables, axes and coordinates; `periodic` has to be stated. Without `inputs` and
       `outputs`, as in The Well; of Darcy files, `nu` to `tensor`.
     * Arrays without names (.npy, .npz, other HDF5 and zarr, MATLAB, PyTorch tensors, CSV): `axes`, or samples, then times if
       `time` is given, channels if there is one more axis, then the axes of `grid` or of a sequence `periodic`.
@@ -80,10 +79,10 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         axes: Roles of the axes in the file's order, separated by spaces: n samples, t times, c channels, - an axis of
             length 1, any other name an axis of space. `"n x y c"`, or `"n c -> n x y"` where outputs differ. Variables
             without an axis of space are parameters: constant channels.
-        grid: Where the inputs live, and the outputs unless `out_grid` says otherwise.
+        grid: Where the inputs live, and the outputs unless `out_grid` is given.
         out_grid: Where the outputs live.
-        periodic: Whether each axis of space is periodic, where the file does not say so.
-        lengths: Extent of each axis of space; by default coordinates tell, and 1 without them.
+        periodic: Whether each axis of space is periodic, where the file does not state it.
+        lengths: Extent of each axis of space; by default from coordinates, and 1 without them.
         sample: Name of the dimension of samples or trajectories.
         time: Name of the dimension or array of times; or the times, one per step.
         channel: Name of the dimension of channels.
@@ -94,11 +93,11 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
     Returns:
-        The data set, which reads rows when they are asked for, and can be sent to other processes.
+        The data set, which reads rows on access, and can be sent to other processes.
 
     Raises:
         FileError: If there is no such file, or it is of another format.
-        DataError: If variables are missing, are no real numbers, or the layout is another one than keys or attributes say.
+        DataError: If variables are missing, are no real numbers, or the layout contradicts keys or attributes.
         ShapeError: If shapes do not fit together.
         GridError: If coordinates are missing or not equispaced.
         ArgumentError: If `periodic` is missing, or an argument is of another kind.
@@ -121,7 +120,7 @@ def open(  # noqa: PLR0913 (keyword-only settings, each with a default that work
     with guarded(path):
         data = _contents(path, request, outputs_path).data(dtype)
     if isinstance(data, StoredPairs):
-        masked = replace(data, inputs=with_mask(data.inputs, mask, other=data.outputs), outputs=with_mask(data.outputs, mask))
+        masked = replace(data, inputs=with_mask(data.inputs, mask, partner=data.outputs), outputs=with_mask(data.outputs, mask))
         return masked.looked_at()
     data = replace(data, grid=with_mask(data.at(0), mask).grid)
     StoredPairs(data.at(0), data.at(-1)).looked_at(may_be_equal=True)
@@ -153,7 +152,7 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
         axes: Roles of their axes, in the file's order.
         grid: Where they live.
         parameter_grid: Where inputs without an axis of space are constant.
-        periodic: Whether each axis of space is periodic, where the file does not say so.
+        periodic: Whether each axis of space is periodic, where the file does not state it.
         lengths: Extent of each axis of space.
         sample: Name of the dimension of samples or trajectories.
         time: Name of the dimension or array of times; or the times, one per step.
@@ -164,7 +163,7 @@ def open_inputs(  # noqa: PLR0913 (keyword-only settings, each with a default th
         dtype: float32 or float64; by default float64 if a variable is of it, else float32.
 
     Returns:
-        The inputs, which are read when they are asked for.
+        The inputs, which are read on access.
 
     Raises:
         ProbneuralError: As `open` does.
@@ -198,9 +197,9 @@ def _request(*, dtype: torch.dtype | None, axes: str | None, sample: Any, time: 
             check_grid(options[name], name)
     for side in ("inputs", "outputs"):
         options[side] = _names(options[side], side)
-    for name, given in (("sample", sample), ("channel", channel), ("group", options["group"])):
-        if given is not None:
-            check_text(given, name)
+    for name, value in (("sample", sample), ("channel", channel), ("group", options["group"])):
+        if value is not None:
+            check_text(value, name)
     if time is not None and not isinstance(time, str):
         times = real_tensor(time, "time", error=ArgumentError)
         if times.ndim != 1 or not bool(times.isfinite().all()):
@@ -221,12 +220,12 @@ def _names(names: Sequence[str] | None, side: str) -> tuple[str, ...] | None:
 
 
 def _refuse(request: Request, why: str, *names: str) -> None:
-    """Raise an ArgumentError if arguments are given that mean nothing there."""
+    """Raise an ArgumentError for arguments without effect."""
     stated = {**vars(request), **vars(request.axes)}
-    given = [name for name in names if stated[name] is not None]
-    if given:
+    surplus = [name for name in names if stated[name] is not None]
+    if surplus:
         raise ArgumentError(
-            expected=f"no {', '.join(given)}= beside {why}", got="both", remedy="leave it out: it means nothing there"
+            expected=f"no {', '.join(surplus)}= beside {why}", got="both", remedy="leave it out: it means nothing there"
         )
 
 
@@ -257,7 +256,7 @@ def paths_of(path: object) -> list[Path]:
     if isinstance(path, list | tuple):
         if not path:
             raise ArgumentError(expected="one path or more", got="an empty list", remedy="name the files")
-        return [file for one in path for file in paths_of(one)]
+        return [file for entry in path for file in paths_of(entry)]
     where = check_path(path, "path")
     if os.path.exists(where) or not glob.has_magic(str(where)):
         return [where]

@@ -1,4 +1,4 @@
-"""Pairs that are read when they are asked for."""
+"""Pairs that are read on access."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,34 +14,32 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import assign, check_instance
-from probneural.clocks import WindowClock, is_time, series_clock
+from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
+from probneural.checks import check_instance
 from probneural.data.fields import Part, StoredFields, stored
 from probneural.data.readers import SlicedReader, location_of
 from probneural.data.variables import FUNCTION, Variable
-from probneural.errors import ProbneuralError, ShapeError
+from probneural.errors import ProbneuralError
 from probneural.fields import Field, select_rows
-from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import fingerprint_of_parts
 from probneural.grids import Grid
-from probneural.pairs import Dataset, FieldPairs, Rows, check_clock, divided_rows, evenly_spread_rows, select_groups
-from probneural.plausibility import check_plausible, rows_to_check
-from probneural.summaries import summary_of
+from probneural.pairs import Dataset, Paired, Rows, divided_rows, evenly_spread_rows, select_groups
+from probneural.pairs.clocks import WindowClock, is_time, series_clock
 
 _SAMPLE = 64
 """Pairs whose contents make the fingerprint; of so few, it is that of the same pairs in memory."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StoredPairs:
-    """n pairs of functions, read from files a few at a time: a [`Dataset`][probneural.pairs.Dataset].
+class StoredPairs(Paired):
+    """n pairs of samples, read from files a few at a time: a [`Dataset`][probneural.pairs.Dataset].
 
     Values are checked where they are read. `fit`, heads, calibrators and scores take it as they take `FieldPairs`, and compute
     the same bits from it.
 
     Args:
-        inputs: Input functions.
-        outputs: Output functions, as many.
+        inputs: Input samples.
+        outputs: Output samples.
         groups: Which trajectory each pair is of, `(n,)`; a random `split` never divides one. None if pairs are independent.
         clock: Times of the states in each pair; None if pairs have no times.
 
@@ -54,22 +52,16 @@ class StoredPairs:
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
     clock: WindowClock | None = None
+    constructor: ClassVar[str] = "pn.data.StoredPairs"
 
     def __post_init__(self) -> None:
         """Check that the sides are equally many."""
         for side, name in ((self.inputs, "inputs"), (self.outputs, "outputs")):
             check_instance(side, StoredFields, name, remedy="open a file: pn.data.open(path)")
-        if len(self.inputs) != len(self.outputs):
-            raise ShapeError(
-                expected="as many output functions as input functions",
-                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
-                remedy="pair them one to one",
-            )
-        if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
-            assign(self, clock=self.clock._named(self.fingerprint))
+        super().__post_init__()
 
     def with_missing(self, *, inputs: bool = True, outputs: bool = True) -> StoredPairs:
-        """The same pairs, of whose inputs or outputs NaN is a missing value: what is read has a mask per sample."""
+        """The same pairs with NaN as a missing value of inputs or outputs: fields that are read have a mask per sample."""
         return replace(
             self,
             inputs=self.inputs.with_missing() if inputs else self.inputs,
@@ -86,11 +78,11 @@ class StoredPairs:
     def split(
         self, count: int, *, seed: int | None = None, by: str = "random", embargo: int = 0
     ) -> tuple[StoredPairs, StoredPairs]:
-        """Split into `count` pairs and the rest, without reading them; see [`divided_rows`][probneural.pairs.divided_rows].
+        """Split into `count` pairs and the rest, without reading them; see `FieldPairs.split`.
 
         Args:
             count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
-            seed: Names what is random.
+            seed: Names the split.
             by: "random", "time" (the first part is the earlier one), "blocks" (of neighbouring times), or the name of a
                 coordinate along the file's axis of samples, whose values stay whole.
             embargo: Steps of time between the two parts whose pairs are left out.
@@ -109,11 +101,6 @@ class StoredPairs:
         side, rows = self.inputs, self.inputs.places[:, FUNCTION].numpy()
         named = side.labels.coordinates.items()
         return {name: values[rows] for name, values in named if name not in side.labels.space and values.ndim == 1}
-
-    @property
-    def window_keys(self) -> Int64[Tensor, "n k"] | None:
-        """One key per state of each pair, equal for equal trajectories and times; None for pairs without times."""
-        return None if self.clock is None else self.clock.keys
 
     @cached_property
     def fingerprint(self) -> str:
@@ -150,7 +137,7 @@ class StoredPairs:
         )
 
     def in_memory(self) -> Dataset:
-        """Read all values at once: the same pairs, which know their trajectories as before."""
+        """Read all values at once, with the same trajectories."""
         pairs = self[:]
         if self.groups is None:
             return pairs
@@ -161,26 +148,8 @@ class StoredPairs:
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
 
     def detached(self) -> StoredPairs:
-        """The same pairs: what is read has no graph."""
+        """The same pairs: fields that are read have no graph."""
         return self
-
-    def __len__(self) -> int:
-        """Number of pairs n."""
-        return len(self.inputs)
-
-    def __getitem__(self, index: Rows) -> FieldPairs:
-        """Read some pairs into memory, in the order of the index."""
-        clock = None if self.clock is None else self.clock[index]
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index), clock=clock)
-
-    def __repr__(self) -> str:
-        """A short description."""
-        return f"StoredPairs({self.summary}, {self.inputs.dtype})"
-
-    @property
-    def summary(self) -> str:
-        """Samples, channels, axes of space and times, in one sentence."""
-        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
 
 
 def _is_readable(side: StoredFields, row: int) -> bool:
@@ -191,7 +160,7 @@ def _is_readable(side: StoredFields, row: int) -> bool:
 
 
 def _held(values: Field, side: StoredFields) -> StoredFields:
-    """What was read of a side, as a source of its own, NaN where values are missing."""
+    """Values of a side that have been read, as a source, NaN where values are missing."""
     reader = SlicedReader(values.grid.fill(values.values, float("nan")).cpu().numpy())
     variable = Variable(
         name=side.parts[0].variable.name,
@@ -207,7 +176,7 @@ def _held(values: Field, side: StoredFields) -> StoredFields:
 
 
 def _pieces(side: StoredFields, rows: Tensor) -> Iterator[tuple[tuple[int, ...], torch.dtype, Iterable[Tensor]]]:
-    """What a fingerprint of functions is made of, a function at a time."""
+    """Shape, dtype and parts of a side for its fingerprint, sample by sample."""
     shape = (len(rows), side.channels, *side.grid.shape)
     yield shape, side.dtype, (side[int(row)].values for row in rows)
     for tensor in (side.grid.points, side.grid.weights):
@@ -215,15 +184,9 @@ def _pieces(side: StoredFields, rows: Tensor) -> Iterator[tuple[tuple[int, ...],
 
 
 def stored_pairs(
-    inputs: Sequence[Part],
-    outputs: Sequence[Part],
-    count: int,
-    *,
-    grid: Grid,
-    out_grid: Grid,
-    dtype: torch.dtype | None = None,
+    inputs: Sequence[Part], outputs: Sequence[Part], count: int, *, grid: Grid, out_grid: Grid, dtype: torch.dtype | None = None
 ) -> StoredPairs:
-    """Pairs of the first `count` functions of some variables, both sides of one dtype."""
+    """Pairs of the first `count` samples of some variables, both sides of one dtype."""
     is_double = any(part.variable.dtype == torch.float64 for part in (*inputs, *outputs))
     kind = dtype or (torch.float64 if is_double else torch.float32)
     places = torch.zeros(count, 2, dtype=torch.int64, device="cpu")

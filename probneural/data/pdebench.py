@@ -1,22 +1,21 @@
-"""Files of PDEBench: HDF5, where keys say which equation it is, and so what each axis is."""
+"""Files of PDEBench: HDF5, whose keys determine the equation and the roles of axes."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.coordinates import grid_of_coordinates
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file
-from probneural.data.readers import ArrayReader, require
+from probneural.data.readers import ArrayReader, ReopenedReader, require
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
+from probneural.grids.coordinates import grid_of_coordinates
 
 _COORDINATES = ("x-coordinate", "y-coordinate", "z-coordinate")
 _FLOW = ("density", "pressure", "Vx", "Vy", "Vz")
@@ -44,8 +43,8 @@ def pdebench_contents(file: Any, request: Request) -> Contents:
     the files of one dimension do, whose last entry belongs to no state.
 
     Raises:
-        DataError: If shapes are others than keys and coordinates say.
-        ArgumentError: If `periodic` is missing: the files do not tell boundary conditions.
+        DataError: If shapes contradict keys and coordinates.
+        ArgumentError: If `periodic` is missing: the files lack boundary conditions.
         GridError: If coordinates are not equispaced.
 
     Reference:
@@ -77,10 +76,7 @@ def _of_incompressible_flow(file: Any, request: Request) -> Contents:
     if request.grid is None and request.periodic is None:
         raise _without_periodic(file)
     grid = request.grid or Grid.uniform(
-        shape[2:-1],
-        lengths=request.lengths or 1.0,
-        periodic=request.rounds(dimension),
-        endpoint=(False,) * dimension,
+        shape[2:-1], lengths=request.lengths or 1.0, periodic=request.rounds(dimension), endpoint=(False,) * dimension
     )
     variables = {}
     for key in _INCOMPRESSIBLE:
@@ -112,8 +108,8 @@ def _of_seeds(file: Any, request: Request) -> Contents:
 
 
 @dataclass
-class GroupsReader:
-    """Arrays of equal shape, one per group of an HDF5 file, as one array; every process opens the file for itself.
+class GroupsReader(ReopenedReader):
+    """Arrays of equal shape, one per group of an HDF5 file, as one array.
 
     Args:
         path: The file.
@@ -130,7 +126,6 @@ class GroupsReader:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
-    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box.
@@ -138,11 +133,9 @@ class GroupsReader:
         Raises:
             DataError: If an array has another shape than the first.
         """
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), require("h5py", "HDF5 files").File(self.path, "r")
         parts = []
         for group in self.groups[box[0]]:
-            array = self._opened[1][group][self.key]
+            array = self._file[group][self.key]
             if array.shape != self.shape[1:]:
                 raise DataError(
                     expected=f"{group}/{self.key} of shape {self.shape[1:]} in {self.path}, as in the first group",
@@ -152,9 +145,8 @@ class GroupsReader:
             parts.append(array[box[1:]])
         return np.stack(parts)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
+    def _open(self) -> Any:
+        return require("h5py", "HDF5 files").File(self.path, "r")
 
 
 def _seeds(file: Any) -> list[str]:
@@ -188,10 +180,10 @@ def _variable(
         layout.check(reader.shape, key)
         return variable_of(reader, layout, grid, key)
     space = list(grid.shape)
-    rest = list(reader.shape[len(leading) :])
+    remaining = list(reader.shape[len(leading) :])
     for axis in channel_axes:
-        space.insert(axis, rest[axis] if axis < len(rest) else 0)
-    if rest != space:
+        space.insert(axis, remaining[axis] if axis < len(remaining) else 0)
+    if remaining != space:
         words = ["n", "times"][: len(leading)]
         axes = ["c" if axis in channel_axes else str(length) for axis, length in enumerate(space)]
         coordinates, reader_axes = iter("xyz"), len(reader.shape)
@@ -209,15 +201,15 @@ def _times(file: Any, times: NDArray[Any] | None, variables: dict[str, Variable]
     steps = next((count for variable in variables.values() if (count := variable.count(TIME)) is not None), None)
     if steps is None:  # the user states other roles of the axes
         return None
-    given = times if request.axes.time is None else request.axes.time
-    found = None if given is None else np.asarray(given).shape[-1]
-    if given is None or found not in (steps, steps + 1):
+    stated_times = times if request.axes.time is None else request.axes.time
+    count = None if stated_times is None else np.asarray(stated_times).shape[-1]
+    if stated_times is None or count not in (steps, steps + 1):
         raise DataError(
             expected=f"{steps} times, or one more, in {file.filename}",
-            got=f"{found}; the file has {described_file(file)}",
+            got=f"{count}; the file has {described_file(file)}",
             remedy="give them: time=[0.0, 0.1, ...]",
         )
-    return np.asarray(given)[..., :steps]
+    return np.asarray(stated_times)[..., :steps]
 
 
 def _without_periodic(file: Any) -> ArgumentError:

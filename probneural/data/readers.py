@@ -1,4 +1,4 @@
-"""Arrays that are read in boxes: what all are, files of NumPy, and whatever can be sliced."""
+"""Arrays that are read in boxes: their protocol, files of NumPy, and arrays that can be sliced."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import mmap
 import os
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import FileIO
@@ -17,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_regular, described
+from probneural.checks import check_regular, described, optional
 from probneural.data.gate import check_unpacked
 from probneural.errors import DataError, FileError, UnsupportedError
-from probneural.extras import optional
 
 _LARGEST_BOX = 2**25
-"""Bytes that a chunk may hold beside what is asked of it (32 MiB); of a larger one, runs of neighbours are read."""
+"""Largest bytes of a chunk outside the requested box (32 MiB); of a larger chunk, runs of neighbours are read."""
 
 _ZIP_HEADER, _ZIP_NAME_LENGTH = 30, 26
 """Bytes of an entry's own header in a zip archive, and where the lengths of its name and its extra field begin."""
@@ -45,7 +45,7 @@ class ArrayReader(Protocol):
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Lengths of what is read at once at least, per axis; 1 where single entries can be read."""
+        """Least lengths of a box that is read at once, per axis; 1 where single entries can be read."""
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box: slices of the first axes, all of the others."""
@@ -77,7 +77,7 @@ class SlicedReader:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """What the array says, else single entries."""
+        """Chunks of the array, else single entries."""
         chunks = getattr(self.array, "chunks", None) or ()
         is_regular = len(chunks) == len(self.shape) and all(isinstance(length, int) for length in chunks)
         return tuple(chunks) if is_regular else (1,) * len(self.shape)
@@ -109,7 +109,29 @@ def _unmasked(values: Any) -> NDArray[Any]:
 
 
 @dataclass
-class RawReader:
+class ReopenedReader(ABC):
+    """A reader that opens its file once per process: an open file survives no fork."""
+
+    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """Open the file."""
+
+    @property
+    def _file(self) -> Any:
+        """The file that this process has opened."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = os.getpid(), self._open()
+        return self._opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the open file."""
+        return self.__dict__ | {"_opened": None}
+
+
+@dataclass
+class RawReader(ReopenedReader):
     """An array in C order in the bytes of a file, read by position: pages of a memory map would count as memory in use.
 
     Args:
@@ -123,7 +145,6 @@ class RawReader:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     offset: int
-    _opened: tuple[int, FileIO] | None = field(default=None, repr=False, compare=False)
 
     @property
     def chunks(self) -> tuple[int, ...]:
@@ -131,7 +152,7 @@ class RawReader:
         return (1,) * len(self.shape)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Read a box, in runs of what lies side by side in the file."""
+        """Read a box, in runs of neighbours in the file."""
         starts, lengths = [part.start for part in box], [part.stop - part.start for part in box]
         tail = self.shape[len(box) :]
         values = np.empty((*lengths, *tail), self.dtype)
@@ -150,7 +171,7 @@ class RawReader:
     def _fill(self, run: NDArray[Any], offset: int) -> None:
         view = run.view(np.uint8).data
         while len(view):
-            count = _read_at(self._file(), view, offset)
+            count = _read_at(self._file, view, offset)
             if not count:
                 raise FileError(
                     expected=f"an array of shape {self.shape} in {self.path}",
@@ -159,24 +180,18 @@ class RawReader:
                 )
             view, offset = view[count:], offset + count
 
-    def _file(self) -> FileIO:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = os.getpid(), FileIO(self.path)
-        return self._opened[1]
+    def _open(self) -> FileIO:
+        return FileIO(self.path)
 
     def __del__(self) -> None:
         """Close the file."""
         if self._opened is not None:
             self._opened[1].close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
-
 
 @dataclass
 class StoredEntryReader(RawReader):
-    """An array that an archive stores as it is; the check sum of the whole entry is compared before the first read.
+    """An array that an archive stores uncompressed; the check sum of the whole entry is compared before the first read.
 
     Args:
         start: Where the entry begins in the file, in bytes.
@@ -258,8 +273,8 @@ class PackedEntryReader:
 
 
 @dataclass
-class HDF5Reader:
-    """An array of an HDF5 file, which every process opens for itself: an open one survives no fork.
+class HDF5Reader(ReopenedReader):
+    """An array of an HDF5 file.
 
     Args:
         path: The file.
@@ -276,11 +291,10 @@ class HDF5Reader:
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
     packing: tuple[float, float] | None = None
-    _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box; NaN for the fill value of floating point numbers."""
-        array = self._array()
+        array = self._file
         stored = np.asarray(array[box])
         values = stored
         if self.packing is not None:
@@ -291,15 +305,9 @@ class HDF5Reader:
             values = np.where(np.isin(stored, np.concatenate([np.atleast_1d(fill) for fill in fills])), np.nan, values)
         return values
 
-    def _array(self) -> Any:
-        if self._opened is None or self._opened[0] != os.getpid():
-            array = require("h5py", "HDF5 files").File(self.path, "r")[self.key]
-            self._opened = os.getpid(), array if self.packing is not None else _unpacked(array)
-        return self._opened[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the open file."""
-        return self.__dict__ | {"_opened": None}
+    def _open(self) -> Any:
+        array = require("h5py", "HDF5 files").File(self.path, "r")[self.key]
+        return array if self.packing is not None else _unpacked(array)
 
 
 def _unpacked(array: Any) -> Any:
@@ -332,12 +340,12 @@ def require(module: str, what: str) -> Any:
 
 
 def _read_at(file: FileIO, view: memoryview, offset: int) -> int:
-    """Fill a view with what a file holds from an offset on, as far as one call goes; threads do not disturb each other."""
+    """Fill a view from an offset of a file, as far as one call reads; safe for threads."""
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [view], offset)
-    with FileIO(file.name) as own:
-        own.seek(offset)
-        return own.readinto(view) or 0
+    with FileIO(file.name) as stream:
+        stream.seek(offset)
+        return stream.readinto(view) or 0
 
 
 def npy_layout(path: Path) -> tuple[RawReader, bool]:
@@ -361,29 +369,29 @@ def npz_layouts(path: Path) -> dict[str, tuple[ArrayReader, bool]]:
     Raises:
         FileError: If it is none.
     """
-    found: dict[str, tuple[ArrayReader, bool]] = {}
+    arrays: dict[str, tuple[ArrayReader, bool]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 if not entry.filename.endswith(".npy"):
                     raise ValueError(f"a zip archive that holds {entry.filename}")
                 name = entry.filename.removesuffix(".npy")
-                if name in found:
+                if name in arrays:
                     raise ValueError(f"two entries {entry.filename}")
                 check_unpacked(entry.file_size, entry.compress_size, f"the array {name} in {path}")
                 with archive.open(entry) as member:
-                    found[name] = _archived(path, entry, member)
+                    arrays[name] = _archived(path, entry, member)
     except FileError:
         raise
-    except Exception as error:  # headers are parsed as Python, and compressed streams raise errors of their own
+    except Exception as error:  # headers are parsed as Python, and compressed streams raise their errors
         raise FileError(
             expected=f"an archive of arrays in {path}", got=str(error), remedy="write it with np.savez(path, a=..., u=...)"
         ) from error
-    return found
+    return arrays
 
 
 def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> tuple[ArrayReader, bool]:
-    """An array in an archive, by its header: read by its position in the file if it is stored as it is."""
+    """An array in an archive, by its header: read by its position in the file if it is uncompressed."""
     version = np.lib.format.read_magic(member)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read_header(member)
@@ -395,7 +403,7 @@ def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> tuple[ArrayRea
         raise ValueError(f"{entry.filename} of {entry.file_size} bytes, not {member.tell() + size}")
     if entry.compress_type != zipfile.ZIP_STORED:
         return PackedEntryReader(path, entry.filename, shape, dtype), False
-    with path.open("rb") as file:  # the archive's own header of the entry has a length of its own
+    with path.open("rb") as file:  # the local header of the entry has another length
         file.seek(entry.header_offset + _ZIP_NAME_LENGTH)
         name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
     start = entry.header_offset + _ZIP_HEADER + name + extra
@@ -429,7 +437,7 @@ def location_of(reader: ArrayReader) -> str | None:
     """Files, their times of modification, and name of an array, without reading it; None for an array in memory."""
     inner = [reader.inner] if hasattr(reader, "inner") else getattr(reader, "parts", [])
     if inner:  # another order of axes, or several files
-        locations = [location_of(one) for one in inner]
+        locations = [location_of(reader) for reader in inner]
         return None if None in locations else repr(locations)
     source: Any = getattr(reader, "array", reader)
     path = getattr(source, "path", None) or getattr(getattr(source, "file", None), "path", None)
@@ -454,7 +462,7 @@ def gather(reader: ArrayReader, places: NDArray[np.int64], *, chunks: Sequence[i
     Args:
         reader: The array.
         places: Indices along the first k axes, `(m, k)`, not negative.
-        chunks: Lengths per axis of what is read at once; by default what the reader says.
+        chunks: Lengths of a box that is read at once, per axis; by default those of the reader.
 
     Returns:
         `(m, *rest)`, where the rest are the lengths of the other axes.

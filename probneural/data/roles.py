@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.arrays import check_channels, check_not_parameters, grid_of
-from probneural.coordinates import grid_from_coordinates, recorded_grid, turned_points
+from probneural.arrays.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, positional_layout
+from probneural.arrays.reading import check_channels, check_not_parameters, grid_of
 from probneural.data.contents import Contents, Names, Request
 from probneural.data.sources import Source
 from probneural.data.variables import AxisLabels, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid
-from probneural.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, positional_layout
+from probneural.grids.coordinates import grid_from_coordinates, recorded_grid, turned_points
 
 
 def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> Contents:
-    """The variables that are asked for, with their grids and times.
+    """The requested variables, with their grids and times.
 
     Raises:
         DataError: If variables are not named or missing, or times are neither.
@@ -47,7 +47,7 @@ def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> 
 
 
 def _stated_roles(sources: Mapping[str, Source], names: Names, request: Request) -> dict[str, str]:
-    """Roles by dimension: of the names that are stated, and of the stated layouts of variables that have as many axes."""
+    """Roles by dimension: of stated names, and of stated layouts of variables with the same number of axes."""
     roles: dict[str, str] = {}
     for layout, side in zip(request.layouts, (names.inputs, names.outputs), strict=True):
         for source in (sources[name] for name in side):
@@ -95,11 +95,14 @@ def _layout(source: Source, request: Request, roles: Mapping[str, str], *, is_in
 
 
 def _named_layout(source: Source, stated: Mapping[str, str]) -> Layout:
-    """Roles by statement, names and attributes; an axis that none of them tells is asked for."""
+    """Roles by statement, names and attributes; an axis without one is an error."""
     roles = [stated.get(dim, source.named_role(dim)) if dim else "" for dim in source.dims]
     for role in (SAMPLE, TIME):  # of several that could be it, the stated one is
         if roles.count(role) > 1:
-            roles = ["" if one == role and dim not in stated else one for one, dim in zip(roles, source.dims, strict=True)]
+            roles = [
+                "" if known_role == role and dim not in stated else known_role
+                for known_role, dim in zip(roles, source.dims, strict=True)
+            ]
     unknown = [number for number, role in enumerate(roles) if not role]
     if unknown:
         raise _unknown_role(source, roles, unknown)
@@ -107,7 +110,7 @@ def _named_layout(source: Source, stated: Mapping[str, str]) -> Layout:
 
 
 def _unknown_role(source: Source, roles: Sequence[str], unknown: Sequence[int]) -> ArgumentError:
-    """An error that asks for the role of axes, with the calls to write."""
+    """An error for unknown roles of axes, with the calls to write."""
     first, *others = unknown
     names = [re.sub(r"\W", "_", dim) or f"x{number}" for number, dim in enumerate(source.dims)]
     meanings = [(SAMPLE, "samples")] if SAMPLE not in roles else []
@@ -116,8 +119,8 @@ def _unknown_role(source: Source, roles: Sequence[str], unknown: Sequence[int]) 
     choices = []
     for role, meaning in meanings:
         for fill in (CHANNEL, None) if others else (None,):
-            rest = {number: fill or names[number] for number in others}
-            layout = [role if number == first else rest.get(number, one) for number, one in enumerate(roles)]
+            fillers = {number: fill or names[number] for number in others}
+            layout = [role if number == first else fillers.get(number, known_role) for number, known_role in enumerate(roles)]
             if {SAMPLE, TIME} & {*layout}:
                 choices.append(f'axes="{" ".join(layout)}" if it is {meaning}')
     words = [repr(source.dims[number]) if source.dims[number] else f"number {number}" for number in unknown]
@@ -211,7 +214,9 @@ def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
     starts = [0] * len(layout.roles)
     for axis, shift in zip(layout.space_axes, shifts, strict=True):
         starts[axis] = shift
-    along = {dim: np.roll(one, -shift) for dim, one, shift in zip(space, points, shifts, strict=True) if one is not None}
+    along = {
+        dim: np.roll(values, -shift) for dim, values, shift in zip(space, points, shifts, strict=True) if values is not None
+    }
     labels = AxisLabels(
         sample=sample or ("sample" if samples else "trajectory"),
         space=tuple(dim or role for dim, role in zip(space, layout.space, strict=True)) if source.has_names else (),

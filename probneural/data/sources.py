@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probneural.arrays.layouts import CHANNEL, named_role
 from probneural.data.readers import ArrayReader
-from probneural.layouts import CHANNEL, named_role
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Source:
         return described_axes(self.dims, self.reader.shape)
 
     def named_role(self, dim: str) -> str:
-        """The role that the name or the attributes of an axis say: "n", "t", "c", the name of an axis of space, or ""."""
+        """The role of an axis by its name or attributes: "n", "t", "c", the name of an axis of space, or ""."""
         if dim == self.attributes.get("channel_dimension"):
             return CHANNEL
         return named_role(dim, self.axis_attributes.get(dim, {}))

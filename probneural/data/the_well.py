@@ -1,4 +1,4 @@
-"""Files of The Well: HDF5, where attributes say what each axis is."""
+"""Files of The Well: HDF5, whose attributes give the roles of axes."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from probneural.coordinates import grid_of_coordinates
 from probneural.data.contents import Contents, Request
 from probneural.data.hdf5 import array_of, described_file, texts
 from probneural.data.variables import FUNCTION, TIME, AxisLabels, Variable
 from probneural.errors import DataError
 from probneural.grids import Grid
+from probneural.grids.coordinates import grid_of_coordinates
 
 ORDERS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
-"""Groups of fields, and how many axes of components each has."""
+"""Groups of fields, and their numbers of axes of components."""
 
 
 def is_the_well(file: Any) -> bool:
-    """Whether an open HDF5 file says that it is one of The Well."""
+    """Whether an open HDF5 file has the attributes of The Well."""
     return {"n_trajectories", "n_spatial_dims"} <= set(file.attrs) and "dimensions" in file
 
 
 def the_well_contents(file: Any, request: Request) -> Contents:
-    """Fields of a file of The Well, each component a channel; scalars, where they are asked for, as constant functions.
+    """Fields of a file of The Well, each component a channel; requested scalars as constant fields.
 
     Axes follow from the attributes `sample_varying`, `time_varying` and `dim_varying` and from the group, periodic axes from
     the boundary conditions, the grid and the times from `dimensions`.
 
     Raises:
-        DataError: If an attribute or array is missing, or an array has not the shape that the attributes say.
+        DataError: If an attribute or array is missing, or the shape of an array contradicts the attributes.
         GridError: If coordinates are descending or not equispaced.
 
     Reference:
@@ -44,17 +44,17 @@ def the_well_contents(file: Any, request: Request) -> Contents:
     dims = texts(_attribute(file, file["dimensions"], "spatial_dims"))
     grid = request.grid or _grid(file, dims, request)
     labels = _labels(file, dims)
-    found: dict[str, Variable] = {}
+    variables: dict[str, Variable] = {}
     for group, order in ORDERS.items():
         for name in texts(_attribute(file, file[group], "field_names")) if group in file else ():
-            found[name] = _field(file, f"{group}/{name}", grid, order=order, labels=labels)
-    defaults = list(found)
+            variables[name] = _field(file, f"{group}/{name}", grid, order=order, labels=labels)
+    defaults = list(variables)
     for name in texts(_attribute(file, file["scalars"], "field_names")) if "scalars" in file else ():
-        found.setdefault(name, replace(_scalar(file, f"scalars/{name}", grid), labels=labels))
-    moving = [name for name in defaults if found[name].count(TIME) is not None]
-    names = request.names({name: one.reader.shape for name, one in found.items()}, path, defaults, moving)
+        variables.setdefault(name, replace(_scalar(file, f"scalars/{name}", grid), labels=labels))
+    moving = [name for name in defaults if variables[name].count(TIME) is not None]
+    names = request.names({name: variable.reader.shape for name, variable in variables.items()}, path, defaults, moving)
     times = _member(file, "dimensions/time")[...] if request.axes.time is None else request.axes.time
-    return Contents(names=names, variables=found, grids=dict.fromkeys(found, grid), times=times)
+    return Contents(names=names, variables=variables, grids=dict.fromkeys(variables, grid), times=times)
 
 
 def _grid(file: Any, dims: tuple[str, ...], request: Request) -> Grid:
@@ -80,7 +80,7 @@ def _labels(file: Any, dims: tuple[str, ...]) -> AxisLabels:
 
 
 def _field(file: Any, key: str, grid: Grid, *, order: int, labels: AxisLabels) -> Variable:
-    """A field, whose axes the attributes say: trajectories, times, space, an axis of components per order of the tensor."""
+    """A field with axes from its attributes: trajectories, times, space, an axis of components per order of the tensor."""
     array = _member(file, key)
     leading = _leading(file, array)
     varies = tuple(bool(flag) for flag in np.atleast_1d(_attribute(file, array, "dim_varying")))
@@ -102,7 +102,7 @@ def _field(file: Any, key: str, grid: Grid, *, order: int, labels: AxisLabels) -
 
 
 def _scalar(file: Any, key: str, grid: Grid) -> Variable:
-    """A number per trajectory, or time, or file, as a constant function."""
+    """A number per trajectory, or time, or file, as a constant field."""
     array = _member(file, key)
     leading = _leading(file, array)
     single = array.shape[len(leading) :] == (1,)
@@ -122,10 +122,10 @@ def _leading(file: Any, array: Any) -> tuple[int, ...]:
     return tuple(column for column, name in flags if bool(_attribute(file, array, name)))
 
 
-def _check_shape(file: Any, array: Any, leading: tuple[int, ...], rest: list[int]) -> None:
-    """Raise a DataError unless an array has the shape that attributes say."""
+def _check_shape(file: Any, array: Any, leading: tuple[int, ...], trailing: list[int]) -> None:
+    """Raise a DataError unless an array has the shape in the attributes."""
     counts = {FUNCTION: int(file.attrs["n_trajectories"]), TIME: _member(file, "dimensions/time").shape[-1]}
-    expected = (*(counts[column] for column in leading), *rest)
+    expected = (*(counts[column] for column in leading), *trailing)
     if tuple(array.shape) != expected:
         raise _unlike(file, f"{array.name} of shape {expected}, as the attributes say", str(tuple(array.shape)))
 

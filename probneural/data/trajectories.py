@@ -11,21 +11,19 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.arrays import Mask, array_layout, check_grid_alone
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.reading import Mask, array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
-from probneural.clocks import UNEVEN, WindowClock, even_step, identity, rounding_of
 from probneural.data.arranged import arranged, array_reader
-from probneural.data.fields import Part, StoredFields, stored
-from probneural.data.masking import with_mask
+from probneural.data.fields import Part, StoredFields, stored, with_mask
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import location_of
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
-from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError, warn
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid, check_grid
-from probneural.layouts import layouts_of
-from probneural.notices import warn
 from probneural.pairs import Rows, split_rows
+from probneural.pairs.clocks import UNEVEN, WindowClock, even_step, identity, rounding_of
 from probneural.trajectories import FieldTrajectories, check_several, trajectory_identities, window_starts, window_steps
 
 _INTERVAL_CLASSES = 200
@@ -36,15 +34,15 @@ _IDENTIFIED = 64
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Trajectories:
-    """n functions of space and time, `(n, times, c, *grid)`, read a few at a time.
+    """n trajectories, `(n, times, c, *grid)`, read a few at a time.
 
-    Inputs and outputs name what a window takes from a trajectory: as a rule the same variables. An input that does not vary in
+    Inputs and outputs name the variables of a window, usually the same ones. An input that does not vary in
     time, a coefficient for example, is part of every window once.
 
     Args:
         inputs: Variables that a window's input has.
         outputs: Variables that a window's output has; all vary in time.
-        times: Ascending, `(times,)`, or `(n_all, times)` where trajectories have times of their own; in the data's units.
+        times: Ascending, `(times,)`, or `(n_all, times)` where times differ between trajectories; in the data's units.
         grid: Where they live.
         rows: Which trajectories, `(n,)`.
         dtype: In which numbers are read.
@@ -188,11 +186,11 @@ class Trajectories:
         times = self._own_times()[:, offsets].flatten(0, 1)
         rows, step = self._equally_spaced(times, offsets)
         places = places[rows]
-        given = stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype)
+        targets = stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype)
         identities = self._identities().repeat_interleave(len(starts))
         clock = WindowClock(times[rows], identities[rows], history=history, lead=lead, step=step)
         groups = places[:, FUNCTION] if len(self) > 1 else None
-        return StoredPairs(self._taken(places, history), given, groups=groups, clock=clock)
+        return StoredPairs(self._taken(places, history), targets, groups=groups, clock=clock)
 
     def _own_times(self) -> Float64[Tensor, "n times"]:
         """Times of each trajectory."""
@@ -213,12 +211,12 @@ class Trajectories:
         for rows in self.rows.split(_IDENTIFIED):
             first, last = (torch.stack([rows, torch.full_like(rows, step)], dim=1).numpy() for step in (0, self.steps - 1))
             values = [variable.read(where) for where in (first, last) for variable in variables]
-            tensors = [torch.from_numpy(np.array(one, one.dtype.newbyteorder("="))) for one in values]
+            tensors = [torch.from_numpy(np.array(array, array.dtype.newbyteorder("="))) for array in values]
             hashes.append(trajectory_identities(*tensors))
         return torch.cat([*hashes, self.rows[:0]])
 
     def histories(self, count: int = 1) -> StoredFields:
-        """The inputs alone of all windows of `count` neighbouring steps, up to the last step: what forecasts start from.
+        """The inputs alone of all windows of `count` neighbouring steps, up to the last step: the initial states of forecasts.
 
         Raises:
             ArgumentError: If there are fewer times.
@@ -244,19 +242,19 @@ class Trajectories:
     def _equally_spaced(
         self, times: Float64[Tensor, "n_w k"], offsets: Int64[Tensor, "w k"]
     ) -> tuple[Tensor | slice, float | None]:
-        """Windows whose states are equally spaced, and their step; a DataWarning tells how many others are left out.
+        """Windows whose states are equally spaced, and their step; a DataWarning counts the windows that are left out.
 
         Calendar months, intervals of 28 to 31 days, count as equal steps.
 
         Raises:
             ArgumentError: If there are none, or fewer than half of the intervals are equal.
         """
-        own = self._own_times()
+        trajectory_times = self._own_times()
         lengths = (times[:, 1:] - times[:, :1]) / (offsets[0, 1:] - offsets[0, 0])
-        rounding = rounding_of(own)
+        rounding = rounding_of(trajectory_times)
         if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean() + rounding).all()):
-            return slice(None), even_step(own)
-        gaps = own.diff(dim=-1)
+            return slice(None), even_step(trajectory_times)
+        gaps = trajectory_times.diff(dim=-1)
         unit = (gaps / gaps.median() * _INTERVAL_CLASSES).round()
         step = float(gaps[(unit - unit.flatten().mode().values).abs() <= 1].median())
         is_regular = (gaps - step).abs() <= UNEVEN * step + rounding
@@ -286,9 +284,11 @@ class Trajectories:
 
     def _check_states(self) -> None:
         """Raise an ArgumentError unless the output of a step can be the input of the next."""
-        known = {variable.name for variable in self.outputs}
-        forcing = [one.name for one in self.inputs if one.count(TIME) is not None and one.name not in known]
-        missing = sorted(known - {variable.name for variable in self.inputs})
+        output_names = {variable.name for variable in self.outputs}
+        forcing = [
+            variable.name for variable in self.inputs if variable.count(TIME) is not None and variable.name not in output_names
+        ]
+        missing = sorted(output_names - {variable.name for variable in self.inputs})
         if forcing or missing:
             where = "inputs" if forcing else "outputs"
             raise ArgumentError(
@@ -328,7 +328,7 @@ class Trajectories:
 
         Raises:
             UnsupportedError: If there is but one time, the inputs that vary in time are not the outputs' variables, or come
-                behind one that does not, or trajectories that are read have times or masks of their own, or masks vary in time.
+                behind one that does not, or times or masks of the trajectories differ, or masks vary in time.
             DataError: If a value that is read is not finite.
         """
         chosen = self.subset(index)
@@ -351,7 +351,7 @@ class Trajectories:
         source = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
         start = _with_one_mask([source[:], *following])
         clock = WindowClock(chosen._own_times(), chosen._identities())
-        states = torch.stack([one.values for one in following], dim=1)
+        states = torch.stack([state.values for state in following], dim=1)
         return FieldTrajectories(start, states, times=times[1:] - times[0], clock=clock)
 
     @property
@@ -384,7 +384,7 @@ def _with_one_mask(states: Sequence[Field]) -> Field:
     if not start.grid.is_batch or not len(start):
         return start
     observed = start.grid.observed[0]
-    if not all(bool((one.grid.observed == observed).all()) for one in states):
+    if not all(bool((state.grid.observed == observed).all()) for state in states):
         raise UnsupportedError(
             expected="trajectories in memory with one mask at all times",
             got="masks that differ between times or trajectories",
@@ -402,12 +402,7 @@ def _parts(variables: Sequence[Variable], steps: range) -> list[Part]:
 
 
 def trajectories_of(
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    *,
-    times: Any,
-    grid: Grid,
-    dtype: torch.dtype | None = None,
+    inputs: Sequence[Variable], outputs: Sequence[Variable], *, times: Any, grid: Grid, dtype: torch.dtype | None = None
 ) -> Trajectories:
     """All trajectories of some variables; descending times are turned round.
 
@@ -415,8 +410,8 @@ def trajectories_of(
         ShapeError: If their numbers differ.
     """
     counts = {variable.name: variable.count(FUNCTION) for variable in (*inputs, *outputs)}
-    known = {count for count in counts.values() if count is not None}
-    if len(known) > 1:
+    sizes = {count for count in counts.values() if count is not None}
+    if len(sizes) > 1:
         raise ShapeError(
             expected="as many trajectories of each variable", got=str(counts), remedy="choose variables of the same ones"
         )
@@ -431,7 +426,7 @@ def trajectories_of(
         outputs=tuple(outputs),
         times=when,
         grid=grid,
-        rows=torch.arange(known.pop() if known else 1, device="cpu"),
+        rows=torch.arange(sizes.pop() if sizes else 1, device="cpu"),
         dtype=dtype or (torch.float64 if is_double else torch.float32),
     )
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probneural import layouts
-from probneural.arrays import turned_mask
+from probneural.arrays import layouts
+from probneural.arrays.layouts import Layout, ambiguity_remedy
+from probneural.arrays.reading import turned_mask
 from probneural.data.arranged import arranged
 from probneural.data.readers import ArrayReader, gather
 from probneural.errors import DataError, ShapeError
 from probneural.grids import Grid
-from probneural.layouts import Layout, ambiguity_remedy
 
 FUNCTION, TIME = 0, 1
 """Columns of a place: the number of the sample or trajectory, and the step of time."""
@@ -26,13 +26,13 @@ FUNCTION, TIME = 0, 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AxisLabels:
-    """What a file calls the axes of a variable, and its coordinates along them.
+    """Names of the axes of a variable in a file, and its coordinates along them.
 
     Args:
-        sample: The dimension of functions or trajectories.
+        sample: The dimension of samples or trajectories.
         space: The dimensions of space; none where they have no names.
         coordinates: Those of the file, by dimension; as they are in it, but ascending.
-        attributes: What the file says of them, units for example.
+        attributes: Attributes of the coordinates, units for example.
         turned: Mask `(*space,)` in the order of the stored array to a mask in the order of the grid; None without axes of
             space.
     """
@@ -46,17 +46,17 @@ class AxisLabels:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Variable:
-    """Functions in an array whose first axes are functions and times, as far as it varies with them.
+    """Samples in an array whose first axes are samples and times, unless it is constant along these.
 
     Args:
-        name: What it is called, for messages.
+        name: Name in messages.
         reader: The array.
-        leading: What its first axes are, `FUNCTION` and `TIME` or fewer; it is constant along the missing ones.
-        channel_axes: Which axes hold channels, counted after the leading ones; the others are space.
+        leading: The first axes, `FUNCTION` and `TIME` or fewer; the array is constant along the missing ones.
+        channel_axes: Axes of channels, counted after the leading ones; the others are space.
         grid_shape: Points per axis of space.
-        varies: Along which axes of space it varies; it has no axis for the others. By default all.
-        labels: What the file calls its axes.
-        unit: Unit of its values, "" if the file does not say it.
+        varies: Whether the array varies along each axis of space; it has no axis for the others. By default all.
+        labels: Names and coordinates of the axes in the file.
+        unit: Unit of the values, "" if unknown.
     """
 
     name: str
@@ -83,14 +83,14 @@ class Variable:
             raise DataError(expected=f"real {self.name} of at most 64 bits", got=f"dtype {kind}", remedy=remedy)
 
     @property
-    def rest(self) -> tuple[int, ...]:
+    def inner_shape(self) -> tuple[int, ...]:
         """Lengths of the axes after the leading ones."""
         return self.reader.shape[len(self.leading) :]
 
     @property
     def channels(self) -> int:
         """Number of channels c."""
-        return math.prod(self.rest[axis] for axis in self.channel_axes)
+        return math.prod(self.inner_shape[axis] for axis in self.channel_axes)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,7 +98,7 @@ class Variable:
         return torch.float64 if self.reader.dtype.kind == "f" and self.reader.dtype.itemsize == 8 else torch.float32
 
     def count(self, column: int) -> int | None:
-        """How many functions, or times, it has; None if it does not vary with them."""
+        """Number of samples, or times; None if the array is constant along them."""
         return self.reader.shape[self.leading.index(column)] if column in self.leading else None
 
     def read(self, places: NDArray[np.int64]) -> NDArray[np.generic]:
@@ -116,7 +116,7 @@ class Variable:
 
     @property
     def _space_shape(self) -> tuple[int, ...]:
-        return tuple(length for axis, length in enumerate(self.rest) if axis not in self.channel_axes)
+        return tuple(length for axis, length in enumerate(self.inner_shape) if axis not in self.channel_axes)
 
     @property
     def _expected_space(self) -> tuple[int, ...]:
@@ -125,10 +125,10 @@ class Variable:
     @property
     def _expected_shape(self) -> str:
         words = [("samples", "times")[column] for column in self.leading]
-        space, rest = iter(self._expected_space), []
+        space = iter(self._expected_space)
         for axis in range(len(self._expected_space) + len(self.channel_axes)):
-            rest.append("channels" if axis in self.channel_axes else str(next(space)))
-        return f"({', '.join([*words, *rest])})"
+            words.append("channels" if axis in self.channel_axes else str(next(space)))
+        return f"({', '.join(words)})"
 
 
 def variable_of(
@@ -158,8 +158,8 @@ def variable_of(
     columns = {layouts.SAMPLE: FUNCTION, layouts.TIME: TIME}
     leading = [role for role in columns if role in layout.roles]
     space = iter(layout.space_axes)  # in the order of the grid, where the array has another one
-    kept = ((axis, role) for axis, role in enumerate(layout.roles) if role == layouts.CHANNEL or role in layout.space)
-    rest = [axis if role == layouts.CHANNEL else next(space) for axis, role in kept]
+    roles = ((axis, role) for axis, role in enumerate(layout.roles) if role == layouts.CHANNEL or role in layout.space)
+    stored_axes = [axis if role == layouts.CHANNEL else next(space) for axis, role in roles]
     names: Sequence[Any] = dims if len({*dims}) == len(layout.roles) else range(len(layout.roles))
     turns: dict[str, Any] = {
         "dims": names,
@@ -170,9 +170,9 @@ def variable_of(
     }
     return Variable(
         name=name,
-        reader=arranged(reader, [layout.axes(role)[0] for role in leading] + rest, descending=descending, starts=starts),
+        reader=arranged(reader, [layout.axes(role)[0] for role in leading] + stored_axes, descending=descending, starts=starts),
         leading=tuple(columns[role] for role in leading),
-        channel_axes=tuple(number for number, axis in enumerate(rest) if layout.roles[axis] == layouts.CHANNEL),
+        channel_axes=tuple(number for number, axis in enumerate(stored_axes) if layout.roles[axis] == layouts.CHANNEL),
         grid_shape=grid.shape,
         varies=(bool(layout.space),) * len(grid.shape),
         labels=AxisLabels(turned=partial(turned_mask, **turns) if layout.space else None),

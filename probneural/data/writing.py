@@ -21,7 +21,7 @@ def write_netcdf(path: Path, parts: Iterable[xarray.Dataset], *, along: str, cou
 
     Args:
         path: The file to write, which exists.
-        parts: One dataset or more; the first tells variables, dimensions, coordinates and attributes of all.
+        parts: One dataset or more; the first has the variables, dimensions, coordinates and attributes of all.
         along: The dimension that they follow each other along: the first of every variable that has it.
         count: Its length in the end.
 
@@ -60,7 +60,7 @@ def write_netcdf(path: Path, parts: Iterable[xarray.Dataset], *, along: str, cou
 
 
 class _FailSafe(io.FileIO):
-    """A file that records the first error of a write, and discards what follows it.
+    """A file that records the first error of a write, and discards later writes.
 
     HDF5 cannot close a file that it failed to write to, by name or through a stream: it ends the process at exit.
     """

@@ -20,6 +20,7 @@ from probneural.checks import (
     check_real,
     check_sequence,
     check_variances,
+    missing_attribute,
     real_tensor,
 )
 from probneural.contexts import Undisturbed
@@ -31,8 +32,7 @@ from probneural.fields import row_number
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from probneural.pairs import Rows
-from probneural.provenance import Provenance
-from probneural.synonyms import missing_attribute
+from probneural.pairs.provenance import Provenance
 
 if TYPE_CHECKING:
     import xarray

@@ -15,10 +15,9 @@ from probneural.checks import check_callable, check_choice, check_finite, check_
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
-from probneural.notices import warn
 from probneural.randomness import check_seed, stream_seed
 
 if TYPE_CHECKING:

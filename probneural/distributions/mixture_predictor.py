@@ -22,7 +22,7 @@ from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.provenance import joined_record
+from probneural.pairs.provenance import joined_record
 
 _SAME_NOISE = 1e-6
 """Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""

@@ -15,20 +15,19 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import check_device, check_finite, check_flag, check_instance, check_sequence
+from probneural.arrays.plausibility import warn_of_fill_values
+from probneural.checks import check_device, check_finite, check_flag, check_instance, check_sequence, missing_attribute
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.latent import Latent, common_random_numbers, digest
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
-from probneural.fill_values import warn_of_fill_values
 from probneural.fingerprints import identity_of
 from probneural.functionals import Functional
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
-from probneural.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
+from probneural.pairs.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
 from probneural.randomness import check_seed
-from probneural.synonyms import missing_attribute
 
 if TYPE_CHECKING:
     from probneural.distributions.conditioned import ConditionedPredictor

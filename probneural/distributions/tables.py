@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 
-from probneural.arrays import to_array
+from probneural.arrays.reading import to_array
+from probneural.checks import optional
 from probneural.distributions.base import FieldDistribution, index_grid
-from probneural.extras import optional
 
 if TYPE_CHECKING:
     import xarray

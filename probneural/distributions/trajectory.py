@@ -22,7 +22,7 @@ from probneural.distributions.trajectory_states import KeptStates
 from probneural.distributions.variance_shares import VarianceShares, paired_shares, plain_shares
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.provenance import TrainingRecord
+from probneural.pairs.provenance import TrainingRecord
 
 _BUDGET = 2**28
 """Bytes of states that a trajectory keeps (256 MiB)."""

@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.arrays import grid_attributes
-from probneural.checks import check_path, real_tensor
+from probneural.arrays.reading import grid_attributes
+from probneural.checks import check_path, optional, real_tensor
 from probneural.errors import ArgumentError, FileError, ForecastError
-from probneural.extras import optional
 from probneural.grids import check_unmasked
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Export operators and calibrated predictors to files that run without this library: ONNX, torch.export and AOTInductor.
 
 A file evaluates an operator, or the mean and the standard deviation of a predictor, on a fixed grid, for any number of
-functions. It says in JSON what goes in and comes out, under the key `probneural`. PyTorch reads back the weights that
+functions. Inputs and outputs are described in JSON, under the key `probneural`. PyTorch reads back the weights that
 [`save`][probneural.storage.save] writes; these files are for programs that have neither this library nor, with ONNX and
 AOTInductor, Python.
 """

@@ -1,4 +1,4 @@
-"""Operators and moments of predictors as modules of plain tensors on a fixed grid, which is what can be traced."""
+"""Operators and moments of predictors as modules of plain tensors on a fixed grid, for tracing."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _REASONS: dict[type, tuple[str, str]] = {
         "deviation plus the noise variance in the file",
     ),
 }
-"""What cannot be exported: what it is, and what to do."""
+"""Objects that cannot be exported, with a description and a remedy."""
 
 
 def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Tensor, " c"]) -> nn.Module:
-    """Return a module from input values to mean and standard deviation of a predictor, with tensors of its own.
+    """Return a module from input values to mean and standard deviation of a predictor, with copies of its tensors.
 
     Args:
-        predictor: What a head or a calibrator fitted.
+        predictor: Predictor of a head or a calibrator.
         grid: Where inputs live.
         query: Where to evaluate.
         units: Unit in which standard deviations are squared, per channel: their size, so that squares stay in range.
@@ -76,7 +76,7 @@ def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Ten
 
 
 def unsupported(thing: object) -> UnsupportedError:
-    """The error that says why a thing cannot be exported."""
+    """The error for an object that cannot be exported."""
     got, remedy = _REASONS.get(type(thing), (type(thing).__name__, "export the operator, or the predictor it was made of"))
     return UnsupportedError(
         expected="an nn.Module, or a predictor of a last layer or of weight samples, calibrated by VarianceScale or not",
@@ -227,11 +227,11 @@ class SampleMoments(nn.Module):
 
 
 class ScaledMoments(nn.Module):
-    """Mean, and the root of h (a v + b n) less measurement noise: what `VarianceScale` makes of another predictor's moments.
+    """Mean, and the root of h (a v + b n) less measurement noise: the moments of a predictor of `VarianceScale`.
 
     Args:
         predictor: The calibrated predictor.
-        inner: Moments of what it wraps.
+        inner: Moments of the wrapped predictor.
         query: Where they are.
         units: Unit of standard deviations, `(c,)`.
 
@@ -257,7 +257,7 @@ class ScaledMoments(nn.Module):
         self.local = None if local is None else local.on(query)
         scale, variance = predictor.scale * parts.root_fraction, torch.zeros_like(predictor.scale)
         noise = torch.zeros_like(variance)
-        if parts.process is not None:  # what is not shared belongs to each function: the pointwise variance is that of both
+        if parts.process is not None:  # the pointwise variance has a shared and a per-sample part
             noise, inner_noise = (part.detach().to(variance) for part in (predictor.noise, predictor.inner.noise))
             scale, variance = predictor.scale, predictor.noise_scale * inner_noise
         self.register_buffer("factor", scale.sqrt() / units.to(scale))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from probneural.checks import check_finite
-from probneural.contexts import undisturbed
+from probneural.contexts import AUTOGRAD_STATE, undisturbed
 from probneural.distributions import Predictor
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import DataError, ProbneuralError, UnsupportedError
@@ -24,13 +24,12 @@ from probneural.export.error_function import decompositions
 from probneural.export.modules import Evaluation, moments, unsupported
 from probneural.fields import Field, check_field, evaluate, power_of_two
 from probneural.grids import Grid, check_grid
-from probneural.threads import AUTOGRAD_STATE
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 KEY = "probneural"
-"""Of what files say about themselves."""
+"""Key of the description in files."""
 _BATCH = 3
 """Functions in a trace: PyTorch takes a batch of one, or of none, for a constant."""
 _NUMBERS = (*range(1, 2049), *(2**power + step for power in range(12, 21) for step in (-1, 0, 1)))
@@ -39,14 +38,14 @@ _NUMBERS = (*range(1, 2049), *(2**power + step for power in range(12, 21) for st
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Program:
-    """What is written to files.
+    """A traced program for files.
 
     Attributes:
         exported: The traced program.
         example: Input values that it was traced with, `(3, c, *grid)`.
-        expected: What the operator or predictor itself makes of them.
+        expected: Outputs of the operator or predictor itself.
         outputs: Names of the outputs.
-        description: What the file says about itself.
+        description: Description of the file.
     """
 
     exported: ExportedProgram
@@ -61,17 +60,17 @@ class Program:
         return json.dumps(self.description)
 
     def check(self, run: Callable[[Tensor], Sequence[Tensor]]) -> None:
-        """Compare what a file computes with what it stands for, for one function and for several.
+        """Compare the outputs of a file with the expected ones, for one sample and for several.
 
         Raises:
             UnsupportedError: If they differ by more than rounding explains.
         """
         limit = torch.finfo(self.example.dtype).eps ** 0.5
         for count in (1, len(self.example)):
-            for name, found, wanted in zip(self.outputs, run(self.example[:count]), self.expected, strict=True):
-                right = wanted[:count]
-                size = wanted.abs().movedim(1, 0).flatten(1).amax(1).reshape(-1, *(1,) * (right.ndim - 2))
-                error = (found.to(right) - right).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
+            for name, output, expected in zip(self.outputs, run(self.example[:count]), self.expected, strict=True):
+                target = expected[:count]
+                size = expected.abs().movedim(1, 0).flatten(1).amax(1).reshape(-1, *(1,) * (target.ndim - 2))
+                error = (output.to(target) - target).abs() / size.clamp_min(torch.finfo(size.dtype).tiny)
                 if not bool((error <= limit).all()):
                     raise UnsupportedError(
                         expected=f"a file that gives PyTorch's {name} to {limit:.0e} of its largest value",
@@ -86,17 +85,17 @@ class Program:
 def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, is_for_onnx: bool = False) -> Program:
     """Trace an operator or a predictor on the grid of an example.
 
-    What depends on no input, transforms and trunk networks for example, is computed here and kept as numbers.
+    Values that depend on no input, such as transforms and trunk networks, are computed here and stored as constants.
 
     Args:
         thing: An operator, which is traced in evaluation mode, or a predictor; it is not changed.
-        example: Input functions, at least one, of which the grid counts; of any values that the operator takes.
+        example: Input samples, at least one, of which the grid counts; of any values that the operator takes.
         query: Where to evaluate; the example's grid by default.
         is_for_onnx: Whether the program is for ONNX: on the CPU, and in double precision without the error function.
 
     Raises:
         UnsupportedError: If it is something else, or PyTorch cannot trace it.
-        DataError: If there is no function in the example, or it is not finite.
+        DataError: If there is no sample in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
     """
     if not isinstance(thing, nn.Module | Predictor) or isinstance(thing, FunctionDraw):
@@ -129,13 +128,13 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
         description=description,
     )
     module = exported.module(check_guards=False)
-    program.check(lambda batch: _as_tuple(module(batch)))
+    program.check(lambda batch: as_tuple(module(batch)))
     return program
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep other threads from tracing, and back what PyTorch's exporters say of their own parts; errors stay."""
+    """Keep other threads from tracing, and silence messages of PyTorch's exporters about their parts; errors stay."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     with AUTOGRAD_STATE, warnings.catch_warnings():
@@ -150,7 +149,7 @@ def quiet() -> Iterator[None]:
 def _prepared(
     thing: nn.Module | Predictor, inputs: Field, query: Grid
 ) -> tuple[nn.Module, Field, tuple[Tensor, ...], tuple[str, ...]]:
-    """A module of plain tensors, inputs of its dtype, what is expected of it, and the names of that."""
+    """A module of plain tensors, inputs of its dtype, expected outputs, and their names."""
     if isinstance(thing, Predictor):
         units = torch.ones(thing.out_channels, dtype=torch.float64)
         moments(thing, inputs.grid, query, units=units)  # the reason why not, before anything is evaluated
@@ -194,22 +193,22 @@ def _exported(module: nn.Module, values: Tensor) -> ExportedProgram:
             "len(values) a constant",
         ) from error
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # files would say where this library lies on this machine
+        node.meta.pop("stack_trace", None)  # it holds paths of this machine
     return program
 
 
 def _discharge(program: ExportedProgram) -> None:
-    """Take out what a program asks of the number of functions, where that holds for thousands of numbers.
+    """Remove the checks of a program on the number of samples, if they hold for thousands of numbers.
 
-    PyTorch 2.11 does not see that 2 n is at most 140 n, and leaves that to each run; files of other runtimes cannot ask.
+    PyTorch 2.11 does not prove that 2 n is at most 140 n, and checks it in each run; other runtimes have no such check.
 
     Raises:
-        RuntimeError: If it does not hold for one of them, or asks something else.
+        RuntimeError: If one does not hold, or is another check.
     """
     questions = [node for node in program.graph.nodes if node.target is torch.ops.aten._assert_scalar.default]
     for count in _NUMBERS:
-        known = _known_sizes(program.graph, count)
-        if not all(known.get(node.args[0], False) for node in questions):
+        sizes = _known_sizes(program.graph, count)
+        if not all(sizes.get(node.args[0], False) for node in questions):
             raise RuntimeError(f"{questions[0].args[1]} does not hold for every number of functions")
     for node in questions:
         program.graph.erase_node(node)
@@ -218,21 +217,21 @@ def _discharge(program: ExportedProgram) -> None:
 
 
 def _known_sizes(graph: fx.Graph, count: int) -> dict[Any, Any]:
-    """Values of the nodes that nothing but the number of functions decides."""
-    known: dict[Any, Any] = {}
+    """Values of the nodes that nothing but the number of samples decides."""
+    sizes: dict[Any, Any] = {}
     for node in graph.nodes:
         if node.target is torch.ops.aten.sym_size.int:
             if node.args[0].op == "placeholder" and node.args[1] == 0:
-                known[node] = count
+                sizes[node] = count
         elif node.op != "call_function" or node.target is torch.ops.aten._assert_scalar.default:
             continue
-        elif node.all_input_nodes and all(one in known for one in node.all_input_nodes):
-            known[node] = node.target(*fx.node.map_arg(node.args, known.get), **fx.node.map_arg(node.kwargs, known.get))
-    return known
+        elif node.all_input_nodes and all(argument in sizes for argument in node.all_input_nodes):
+            sizes[node] = node.target(*fx.node.map_arg(node.args, sizes.get), **fx.node.map_arg(node.kwargs, sizes.get))
+    return sizes
 
 
 def _functional(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
-    """Write operations in place as ones that change nothing, and those of a table as it says.
+    """Write operations in place as ones that change nothing, and replace those of a table.
 
     Raises:
         UnsupportedError: If the module changes its own buffers.
@@ -253,27 +252,27 @@ def fold_constants(program: ExportedProgram) -> fx.GraphModule:
     Numbers beside tensors of double precision become tensors too: ONNX files would hold them in single precision.
     """
     module: fx.GraphModule = program.module(check_guards=False)
-    known: dict[fx.Node, Any] = {}
+    constants: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            known[node] = _attribute(module, node.target)
-        elif node.op == "call_function" and all(argument in known for argument in node.all_input_nodes):
-            arguments, settings = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            known[node] = node.target(*arguments, **settings)
-    for node, value in known.items():
-        is_used = any(user not in known for user in node.users)
+            constants[node] = _attribute(module, node.target)
+        elif node.op == "call_function" and all(argument in constants for argument in node.all_input_nodes):
+            arguments, settings = fx.map_arg((node.args, node.kwargs), constants.__getitem__)
+            constants[node] = node.target(*arguments, **settings)
+    for node, value in constants.items():
+        is_used = any(user not in constants for user in node.users)
         if node.op == "call_function" and is_used and isinstance(value, Tensor):
             constant = _constant(module, value.detach().clone(memory_format=torch.contiguous_format), before=node)
-            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in known)
+            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in constants)
     for node in module.graph.nodes:
-        if node not in known and _is_double(node) and isinstance(node.target, torch._ops.OpOverload):
+        if node not in constants and _is_double(node) and isinstance(node.target, torch._ops.OpOverload):
             takes_tensor = [isinstance(argument.type, torch.TensorType) for argument in node.target._schema.arguments]
             for place, argument in enumerate(node.args):
                 if isinstance(argument, float) and takes_tensor[place]:
                     number = torch.tensor(argument, dtype=torch.float64, device=node.meta["val"].device)
                     node.update_arg(place, _constant(module, number, before=node))
     for node in reversed(module.graph.nodes):
-        if node in known and not node.users:
+        if node in constants and not node.users:
             module.graph.erase_node(node)
     module.recompile()
     module.delete_all_unused_submodules()
@@ -299,12 +298,13 @@ def _attribute(module: nn.Module, path: str) -> Any:
     return getattr(module, name)
 
 
-def _as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else result
+def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The outputs of a program, one or several, as a tuple."""
+    return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def _array(name: str, values: Tensor, grid: Grid) -> dict[str, Any]:
-    """What a file says about an input or an output."""
+    """Description of an input or an output."""
     return {
         "name": name,
         "shape": ["n", *values.shape[1:]],

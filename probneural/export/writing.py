@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from probneural.checks import check_integer, check_path
+from probneural.checks import check_integer, check_path, missing
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.export.programs import KEY, Program, quiet, traced
-from probneural.extras import missing
+from probneural.export.programs import KEY, Program, as_tuple, quiet, traced
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.training import atomic
@@ -26,7 +25,7 @@ _OLDEST_OPSET = 18
 _LARGEST = 2**31 - 1
 """Bytes of an ONNX file: it is one protocol buffer."""
 _OUTPUT, _INNER = "output.", ".inner"
-"""What outputs are called until values within, of the same name, are renamed; and what is appended to these."""
+"""Temporary names of outputs until inner values of the same name are renamed; and the suffix of these."""
 
 
 def to_onnx(
@@ -42,23 +41,23 @@ def to_onnx(
     The file has one input, `values` `(n, c, *grid)` for any n, on the grid of the example. Of an operator it has the output
     `output`, of a predictor `mean` and `standard_deviation`, `(n, c', *query)` each, in physical units. The standard deviation
     is that of the field; `noise`, the variance of measurements, is in the metadata. Numbers are of the operator's dtype.
-    Values are not checked in the file: what is not finite, or lives on another domain, comes out wrong without a word.
+    Values are not checked in the file: infinite values, or values on another domain, give wrong results without an error.
 
-    All arithmetic is real, and transforms are matrix products for any number of modes, so no runtime has to know complex
+    All arithmetic is real, and transforms are matrix products for any number of modes, so no runtime needs complex
     numbers or Fourier transforms. Before it is in place the file is run by ONNX Runtime and compared with PyTorch.
 
     Args:
         thing: An operator, ours or any other module, exported in evaluation mode; or a predictor of a last layer or of weight
             samples, calibrated by `VarianceScale` or not. It is not changed.
         path: Where to; an existing file is replaced in one step.
-        example: Input functions, one at least; their grid is that of the file, their values serve the comparison.
+        example: Input samples, one at least; their grid is that of the file, their values serve the comparison.
         query: Where to evaluate, any grid; the example's by default.
         opset_version: Version of ONNX's operators.
 
     Raises:
-        UnsupportedError: If it cannot be exported; the message says why, and what can.
+        UnsupportedError: If it cannot be exported; the message gives the reason and alternatives.
         ArgumentError: If `opset_version` is below 18.
-        DataError: If there is no function in the example, or it is not finite.
+        DataError: If there is no sample in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
         ImportError: If the extra `onnx` is not installed.
@@ -76,14 +75,14 @@ def to_onnx(
     path, opset_version = check_path(path, "path"), check_integer(opset_version, "opset_version", least=_OLDEST_OPSET)
     try:
         import onnxruntime
-        import onnxscript  # noqa: F401 (what torch.onnx needs, found missing before the work begins)
+        import onnxscript  # noqa: F401 (torch.onnx needs it: fail before the work begins)
     except ModuleNotFoundError as error:
         raise missing("to_onnx", error, "onnx") from error
     program = traced(thing, example, query, is_for_onnx=True)
     payload = _onnx_bytes(program, opset_version)
     try:
         session = onnxruntime.InferenceSession(payload, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has a class for each code of its own
+    except Exception as error:  # ONNX Runtime has one class per error code
         raise UnsupportedError(
             expected="operations that ONNX Runtime has in this dtype", got=str(error), remedy="export an operator in float32"
         ) from error
@@ -143,18 +142,18 @@ def to_torch_export(
 
     Input, outputs and their units are those of [`to_onnx`][probneural.export.to_onnx], in the order given there:
     `torch.export.load(path).module()(values)` is a tensor or a pair. Python and PyTorch are needed to run it, or to compile it
-    for something else; this library is not. What the file says about itself is its extra file `probneural`.
+    for something else; this library is not. The description of the file is its extra file `probneural`.
 
     Args:
         thing: An operator or a predictor, as for ONNX; the program runs on its device.
         path: Where to, a name that ends in `.pt2`; an existing file is replaced in one step.
-        example: Input functions, one at least; their grid is that of the file, their values serve the comparison.
+        example: Input samples, one at least; their grid is that of the file, their values serve the comparison.
         query: Where to evaluate, any grid; the example's by default.
 
     Raises:
-        UnsupportedError: If it cannot be exported; the message says why, and what can.
+        UnsupportedError: If it cannot be exported; the message gives the reason and alternatives.
         ArgumentError: If the name ends otherwise.
-        DataError: If there is no function in the example, or it is not finite.
+        DataError: If there is no sample in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
     """
@@ -173,20 +172,20 @@ def to_aot_inductor(
 
     Input, outputs and their units are those of [`to_onnx`][probneural.export.to_onnx], in the order given there. The package
     runs in C++ (`torch::inductor::AOTIModelPackageLoader`) and in Python (`torch._inductor.aoti_load_package`), with PyTorch's
-    libraries and without this one, on machines like this one. What it says about itself is `probneural` in its metadata.
+    libraries and without this one, on machines like this one. Its description is `probneural` in its metadata.
 
     Compiling takes a C++ compiler and about a minute.
 
     Args:
         thing: An operator or a predictor, as for ONNX; the package runs on its kind of device.
         path: Where to, a name that ends in `.pt2`; an existing file is replaced in one step.
-        example: Input functions, one at least; their grid is that of the file, their values serve the comparison.
+        example: Input samples, one at least; their grid is that of the file, their values serve the comparison.
         query: Where to evaluate, any grid; the example's by default.
 
     Raises:
-        UnsupportedError: If it cannot be exported, or there is no C++ compiler; the message says why, and what can.
+        UnsupportedError: If it cannot be exported, or there is no C++ compiler; the message gives the reason and alternatives.
         ArgumentError: If the name ends otherwise.
-        DataError: If there is no function in the example, or it is not finite.
+        DataError: If there is no sample in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
     """
@@ -200,25 +199,21 @@ def to_aot_inductor(
         try:
             with quiet():
                 aoti_compile_and_package(program.exported, package_path=str(package), inductor_configs=settings)
-        except Exception as error:  # what compilers say, and that there is none
+        except Exception as error:  # errors of compilers, or a missing compiler
             raise UnsupportedError(
                 expected="a program that AOTInductor can compile, and a C++ compiler",
                 got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
                 remedy="install one (g++, or CXX=...), or use to_onnx",
             ) from error
         compiled = aoti_load_package(str(package))
-        program.check(lambda values: _as_list(compiled(values)))
+        program.check(lambda values: as_tuple(compiled(values)))
         payload = package.read_bytes()
     atomic.write(path, payload)
 
 
 def _named_pt2(path: object) -> Path:
-    """Return a path of the name that PyTorch asks for where it loads."""
+    """Return a path of the name that PyTorch requires for loading."""
     checked = check_path(path, "path")
     if checked.suffix != ".pt2":
         raise ArgumentError(expected="a name that ends in .pt2", got=checked.name, remedy="PyTorch loads no other")
     return checked
-
-
-def _as_list(result: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
-    return [result] if isinstance(result, Tensor) else list(result)

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from probneural.contexts import AUTOGRAD_STATE
 from probneural.distributions import EmpiricalField, GaussianField, Latent
 from probneural.distributions.members import Members
 from probneural.errors import GridError, LatentError, UnsupportedError
 from probneural.fields import Field
-from probneural.threads import AUTOGRAD_STATE
 
 _POINTS = 2**16
 """Grid points that tangents are pushed through at once."""

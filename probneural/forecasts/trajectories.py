@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import check_instance, check_integer, check_sequence
 from probneural.contexts import Undisturbed
 from probneural.distributions import GaussianField, Latent
@@ -18,6 +17,7 @@ from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.grids.axes import Axis
 
 
 class GaussianTrajectory(Undisturbed):

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.axes import transfer
 from probneural.checks import check_instance, check_integer, check_real, check_sequence, real_tensor
 from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, check_on_grid
+from probneural.grids.axes import transfer
 
 _NORM_ROWS = 256
 """Rows of a functional's matrix formed at once."""
@@ -39,7 +39,7 @@ class Functional(Undisturbed, ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many numbers m per channel it returns."""
+        """Number m of values per channel."""
 
     @abstractmethod
     def _forward(self, values: Tensor) -> Tensor:
@@ -71,23 +71,23 @@ class Functional(Undisturbed, ABC):
             DataError: If they are no real numbers.
             ShapeError: If the last axis does not have length m.
         """
-        given = real_tensor(numbers, "numbers")
-        if given.ndim == 0 or given.shape[-1] != self.size:
+        tensor = real_tensor(numbers, "numbers")
+        if tensor.ndim == 0 or tensor.shape[-1] != self.size:
             raise ShapeError(
                 expected=f"numbers of shape (..., {self.size})",
-                got=str(tuple(given.shape)),
+                got=str(tuple(tensor.shape)),
                 remedy="pass what the call returns",
             )
-        return self._adjoint(given)
+        return self._adjoint(tensor)
 
     def row_norms(self, *, order: int = 2) -> Float64[Tensor, " m"]:
         """Norms of the rows of the functional's matrix, Euclidean by default.
 
-        They tell how much of the values' rounding its numbers inherit; those of order 1, how much their own sums add.
+        They bound the rounding of the functional's values: that of the field, and for rows of order 1 that of the sums.
         """
         order = check_integer(order, "order")
         numbers = torch.arange(self.size, device="cpu")
-        parts = ((some[:, None] == numbers).to(torch.float64) for some in numbers.split(_NORM_ROWS))
+        parts = ((indices[:, None] == numbers).to(torch.float64) for indices in numbers.split(_NORM_ROWS))
         return torch.cat([self._adjoint(rows).flatten(1).norm(order, dim=1) for rows in parts])
 
     def named(self, labels: str | Sequence[str]) -> Functional:
@@ -103,13 +103,13 @@ class Functional(Undisturbed, ABC):
         """
         return Stack((self,), names=check_labels(labels, self.size))
 
-    def __add__(self, other: Functional) -> Functional:
+    def __add__(self, second: Functional) -> Functional:
         """The sum of two functionals of equal size on one grid."""
-        return Combination(parts=(self, other), factors=(1.0, 1.0))
+        return Combination(parts=(self, second), factors=(1.0, 1.0))
 
-    def __sub__(self, other: Functional) -> Functional:
+    def __sub__(self, second: Functional) -> Functional:
         """The difference of two functionals of equal size on one grid."""
-        return Combination(parts=(self, other), factors=(1.0, -1.0))
+        return Combination(parts=(self, second), factors=(1.0, -1.0))
 
     def __mul__(self, factor: float) -> Functional:
         """The functional times a number."""
@@ -263,7 +263,7 @@ class Stack(Functional):
 
 
 def check_unbatched(grid: Grid) -> None:
-    """Raise a GridError if samples have masks of their own: a functional is the same for all."""
+    """Raise a GridError if masks differ between samples: a functional is the same for all."""
     if grid.is_batch:
         raise GridError(
             expected="one grid for all samples of a functional",
@@ -276,7 +276,7 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
     """Return a functional.
 
     Raises:
-        DataError: If it is none.
+        DataError: If it is not a functional.
         GridError: If it lives on another grid than a given one.
     """
     is_map = callable(functional) and not isinstance(functional, Functional | type)

@@ -1,19 +1,21 @@
-"""Integrals and means: over the domain, over regions of it, and along lines."""
+"""Linear functionals: integrals and means over the domain, regions and lines, and values and derivatives at points."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import torch
+from jaxtyping import Int64
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from probneural.checks import check_choice, check_finite, real_tensor
+from probneural.checks import check_choice, check_finite, check_integer, real_tensor
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.functionals.base import Functional, MatrixFunctional, check_unbatched
+from probneural.functionals.base import AlongAxis, Functional, MatrixFunctional, check_unbatched
 from probneural.functionals.regions import (
     Corner,
     Indicator,
@@ -25,7 +27,8 @@ from probneural.functionals.regions import (
     interval_weights,
     points_in_box,
 )
-from probneural.grids import Grid, check_grid
+from probneural.grids import Grid, check_grid, interpolation_matrix
+from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE
 
 _LINE_NODES = 12
 """Gauss-Legendre nodes on a piece of line within one cell, where polynomials have degree 15 at most in three dimensions."""
@@ -68,8 +71,8 @@ def region(
 ) -> Functional:
     """The mean of a field over a region, or its integral; one number per channel.
 
-    On a uniform grid, a box is integrated exactly: it is the same box on every grid, and what remains is the error of the
-    field's interpolant. What a function calls inside is found on a finer grid. A mask belongs to its grid, as do all regions of
+    On a uniform grid, a box is integrated exactly: it is the same box on every grid, up to the error of the
+    field's interpolant. An indicator function is evaluated on a finer grid. A mask belongs to its grid, as do all regions of
     a scattered or a masked grid: points inside count with their quadrature weights, ends of boxes included.
 
     Args:
@@ -89,7 +92,7 @@ def region(
             corners are not in order, a number is given as `where`, or the reduction is another one.
         GridError: If a box leaves the domain, or nothing of the domain is inside.
         ShapeError: If the mask does not have the grid's shape, or the function does not return `(q,)`.
-        DataError: If the mask or what the function returns is not from 0 to 1.
+        DataError: If the mask or the values of the function are not from 0 to 1.
 
     Examples:
         >>> grid = Grid.uniform((9,), periodic=False)
@@ -132,8 +135,8 @@ def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Funct
             cross the end.
 
     Returns:
-        A functional of size 1, in the values' units times length. It is exact, up to rounding, for what the interpolant
-        holds: polynomials of degree 5 per axis, and waves that the grid resolves.
+        A functional of size 1, in the values' units times length. It is exact, up to rounding, for polynomials of degree
+        5 per axis, and Fourier modes that the grid resolves.
 
     Raises:
         GridError: If the grid is scattered, or the path leaves the domain.
@@ -225,24 +228,131 @@ def _checked_path(path: Tensor | Sequence[Sequence[float]], grid: Grid) -> Tenso
 
 def _crossings(grid: Grid, start: Tensor, end: Tensor) -> Tensor:
     """Where a segment enters cells of the grid, as fractions of it from 0 to 1, ends included."""
-    found = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    fractions = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
     for axis, first, last in zip(grid.axes, start.tolist(), end.tolist(), strict=True):
         step = axis.length / (max(axis.size - 1, 1) if axis.endpoint else axis.size)
         low, high = ((value - axis.origin) / step for value in sorted((first, last)))
         planes = axis.origin + step * torch.arange(int(low) - 1, int(high) + 2, dtype=torch.float64)
         fraction = (planes - first) / (last - first) if first != last else planes.new_zeros(0)
-        found.append(fraction[(fraction > 0) & (fraction < 1)])
-    return torch.cat(found).unique()
+        fractions.append(fraction[(fraction > 0) & (fraction < 1)])
+    return torch.cat(fractions).unique()
 
 
 def _weighted_rows(grid: Grid, points: Tensor, weights: Tensor) -> Tensor:
     """The sum of weights times the interpolant's values at points, as weights of the grid's values, `(p,)`."""
     total = torch.zeros(grid.size, dtype=torch.float64)
     rows = max(1, _CHUNK_ELEMENTS // max(grid.size // grid.shape[-1], *grid.shape))
-    for some, mass in zip(points.split(rows), weights.split(rows), strict=True):
-        *others, last = (axis.matrix(some[:, number]) for number, axis in enumerate(grid.axes))
+    for block, mass in zip(points.split(rows), weights.split(rows), strict=True):
+        *others, last = (axis.matrix(block[:, number]) for number, axis in enumerate(grid.axes))
         product = mass[:, None]
         for factor in others:
             product = (product[:, :, None] * factor[:, None, :]).flatten(1)
         total += (product.mT @ last).flatten()
     return total
+
+
+def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:
+    """The values at m locations, of the field's interpolant: spectral on periodic axes, quintic on others.
+
+    Args:
+        grid: A uniform grid.
+        locations: Coordinates, `(m, d)`, in the grid's units, within the domain; the two ends of a periodic axis are one point.
+
+    Returns:
+        A functional of size m.
+
+    Raises:
+        GridError: If the grid is scattered, or a location lies outside the domain.
+
+    Examples:
+        >>> grid = Grid.uniform((8,))
+        >>> probe = sensors(grid, [[0.25], [0.3]])
+        >>> probe(torch.sin(2 * torch.pi * grid.points[:, 0])[None])[0].tolist()[0]
+        1.0
+    """
+    points = _locations(locations)
+    return MatrixFunctional(grid, interpolation_matrix(grid, points), labels=_labels("at", points))
+
+
+def derivative(
+    grid: Grid, *, axis: int = 0, order: int = 1, at: Tensor | Sequence[Sequence[float]] | None = None
+) -> Functional:
+    """A partial derivative of the field's interpolant: spectral on periodic axes, finite differences on others.
+
+    Args:
+        grid: A uniform grid.
+        axis: Which space dimension to differentiate along.
+        order: Order of the derivative, at least 1.
+        at: Coordinates, `(m, d)`; every grid point by default.
+
+    Returns:
+        A functional of size m, in the values' units over the length's units to the power `order`.
+
+    Raises:
+        GridError: If the grid is scattered or a location lies outside it.
+        ArgumentError: If the axis or the order does not exist, or the order exceeds the degree of the local polynomials.
+
+    Examples:
+        >>> grid = Grid.uniform((9,))
+        >>> slope = derivative(grid, at=[[0.0]])
+        >>> round(slope(torch.sin(2 * torch.pi * grid.points[:, 0])[None]).item() / torch.pi, 9)
+        2.0
+    """
+    axis = check_integer(axis, "axis", least=0, most=check_grid(grid).dimension - 1)
+    order = check_integer(order, "order")
+    if not grid.is_uniform:
+        raise GridError(
+            expected="a uniform grid", got=repr(grid), remedy="scattered values have no interpolant to differentiate"
+        )
+    if grid.is_masked:
+        raise GridError(
+            expected="a grid without a mask", got=repr(grid), remedy="differentiate what is predicted with query=grid.unmasked"
+        )
+    line = grid.axes[axis]
+    highest = min(POLYNOMIAL_DEGREE, line.size - 1)
+    if order > highest and not line.periodic:  # the interpolant's derivative is zero there, which is no one's derivative
+        raise ArgumentError(
+            expected=f"an order of at most {highest} along axis {axis}, the degree of its interpolant",
+            got=str(order),
+            remedy="use more points, or apply lower orders one after the other",
+        )
+    if at is not None:
+        orders = [order if number == axis else 0 for number in range(grid.dimension)]
+        points = _locations(at)
+        name = f"derivative {order} along axis {axis} at" if order > 1 else f"derivative along axis {axis} at"
+        return MatrixFunctional(grid, interpolation_matrix(grid, points, orders=orders), labels=_labels(name, points))
+    return AlongAxis(grid, axis=axis, order=order)
+
+
+@dataclass(frozen=True, eq=False)
+class ValuesAt(Functional):
+    """Values at some of the grid's points, `(m,)`, which their matrix of ones and zeros would take much memory for."""
+
+    grid: Grid
+    points: Int64[Tensor, " m"]
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return len(self.points)
+
+    def _forward(self, values: Tensor) -> Tensor:
+        return values.flatten(values.ndim - len(self.grid.shape))[..., self.points.to(values.device)]
+
+    def _adjoint(self, numbers: Tensor) -> Tensor:
+        spread = numbers.new_zeros(*numbers.shape[:-1], self.grid.size)
+        return spread.index_copy(-1, self.points.to(numbers.device), numbers).unflatten(-1, self.grid.shape)
+
+
+def _locations(locations: Tensor | Sequence[Sequence[float]]) -> Tensor:
+    points = real_tensor(locations, "locations", dtype=torch.float64, device=torch.device("cpu"))
+    if points.ndim != 2:
+        raise ShapeError(
+            expected="locations of shape (m, d)", got=str(tuple(points.shape)), remedy="write [[0.25], [0.75]] for two in 1-D"
+        )
+    return points
+
+
+def _labels(name: str, points: Tensor) -> tuple[str, ...]:
+    """Names with locations: "at (0.25, 0.5)"."""
+    return tuple(f"{name} ({', '.join(f'{coordinate:.4g}' for coordinate in point)})" for point in points.tolist())

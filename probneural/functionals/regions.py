@@ -1,21 +1,24 @@
-"""Regions of a domain: a box, a mask on the grid, or a function that tells inside from outside."""
+"""Regions of a domain, by a box, a mask or an indicator function, and the maximum over a region."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Bool, Float, Float64
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import as_array, check_finite, described, real_tensor
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.grids import Grid, along_axis, check_grid
-from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
+from probneural.functionals.base import check_unbatched
+from probneural.grids import Grid, along_axis, check_grid, check_on_grid
+from probneural.grids.axes import Axis
+from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix
 
 Indicator = Callable[[Float64[Tensor, "q d"]], Tensor]
 """Maps points `(q, d)` to truth values `(q,)`, or to fractions from 0 to 1."""
@@ -27,9 +30,9 @@ _AREA_NODES = 8
 _SLACK = 1e-9
 """Fraction of a length by which coordinates may miss the domain's ends."""
 _MOST_PARTS = 32
-"""Parts that a cell is divided into along each axis, at most, to find what a function calls inside."""
+"""Parts that a cell is divided into along each axis, at most, to locate the boundary of an indicator function."""
 _MOST_POINTS = 2**21
-"""Points at which that function is asked at most (16 MiB per coordinate)."""
+"""Maximum number of points at which that function is evaluated (16 MiB per coordinate)."""
 _WINDOW = 768
 """Points that an axis' polynomials are read at together."""
 _MARGIN = 2 * (POLYNOMIAL_DEGREE + 1)
@@ -133,7 +136,7 @@ def _inside(grid: Grid, low: Tensor, high: Tensor) -> Tensor:
 
 
 def fractions(grid: Grid, where: Indicator | ArrayLike | Tensor) -> Float64[Tensor, " p"]:
-    """How much of each point's cell belongs to a region, `(p,)`, from 0 to 1: a mask, or a function asked at the points.
+    """Fraction of each point's cell inside a region, `(p,)`: a mask, or an indicator function at the points.
 
     Raises:
         DataError: If it is neither, or not from 0 to 1.
@@ -146,7 +149,7 @@ def fractions(grid: Grid, where: Indicator | ArrayLike | Tensor) -> Float64[Tens
 
 
 def indicator_weights(grid: Grid, inside: Indicator) -> Float64[Tensor, " p"]:
-    """Weights of the integral of a uniform grid's interpolant over what a function calls inside.
+    """Weights of the integral of a uniform grid's interpolant over the inside of an indicator function.
 
     The cells between grid points are divided into parts, and the function decides in the middle of each.
     """
@@ -201,23 +204,24 @@ def _shifted_back(weights: Tensor, parts: int) -> Tensor:
     the transposed map, which shifts back.
     """
     size = weights.shape[-1] // parts
-    waves = torch.fft.rfft(weights.unflatten(-1, (size, parts)), dim=-2)
+    spectrum = torch.fft.rfft(weights.unflatten(-1, (size, parts)), dim=-2)
     turns = torch.arange(size // 2 + 1, dtype=torch.float64)[:, None] * (torch.arange(parts, dtype=torch.float64) + 0.5)
     phases = -2.0 * math.pi / (size * parts) * turns
-    return torch.fft.irfft((waves * torch.polar(torch.ones_like(phases), phases)).sum(-1), n=size)
+    return torch.fft.irfft((spectrum * torch.polar(torch.ones_like(phases), phases)).sum(-1), n=size)
 
 
 def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, " size"]:
     """Weights of the exact integral of an axis' interpolant between two coordinates.
 
-    On a periodic axis the interpolant is a sum of waves, whose integrals are known; elsewhere it is a polynomial of degree 5 at
-    most from point to point, for which three Gauss-Legendre nodes are enough. Latitudes count by their area on the sphere.
+    On a periodic axis the interpolant is a sum of Fourier modes, with integrals in closed form; elsewhere it is a polynomial of
+    degree 5 at most from point to point, for which three Gauss-Legendre nodes are enough. Latitudes count by their area on the
+    sphere.
     """
     if axis.periodic:
-        waves = torch.arange(axis.size // 2 + 1, dtype=torch.float64)
+        wavenumbers = torch.arange(axis.size // 2 + 1, dtype=torch.float64)
         width, middle = (upper - lower) / axis.length, (0.5 * (upper + lower) - axis.origin) / axis.length
-        size = width * axis.length * torch.sinc(waves * width)
-        return torch.fft.irfft(torch.polar(torch.ones_like(size), -2.0 * math.pi * waves * middle) * size, n=axis.size)
+        size = width * axis.length * torch.sinc(wavenumbers * width)
+        return torch.fft.irfft(torch.polar(torch.ones_like(size), -2.0 * math.pi * wavenumbers * middle) * size, n=axis.size)
     nodes = axis.coordinates
     between = nodes[(nodes > lower) & (nodes < upper)]
     ends = torch.cat([torch.tensor([lower], dtype=torch.float64), between, torch.tensor([upper], dtype=torch.float64)])
@@ -225,11 +229,11 @@ def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, 
     if axis.latitudes is not None:
         points, weights = _within(axis, points), weights * _area_density(points)
     total = torch.zeros_like(nodes)
-    for some, mass in zip(points.split(_WINDOW), weights.split(_WINDOW), strict=True):
-        positions = (some[[0, -1]] - nodes[0]) / (axis.length / max(axis.size - axis.endpoint, 1))
+    for block, mass in zip(points.split(_WINDOW), weights.split(_WINDOW), strict=True):
+        positions = (block[[0, -1]] - nodes[0]) / (axis.length / max(axis.size - axis.endpoint, 1))
         first = min(max(int(positions[0]) - _MARGIN, 0), max(axis.size - _MARGIN, 0))
         window = slice(first, int(positions[1]) + 1 + _MARGIN)
-        total[window] += mass @ polynomial_matrix(nodes[window], some)
+        total[window] += mass @ polynomial_matrix(nodes[window], block)
     return total
 
 
@@ -237,11 +241,11 @@ def _asked(inside: Indicator, points: Tensor) -> Tensor:
     return _numbers(inside(points), (len(points),), "what the function returned", "it takes points (q, d) and returns (q,)")
 
 
-def _numbers(given: object, shape: tuple[int, ...], name: str, remedy: str) -> Tensor:
+def _numbers(values: object, shape: tuple[int, ...], name: str, remedy: str) -> Tensor:
     """Truth values or fractions as float64 on the CPU."""
-    array = given.detach().cpu().numpy() if isinstance(given, Tensor) else as_array(given)
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else as_array(values)
     if array.dtype.kind not in "biuf":
-        raise DataError(expected=f"truth values as {name}", got=described(given), remedy=remedy)
+        raise DataError(expected=f"truth values as {name}", got=described(values), remedy=remedy)
     if array.shape != shape:
         raise ShapeError(expected=f"{name} of shape {shape}", got=str(array.shape), remedy=remedy)
     numbers = torch.from_numpy(array.astype(np.float64))
@@ -249,3 +253,85 @@ def _numbers(given: object, shape: tuple[int, ...], name: str, remedy: str) -> T
     if not bool(((numbers >= 0) & (numbers <= 1)).all()):
         raise DataError(expected=f"truth values, or fractions from 0 to 1, as {name}", got="others", remedy=remedy)
     return numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Maximum(Undisturbed):
+    """The largest value at some of a grid's points; see [`maximum`][probneural.functionals.maximum].
+
+    Args:
+        grid: Where the fields live.
+        inside: Which points count, `(p,)`.
+        labels: The name of the number.
+    """
+
+    grid: Grid
+    inside: Bool[Tensor, " p"]
+    _: KW_ONLY
+    labels: tuple[str, ...] | None = ("maximum",)
+
+    def __post_init__(self) -> None:
+        """Check the points against the grid."""
+        if tuple(self.inside.shape) != (self.grid.size,):
+            raise ShapeError(
+                expected=f"truth values of shape ({self.grid.size},)", got=str(tuple(self.inside.shape)), remedy="one per point"
+            )
+
+    @property
+    def size(self) -> int:
+        """One number per channel."""
+        return 1
+
+    def __call__(self, values: Float[Tensor, "..."]) -> Float[Tensor, "... 1"]:
+        """Find the maximum of values `(..., *grid.shape)`, in their dtype and on their device; arrays will do.
+
+        Raises:
+            DataError: If they are no real numbers.
+            ShapeError: If the values do not end in the grid's shape.
+        """
+        numbers = real_tensor(values, "values")
+        check_on_grid(numbers, self.grid)
+        flat = numbers.flatten(numbers.ndim - len(self.grid.shape))
+        return flat[..., self.inside.to(flat.device)].amax(-1, keepdim=True)
+
+
+@undisturbed()
+def maximum(
+    grid: Grid, where: Indicator | ArrayLike | Tensor | None = None, *, lower: Corner | None = None, upper: Corner | None = None
+) -> Maximum:
+    """The largest value at the grid's points, or at those in a region; one number per channel, in the values' units.
+
+    Masked points are left out.
+
+    It is no linear functional. `maximum(grid)(values)` is the maximum of given fields; of a distribution,
+    `u.apply_by_draws(maximum(grid))` is an empirical distribution with quantiles and intervals, and the maximum of the mean is
+    not the mean of the maximum. Between points a field can be larger: predict on a finer grid by `query=`.
+
+    Args:
+        grid: Any grid.
+        where: A mask of the grid's shape, or a function of points `(q, d)` that returns truth values `(q,)`; every point by
+            default.
+        lower: Lower corner of a box, `(d,)`, in the grid's units; ends are included. On periodic axes a box may cross the
+            domain's ends.
+        upper: Upper corner, likewise.
+
+    Raises:
+        ArgumentError: If both `where` and corners are given, or a corner does not have one finite number per dimension.
+        GridError: If a box leaves the domain, or no point is inside.
+        ShapeError: If the mask does not have the grid's shape, or the function does not return `(q,)`.
+        DataError: If the mask or the values of the function are no truth values.
+
+    Examples:
+        >>> maximum(Grid.uniform((4,)), upper=[0.3])([[1.0, 2.0, 9.0, 9.0]]).item()
+        2.0
+    """
+    check_unbatched(check_grid(grid))
+    if where is not None and (lower is not None or upper is not None):
+        raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
+    inside = points_in_box(grid, lower, upper) if where is None else fractions(grid, where) > 0
+    inside = inside & grid.observed.flatten()
+    if not bool(inside.any()):
+        raise GridError(
+            expected=f"a region with points of {grid!r}", got="none inside", remedy="widen the region, or refine the grid"
+        )
+    return Maximum(grid, inside)

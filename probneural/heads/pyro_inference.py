@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.extras import missing
+from probneural.checks import missing
 
 _WINDOW = 250
 """Steps between looks at the bound."""

@@ -12,15 +12,14 @@ from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_scale
-from probneural.clocks import WindowClock
 from probneural.distributions.predictor import Predictor
-from probneural.errors import DataError, DataWarning
+from probneural.errors import DataError, DataWarning, warn
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.notices import warn
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows, batches, check_dataset
+from probneural.pairs.clocks import WindowClock
+from probneural.pairs.provenance import TrainingRecord, operator_record, record_of, row_keys
 from probneural.processes import own_rows, sum_over_processes, world_size
-from probneural.provenance import TrainingRecord, operator_record, record_of, row_keys
 from probneural.statistics import statistics
 
 FitMethod = TypeVar("FitMethod", bound=Callable[..., Predictor])

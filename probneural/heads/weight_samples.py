@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.func import vmap
 
+from probneural.contexts import copy_for_call
 from probneural.curvature import ParameterVector
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
 from probneural.distributions.empirical import LazyEmpiricalField, drawn_members
@@ -19,7 +20,6 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import check_some
 from probneural.randomness import stream
-from probneural.threads import copy_for_call
 
 _BATCH_POINTS = 2**16
 """Members times functions times grid points evaluated at once."""

@@ -1,4 +1,4 @@
-"""Linear algebra that several layers share: Gaussian conditioning and densities, conjugate gradients, principal components.
+"""Linear algebra: Gaussian conditioning and densities, conjugate gradients, principal components, interpolation.
 
-It knows tensors only, no fields, weights or operators.
+It works on tensors only, not on fields, weights or operators.
 """

@@ -21,19 +21,19 @@ _ATTAINED_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 _HIDDEN = 0.01
 """Rounding of a pivot, relative to it, at which a Gram matrix is too coarse for the identity that is added to it."""
 _LIKELY = 100.0
-"""Standard deviations up to which an observation is believed of a row that the size of the mean's rounding would hide."""
+"""Largest standardised residual of a likely observation of a row whose norm is below the rounding of the mean."""
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankUpdate:
-    """The symmetric map S = I + V^T (diag(factors) - 1) V of R^k: it scales r orthonormal directions and leaves the rest alone.
+    """The symmetric map S = I + V^T (diag(factors) - 1) V of R^k, which scales r orthonormal directions.
 
-    What r observations do to a standard normal vector, kept in r * k numbers: the k x k matrix is never formed.
+    The effect of r observations on a standard normal vector, stored as r * k numbers: the k x k matrix is never formed.
 
     Args:
-        directions: V, orthonormal rows `(*batch, r, k)`; without batch axes one map serves all, with `(n, r, k)` each input
-            has its own.
-        factors: `(*batch, r)`, dimensionless; 0 where nothing is left to vary.
+        directions: V, orthonormal rows `(*batch, r, k)`; without batch axes one map serves all, `(n, r, k)` is one map
+            per input.
+        factors: `(*batch, r)`, dimensionless; 0 for directions without variance.
 
     Raises:
         ShapeError: If the two do not fit together.
@@ -63,7 +63,7 @@ class LowRankUpdate:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """`(n,)` if each input has a map of its own, else `()`."""
+        """`(n,)` for one map per input, else `()`."""
         return self.directions.shape[:-2]
 
     def product(self, latents: Float[Tensor, "*_ k"]) -> Float[Tensor, "*_ k"]:
@@ -98,7 +98,7 @@ class LowRankUpdate:
 
 @dataclass(frozen=True, eq=False)
 class UpdateSequence:
-    """S1 S2 ...: the updates that a root was composed with, each one for all functions or one per function.
+    """S1 S2 ...: the updates that a root was composed with, each shared by all samples or per sample.
 
     Args:
         updates: In the order in which they were composed.
@@ -108,7 +108,7 @@ class UpdateSequence:
 
     @property
     def is_per_function(self) -> bool:
-        """Whether any of them differs between functions."""
+        """Whether any of them differs between samples."""
         return any(update.batch_shape for update in self.updates)
 
     def then(self, update: LowRankUpdate) -> UpdateSequence:
@@ -128,15 +128,15 @@ class UpdateSequence:
         return latents
 
     def __getitem__(self, index: int | slice | Tensor) -> UpdateSequence:
-        """The updates of some functions, or of one, which then serve all."""
+        """The updates of some samples, or of one, which then serve all."""
         return UpdateSequence(tuple(update[index] if update.batch_shape else update for update in self.updates))
 
 
 @dataclass(frozen=True, eq=False)
 class LatentUpdate:
-    """What observations say about xi ~ N(0, I): xi = shift + S xi', with xi' standard normal again.
+    """The posterior of xi ~ N(0, I) under observations: xi = shift + S xi', with xi' standard normal.
 
-    The multipliers tell how much each observation pulls: shift = root^T multipliers.
+    The multipliers are those of the observations: shift = root^T multipliers.
     """
 
     shift: Float64[Tensor, "... k"]
@@ -146,11 +146,11 @@ class LatentUpdate:
 
 
 class Rounding(NamedTuple):
-    """What is made by rounding alone.
+    """Bounds of rounding errors.
 
     Attributes:
-        residuals: How large a residual may be, `(..., m)`, in the observations' units.
-        rows: How large a row of the root, which does not know the mean, likewise.
+        residuals: Largest residual that rounding makes, `(..., m)`, in the observations' units.
+        rows: Largest norm of a row of the root that rounding makes, likewise; it does not depend on the mean.
     """
 
     residuals: Float64[Tensor, "... m"]
@@ -164,10 +164,10 @@ class Rounding(NamedTuple):
 def posterior_root(
     root: Float64[Tensor, "*b p k"], gram: Float64[Tensor, "*b k k"], *, rounding: float = 0.0
 ) -> tuple[Float64[Tensor, "*b p k"], Float64[Tensor, "*b"]]:
-    """R (I + M)^(-1/2) and log det(I + M): what data with the moments M = R^T G R leave of a Gaussian with the root R.
+    """R (I + M)^(-1/2) and log det(I + M): the posterior of a Gaussian with root R under data with the moments M = R^T G R.
 
-    The inverse square root is the symmetric one, which no library's choice of eigenvectors changes. It holds what is left of a
-    direction up to rounding of what is left of the others.
+    The inverse square root is the symmetric one, which no library's choice of eigenvectors changes. The remaining variance of a
+    direction is accurate up to the rounding of the others'.
 
     Args:
         root: R, of the covariance before, in any unit.
@@ -191,18 +191,18 @@ def precision_factor(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b k k
     """The lower triangular L of I + M = L L^T, for a Gram matrix M of whitened rows; dimensionless, differentiable.
 
     Raises:
-        ArgumentError: If the rounding of M hides the identity, as it does where the variance of what is observed is some 1e14
-            times the noise, and some of it follows from the rest.
+        ArgumentError: If the rounding of M hides the identity, as it does where the variance of the observations is some 1e14
+            times the noise, and some of them follow from others.
     """
     triangle, failed = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
     if not triangle.numel():
         return triangle
-    each = gram.detach().diagonal(dim1=-2, dim2=-1)
-    pivots = triangle.detach().diagonal(dim1=-2, dim2=-1).square()  # what is left of each, to rounding of it: 1 or more
-    if bool(failed.any()) or not bool((torch.finfo(gram.dtype).eps * each <= _HIDDEN * pivots).all()):
+    variances = gram.detach().diagonal(dim1=-2, dim2=-1)
+    pivots = triangle.detach().diagonal(dim1=-2, dim2=-1).square()  # conditional variances: 1 or more
+    if bool(failed.any()) or not bool((torch.finfo(gram.dtype).eps * variances <= _HIDDEN * pivots).all()):
         raise ArgumentError(
-            expected="a noise that double precision can tell from nothing beside the variance of what is observed",
-            got=f"variances of up to {float(each.amax()):.1e} times the noise",
+            expected="a noise that double precision resolves beside the variance of the observations",
+            got=f"variances of up to {float(variances.amax()):.1e} times the noise",
             remedy="give a noise of at least 1e-12 of the variance",
         )
     return triangle
@@ -230,55 +230,50 @@ def condition_noisily(
     I + V (1/sqrt(1+S^2) - 1) V^T of its covariance. S^2 is never formed: noise may be tiny.
     """
     inverse = noise.rsqrt()
-    one = Decomposition.of(root * inverse[..., None])
+    # R = diag(noise)^(-1/2) root = U S V^T
+    svd = Decomposition.of(root * inverse[..., None])
     whitened = residual * inverse
-    gain = torch.hypot(one.values, torch.ones_like(one.values))
-    along = one.along(whitened.detach())
-    rest = whitened.detach() - one.combined(along)
-    along = along / gain
-    pull, latent = rest + one.combined(along / gain), one.to_latent(one.values / gain * along)
-    chi2 = along.square().sum(-1) + rest.square().sum(-1) + one.distance(whitened, pull, latent)
-    pull, shift = one.solution(whitened, pull, latent, inverse=gain.square().reciprocal(), unit=1.0)
+    gain, pull, latent, chi2 = svd.with_unit_noise(whitened)
+    pull, shift = svd.solution(whitened, pull, latent, inverse=gain.square().reciprocal(), unit=1.0)
+    # f(s) = 1/sqrt(1 + s): (f(s) - f(t))/(s - t) = -1/(g_s g_t (g_s + g_t)) with g_s = sqrt(1 + s)
     slopes = -1.0 / (gain[..., :, None] * gain[..., None, :] * (gain[..., :, None] + gain[..., None, :]))
     factors = gain.reciprocal()
-    transform = LowRankUpdate(one.directions(factors, slopes), factors)
+    transform = LowRankUpdate(svd.directions(factors, slopes), factors)
     return LatentUpdate(shift, transform, chi2 / max(1, residual.shape[-1]), inverse * pull)
 
 
 def condition_exactly(
-    root: Float64[Tensor, "... m k"],
-    residual: Float64[Tensor, "... m"],
-    *,
-    rounding: Rounding,
-    dtype: torch.dtype,
+    root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], *, rounding: Rounding, dtype: torch.dtype
 ) -> LatentUpdate:
     """Condition xi ~ N(0, I) on residual = root xi exactly.
 
     Args:
         root: Rows of the observed numbers.
-        residual: What they still lack.
-        rounding: Rows and residuals up to there count as zero. Without it, what an earlier observation left of a row, some
-            1e-16, would pass for a direction of its own. A row between the two bounds counts where its observation is likely.
+        residual: Observations minus the mean.
+        rounding: Rows and residuals up to these bounds count as zero. Without it, the remainder of a row after an earlier
+            observation, some 1e-16, would pass for a direction. A row between the two bounds counts if its observation is
+            likely.
         dtype: Dtype that the numbers were computed in.
 
     Raises:
         ConstraintError: If some combination of the observations has no variance left to meet it: more independent
-            observations than the rank, a functional the distribution is already certain of, or a contradiction.
+            observations than the rank, a functional without variance, or a contradiction.
     """
     size = row_norms(root)
     is_likely = (size > rounding.rows) & (residual.detach().abs() <= _LIKELY * size.detach())
     free = (size > torch.maximum(*rounding)) | is_likely
     scale = torch.where(free, size, torch.ones_like(size))
     rows = torch.where(free[..., None], root / scale[..., None], torch.zeros_like(root))
-    one = Decomposition.of(rows)
-    keep = one.values > RANK_TOLERANCE[dtype] * one.values[..., :1]
-    inverse = torch.where(keep, 1.0 / torch.where(keep, one.values, torch.ones_like(one.values)), torch.zeros_like(one.values))
-    wanted = torch.where(free, residual / scale, torch.zeros_like(residual))
-    along = one.along(wanted.detach()) * keep
-    unmet = (wanted.detach() - one.combined(along)) * scale.detach()
+    # rows = U S V^T, and the pseudo-inverse S^+ of singular values above the tolerance
+    svd = Decomposition.of(rows)
+    keep = svd.values > RANK_TOLERANCE[dtype] * svd.values[..., :1]
+    inverse = torch.where(keep, 1.0 / torch.where(keep, svd.values, torch.ones_like(svd.values)), torch.zeros_like(svd.values))
+    target = torch.where(free, residual / scale, torch.zeros_like(residual))
+    along = svd.along(target.detach()) * keep
+    unmet = (target.detach() - svd.combined(along)) * scale.detach()
     missed = torch.where(free, unmet, residual).abs()
     allowed = rounding.residuals + torch.where(
-        free, _ATTAINED_TOLERANCE[dtype] * scale * wanted.norm(dim=-1, keepdim=True), 0.0
+        free, _ATTAINED_TOLERANCE[dtype] * scale * target.norm(dim=-1, keepdim=True), 0.0
     )
     if bool((missed > allowed).any()):
         raise ConstraintError(
@@ -287,36 +282,38 @@ def condition_exactly(
             f"{int((missed > allowed).sum())} of which stay unmet by up to {float(missed.max()):.1e}",
             remedy="drop repeated or contradicting observations, or give them noise > 0 with condition(..., noise=...)",
         )
+    # multipliers = U S^+2 U^T r, shift = V S^+ U^T r
     standardised = along * inverse
-    pull, latent = one.combined(standardised * inverse), one.to_latent(standardised)
-    chi2 = (standardised.square().sum(-1) + one.distance(wanted, pull, latent)) / keep.sum(-1).clamp_min(1)
-    pull, shift = one.solution(wanted, pull, latent, inverse=inverse.square(), unit=0.0)
+    pull, latent = svd.combined(standardised * inverse), svd.to_latent(standardised)
+    chi2 = (standardised.square().sum(-1) + svd.distance(target, pull, latent)) / keep.sum(-1).clamp_min(1)
+    pull, shift = svd.solution(target, pull, latent, inverse=inverse.square(), unit=0.0)
     factors = (~keep).to(root)
-    directions = one.directions(factors, torch.zeros_like(inverse[..., :, None] * inverse[..., None, :]))
+    directions = svd.directions(factors, torch.zeros_like(inverse[..., :, None] * inverse[..., None, :]))
     return LatentUpdate(shift, LowRankUpdate(directions, factors), chi2, torch.where(free, pull / scale, 0.0))
 
 
 def discrepancy_gain(
     rows: Float64[Tensor, "n m r"], noise: Float64[Tensor, "n m"] | None, *, dtype: torch.dtype
 ) -> tuple[Float64[Tensor, "n r m"], Float64[Tensor, "n m m"]]:
-    """What numbers y = R zeta + N(0, diag(noise)), with rows R, say about zeta ~ N(0, I).
+    """Kalman gain of zeta ~ N(0, I) under observations y = R zeta + N(0, diag(noise)), with rows R.
 
     The gain G = R^T N^-1, and L^-1, with N = R R^T + diag(noise) = L L^T. L comes from a QR decomposition of R beside the
-    noise's deviations: of what dependent rows leave, N holds only the square, below its rounding.
+    noise's deviations: N holds the squares of nearly dependent rows, which vanish in its rounding.
 
     Args:
         rows: R, in the units of each number.
         noise: Variances > 0, in those units squared; None where the numbers are exact.
-        dtype: Dtype that exact numbers were computed in, whose rounding may hide that one follows from others.
+        dtype: Dtype that exact numbers were computed in, whose rounding may hide a linear dependence.
 
     Raises:
-        ConstraintError: If some combination of one function's numbers has no variance of its own in N.
+        ConstraintError: If some combination of one sample's numbers has no variance in N.
     """
     parts = rows if noise is None else torch.cat([rows, torch.diag_embed(noise.sqrt())], dim=-1)
     if parts.shape[1] > parts.shape[2]:
         raise _dependent(rows)
     size = row_norms(parts)
     scale = torch.where(size > 0, size, torch.ones_like(size)).reciprocal()
+    # [R, noise^(1/2)]^T = Q L^T, so N = L L^T; whitening = L^-1, and the gain is the first r rows of Q L^-1
     orthonormal, upper = torch.linalg.qr((parts * scale[..., None]).mT)
     identity = torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device).expand_as(upper)
     inverse = torch.linalg.solve_triangular(upper.mT, identity, upper=False)
@@ -330,6 +327,6 @@ def discrepancy_gain(
 def _dependent(rows: Tensor) -> ConstraintError:
     return ConstraintError(
         expected="observations of which, beside their noise, none follows from the others for a function's discrepancy",
-        got=f"{rows.shape[1]} observations of a function with a discrepancy of rank {rows.shape[2]}",
+        got=f"{rows.shape[1]} observations of a sample with a discrepancy of rank {rows.shape[2]}",
         remedy="give more noise, or drop repeated observations",
     )

@@ -15,7 +15,7 @@ from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.symmetric_maps import Map, apply, row_norms
 
 _RESTARTS = 5
-"""How often iterations start anew from the true residual after theirs has drifted from it."""
+"""Maximum number of restarts from the true residual, after the recursive one has drifted from it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,10 +92,9 @@ def solve(
 ) -> Solution:
     """Solve A x = b for every row b by preconditioned conjugate gradients.
 
-    Each system has step sizes of its own; it is left alone once it has converged, while products still run for the open ones.
-    Whatever the iterations believe, the residual reported is that of the solution, from one more product; where it exceeds
-    the tolerance although theirs did not, they start anew from it, at most 5 times. It is no error not to converge: look at
-    `converged`.
+    Each system has its step sizes, and stops once it has converged, while products still run for the open ones. The reported
+    residual is that of the solution, from one more product; if it exceeds the tolerance although the recursive one does not,
+    iterations restart from it, at most 5 times. A system that does not converge is no error: see `converged`.
 
     Args:
         product: A on rows, `(s, P)` to `(s, P)`, symmetric and positive definite on the span of the right-hand sides.
@@ -126,7 +125,7 @@ def solve(
     if right.ndim != 2:
         raise ShapeError(expected="right-hand sides (s, P)", got=str(tuple(right.shape)), remedy="one row per system")
     if not right.is_floating_point() or not bool(right.isfinite().all()):
-        raise DataError(expected="right-hand sides that are real and finite", got="others", remedy="check what they come from")
+        raise DataError(expected="right-hand sides that are real and finite", got="others", remedy="check their source")
     size = right.shape[1]
     # Systems are solved for b / max |b|: squares of very small or large numbers would not be representable.
     unit = right.abs().amax(dim=1, keepdim=True) if size else right.new_ones(len(right), 1)
@@ -148,8 +147,8 @@ def solve(
         fresh = right[open_] - apply(product, candidate, size=size)
         iterations += spent + 1
         better = row_norms(fresh) < norms[open_]
-        taken = open_[better]
-        solution[taken], residual[taken], norms[taken] = candidate[better], fresh[better], row_norms(fresh[better])
+        improved = open_[better]
+        solution[improved], residual[improved], norms[improved] = candidate[better], fresh[better], row_norms(fresh[better])
         if not bool(better.any()):
             break
     relative = torch.where(scale > 0, norms / torch.where(scale > 0, scale, 1.0), 0.0)
@@ -166,22 +165,25 @@ def _iterate(product: Map, right: Tensor, limits: Tensor, *, preconditioner: Map
     size = right.shape[1]
     solution, residual = torch.zeros_like(right), right.clone()
     active = torch.arange(len(right), device=right.device)
-    direction, before = torch.zeros_like(right), torch.ones(len(right), dtype=torch.float64, device=right.device)
+    direction, previous = torch.zeros_like(right), torch.ones(len(right), dtype=torch.float64, device=right.device)
     for step in range(limit):
-        here = residual[active]
-        conditioned = here if preconditioner is None else apply(preconditioner, here, size=size)
-        now = _dots(here, conditioned)
-        if bool((now <= 0).any()):
-            _refuse("preconditioner", "r^T M r", float(now.min()))
-        ahead = conditioned + direction[active] * (now / before[active] if step else torch.zeros_like(now)).to(here)[:, None]
-        image = apply(product, ahead, size=size)
-        curvature = _dots(ahead, image)
+        open_residual = residual[active]
+        conditioned = open_residual if preconditioner is None else apply(preconditioner, open_residual, size=size)
+        squared_norm = _dots(open_residual, conditioned)
+        if bool((squared_norm <= 0).any()):
+            _refuse("preconditioner", "r^T M r", float(squared_norm.min()))
+        # z = M r, p = z + (r.z / r_old.z_old) p_old
+        ratio = squared_norm / previous[active] if step else torch.zeros_like(squared_norm)
+        search = conditioned + direction[active] * ratio.to(open_residual)[:, None]
+        image = apply(product, search, size=size)
+        curvature = _dots(search, image)
         if bool((curvature <= 0).any()):
             _refuse("map", "p^T A p", float(curvature.min()))
-        length = (now / curvature).to(here)[:, None]
-        solution[active] += length * ahead
-        residual[active] = here - length * image
-        direction[active], before[active] = ahead, now
+        # x += a p, r -= a A p with a = r.z / p.A p
+        length = (squared_norm / curvature).to(open_residual)[:, None]
+        solution[active] += length * search
+        residual[active] = open_residual - length * image
+        direction[active], previous[active] = search, squared_norm
         active = active[row_norms(residual[active]) > limits[active]]
         if len(active) == 0:
             return solution, step + 1
@@ -197,10 +199,10 @@ def solve_truncated(
     tolerance: Float[Tensor, " s"] | float,
     max_iterations: int,
 ) -> tuple[Float[Tensor, "s P"], Float[Tensor, "s P"]]:
-    """Solve (A_i + shift_i I) x_i = b_i for maps of their own, each until it is good enough for a step of Newton's method.
+    """Solve (A_i + shift_i I) x_i = b_i, each to the accuracy of an inexact Newton step.
 
-    A system is left alone once its residual is small, or at the first direction of no positive curvature, and the others go on.
-    Unlike in `solve`, products run for all systems to the end, for maps that are evaluated together, and nothing is refused.
+    A system stops once its residual is small, or at the first direction without positive curvature. Unlike in `solve`, products
+    run for all systems to the end, for maps that are evaluated together, and indefinite maps raise no error.
 
     Args:
         product: All A_i on one row each, `(s, P)` to `(s, P)`, symmetric.
@@ -231,6 +233,7 @@ def solve_truncated(
         mapped = product(direction)
         curved = (direction * mapped).sum(-1) + shift * direction.square().sum(-1)
         active = active & (curved > 0)
+        # x += a p, r -= a (A + shift) p with a = |r|^2 / p.(A + shift) p
         length = torch.where(active, size / torch.where(active, curved, 1.0), 0.0)[:, None]
         solution, image = solution + length * direction, image + length * mapped
         residual = residual - length * (mapped + shift[..., None] * direction)
@@ -248,5 +251,5 @@ def _refuse(what: str, form: str, value: float) -> None:
     )
 
 
-def _dots(left: Tensor, right: Tensor) -> Float64[Tensor, " s"]:
-    return (left.to(torch.float64) * right.to(torch.float64)).sum(1)
+def _dots(first: Tensor, second: Tensor) -> Float64[Tensor, " s"]:
+    return (first.to(torch.float64) * second.to(torch.float64)).sum(1)

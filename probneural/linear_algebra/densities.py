@@ -12,8 +12,8 @@ from probneural.linear_algebra.conditioning import RANK_TOLERANCE
 from probneural.linear_algebra.first_order import Decomposition, by_size, increment, row_norms
 
 _GRAM_COLUMNS = 64
-"""From how many columns, and rows, on a factor of the products is faster than singular values: five times at 3,072 x 500 and at
-1,089 x 2,000, one thread."""
+"""Least number of columns and rows for which a Cholesky factor of the products is faster than singular values: five times at
+3,072 x 500 and at 1,089 x 2,000, one thread."""
 _GRAM_TRACE = 1e7
 """The largest trace of the Gram matrix of a whitened root whose Cholesky factor is right to 1e-9 of each eigenvalue of 1."""
 _GRAM_BLOCK = 256
@@ -22,11 +22,7 @@ LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
 def log_density(
-    root: Float64[Tensor, "... m k"],
-    residual: Float64[Tensor, "... m"],
-    noise: Float64[Tensor, "... m"],
-    *,
-    groups: int = 1,
+    root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"], *, groups: int = 1
 ) -> Float64[Tensor, "..."]:
     """Log density of residual under N(0, root root^T + diag(noise)) with noise > 0, natural units.
 
@@ -34,14 +30,14 @@ def log_density(
     |w - A z|² + |z|², to second order in the error of z, and the determinant that of L. Where A is wide, I + A A^T = L L^T, and
     the distance is the largest of 2 w·x - |A^T x|² - |x|². Such products hold eigenvalues to 1e-16 of the largest. Where that
     is too little, and for a few columns or rows, L^T comes from a QR decomposition of A or A^T over I, in a third of the time
-    of singular values. These serve derivatives only: rows 1e15 times as large as others hide from them what the others say, and
-    derivatives by the large ones lose the digits of that ratio.
+    of singular values. These serve derivatives only: rows 1e15 times as large as others hide the others, and derivatives by the
+    large ones lose the digits of that ratio.
 
     Args:
         root: Its rows in any units.
         residual: In the units of each row.
         noise: In those units squared.
-        groups: In how many groups of as many rows, such as channels, there may be columns of zeros, which then cost nothing.
+        groups: Number of equal groups of rows, such as channels; columns of zeros in a group cost nothing.
     """
     inverse = noise.rsqrt()
     rows, whitened = root * inverse[..., None], residual * inverse
@@ -59,7 +55,7 @@ def log_density(
 
 
 def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float64[Tensor, "... k k"]:
-    """A^T A for a Cholesky factor, which reads the lower triangle: the rest is left out where no derivative is asked for.
+    """A^T A for a Cholesky factor, which reads the lower triangle: the upper one is left out unless derivatives are recorded.
 
     That takes 0.6 of the time at 3,072 x 1,800, and 0.75 at 3,072 x 900. Each group of rows adds the products of those columns
     that are not zero in it.
@@ -82,16 +78,18 @@ def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float
 def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"], *, groups: int) -> tuple[Tensor, Tensor]:
     """The squared distance of `whitened` under N(0, A A^T + I), and the covariance's log determinant, from A^T A."""
     gram = lower_gram(rows, groups=groups)
+    # z = (I + A^T A)^-1 A^T w, distance |w - A z|^2 + |z|^2
     triangle = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
     latent = torch.cholesky_solve(rows.mT @ whitened[..., None], triangle)
-    rest = whitened[..., None] - rows @ latent
-    quadratic = rest.square().sum((-2, -1)) + latent.square().sum((-2, -1))
+    remainder = whitened[..., None] - rows @ latent
+    quadratic = remainder.square().sum((-2, -1)) + latent.square().sum((-2, -1))
     return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """What `_by_gram` gives, from A A^T, which is the smaller one."""
+    """The same as `_by_gram`, from A A^T, for a wide A."""
     covariance = lower_gram(rows.mT)
+    # x = (I + A A^T)^-1 w, distance 2 w·x - |A^T x|^2 - |x|^2
     triangle = torch.linalg.cholesky(covariance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device))
     solved = torch.cholesky_solve(whitened[..., None], triangle)
     quadratic = (
@@ -101,7 +99,7 @@ def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "
 
 
 def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """What `_by_gram` gives, without any product of A; no derivatives."""
+    """The same as `_by_gram`, without any product of A; no derivatives."""
     order = by_size(rows)
     whitened = whitened.take_along_dim(order, -1)
     rows = torch.linalg.qr(rows.take_along_dim(order[..., None], -2).mT, mode="r").R.mT  # see Decomposition.of
@@ -110,24 +108,20 @@ def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "..
     identity = torch.eye(narrow.shape[-1], dtype=rows.dtype, device=rows.device).expand(*rows.shape[:-2], -1, -1)
     stacked = torch.cat([narrow, identity], dim=-2)
     if is_wide:
-        triangle = torch.linalg.qr(stacked, mode="r").R
+        triangle = torch.linalg.qr(stacked, mode="r").R  # I + A A^T = R^T R, distance |R^-T w|^2
         quadratic = torch.linalg.solve_triangular(triangle.mT, whitened[..., None], upper=False).square().sum((-2, -1))
     else:  # the last column's distance from the others is that of least squares
-        wanted = torch.cat([whitened, whitened.new_zeros(*whitened.shape[:-1], narrow.shape[-1])], dim=-1)
-        both = torch.linalg.qr(torch.cat([stacked, wanted[..., None]], dim=-1), mode="r").R
+        target = torch.cat([whitened, whitened.new_zeros(*whitened.shape[:-1], narrow.shape[-1])], dim=-1)
+        both = torch.linalg.qr(torch.cat([stacked, target[..., None]], dim=-1), mode="r").R
         quadratic, triangle = both[..., -1, -1].square(), both[..., :-1, :-1]
     return quadratic, 2.0 * triangle.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
 
 
 def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    one = Decomposition.of(rows)
-    along = one.along(whitened.detach())
-    rest = whitened.detach() - one.combined(along)
-    gain = torch.hypot(one.values, torch.ones_like(one.values))
-    along = along / gain
-    pull, latent = rest + one.combined(along / gain), one.to_latent(one.values / gain * along)
-    quadratic = along.square().sum(-1) + rest.square().sum(-1) + one.distance(whitened, pull, latent)
-    return quadratic, 2.0 * gain.log().sum(-1) + one.inner(2.0 * one.values / gain.square())
+    """The same as `_by_gram`, with first derivatives: A = U S V^T, log det(I + A A^T) = sum log(1 + S^2)."""
+    svd = Decomposition.of(rows)
+    gain, _, _, quadratic = svd.with_unit_noise(whitened)
+    return quadratic, 2.0 * gain.log().sum(-1) + svd.inner(2.0 * svd.values / gain.square())
 
 
 def log_density_without_noise(
@@ -138,13 +132,13 @@ def log_density_without_noise(
         return torch.full_like(residual.sum(-1), math.nan)
     size = row_norms(root)
     size = torch.where(size > 0, size, torch.ones_like(size))  # unit-free, as correlations are
-    one, wanted = Decomposition.of(root / size[..., None]), residual / size
-    standardised = one.along(wanted.detach()) / one.values
-    pull, latent = one.combined(standardised / one.values), one.to_latent(standardised)
-    quadratic = standardised.square().sum(-1) + one.distance(wanted, pull, latent)
-    log_determinant = 2.0 * (one.values.log().sum(-1) + size.log().sum(-1)) + one.inner(2.0 / one.values)
+    svd, target = Decomposition.of(root / size[..., None]), residual / size
+    standardised = svd.along(target.detach()) / svd.values
+    pull, latent = svd.combined(standardised / svd.values), svd.to_latent(standardised)
+    quadratic = standardised.square().sum(-1) + svd.distance(target, pull, latent)
+    log_determinant = 2.0 * (svd.values.log().sum(-1) + size.log().sum(-1)) + svd.inner(2.0 / svd.values)
     density = _normal(quadratic, log_determinant, residual)
-    return torch.where(one.values[..., -1] > RANK_TOLERANCE[dtype] * one.values[..., 0], density, math.nan)
+    return torch.where(svd.values[..., -1] > RANK_TOLERANCE[dtype] * svd.values[..., 0], density, math.nan)
 
 
 def log_density_of_gram(
@@ -153,7 +147,7 @@ def log_density_of_gram(
     """Log density of residual under N(0, gram + diag(noise)), natural units, where the root behind the Gram matrix is wide.
 
     A Gram matrix holds variances to some 1e-16 of the largest only, its root to the square of that. Hence NaN where the
-    smallest variance of the correlations, noise included, cannot be told from zero.
+    smallest variance of the correlations, noise included, is zero to rounding.
     """
     total = gram + torch.diag_embed(noise)
     size = total.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(total.dtype).tiny).sqrt()  # unit-free, as correlations are

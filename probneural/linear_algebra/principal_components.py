@@ -1,4 +1,4 @@
-"""Principal components of rows: the directions that they vary in, and how much, from the rows or from their Gram matrix."""
+"""Principal components of rows: directions and sizes of their variation, from the rows or from their Gram matrix."""
 
 from __future__ import annotations
 
@@ -19,43 +19,44 @@ def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     fast at 6 x 300,000 and 64 x 300,000.
     """
     if matrix.shape[-1] <= matrix.shape[-2]:
-        left, values, right = _decomposed(matrix)
+        u, values, vt = _decomposed(matrix)
     else:
         orthonormal, triangle = torch.linalg.qr(matrix.mT)
-        left, values, right = _decomposed(triangle.mT)
-        right = right @ orthonormal.mT
-    signs = _phase(_fixed_vectors(left, 1)[0] @ left)
-    return left * signs[..., None, :], values, right * signs[..., None]
+        u, values, vt = _decomposed(triangle.mT)
+        vt = vt @ orthonormal.mT
+    signs = _phase(_fixed_vectors(u, 1)[0] @ u)
+    return u * signs[..., None, :], values, vt * signs[..., None]
 
 
 def _decomposed(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U, S and V^T; by QR iterations where LAPACK's faster method, divide and conquer, fails.
 
-    It gives NaN without a word for some matrices with singular values close together.
+    It returns NaN without an error for some matrices with singular values close together.
     """
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    failed = ~(left.isfinite().flatten(-2).all(-1) & right.isfinite().flatten(-2).all(-1))
+    u, values, vt = torch.linalg.svd(matrix, full_matrices=False)
+    failed = ~(u.isfinite().flatten(-2).all(-1) & vt.isfinite().flatten(-2).all(-1))
     if bool(failed.any()) and bool(matrix.isfinite().all()):
         import scipy.linalg
 
         for index in failed.nonzero():
-            one = matrix[tuple(index)].numpy(force=True)
-            found = scipy.linalg.svd(one, full_matrices=False, lapack_driver="gesvd")
-            for whole, part in zip((left, values, right), found, strict=True):
+            array = matrix[tuple(index)].numpy(force=True)
+            by_iterations = scipy.linalg.svd(array, full_matrices=False, lapack_driver="gesvd")
+            for whole, part in zip((u, values, vt), by_iterations, strict=True):
                 whole[tuple(index)] = torch.from_numpy(part).to(whole)
-    return left, values, right
+    return u, values, vt
 
 
 def narrowed(rows: Float[Tensor, "m k"]) -> Float64[Tensor, "m r"]:
     """A matrix of the same Gram matrix with at most as many columns as rows: a root of the same covariance.
 
-    In float64 it is the triangle of a QR decomposition. Rows in float32 are themselves known to 6e-8, which is what their Gram
+    In float64 it is the triangle of a QR decomposition. Rows in float32 have a relative error of 6e-8, which their Gram
     matrix in float64 resolves: its eigenvectors take a fraction of the time.
     """
     if rows.shape[-1] <= rows.shape[-2]:
         return rows.to(torch.float64)
     if rows.dtype == torch.float64:
         return torch.linalg.qr(rows.mT, mode="r").R.mT
+    # R R^T = V diag(values) V^T, root V diag(values)^(1/2)
     gram = rows.new_zeros(len(rows), len(rows), dtype=torch.float64)
     for piece in rows.split(max(1, _CHUNK_ELEMENTS // len(rows)), dim=1):
         columns = piece.to(torch.float64)
@@ -65,7 +66,7 @@ def narrowed(rows: Float[Tensor, "m k"]) -> Float64[Tensor, "m r"]:
 
 
 def resolved_eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:
-    """Eigenpairs, where values that rounding cannot tell from zero beside the largest are zero.
+    """Eigenpairs, where values within the rounding of the largest are zero.
 
     Divided by a small noise, rounding would count as information.
     """
@@ -75,7 +76,7 @@ def resolved_eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor
 
 
 def eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"], Float64[Tensor, "*b k k"]]:
-    """Eigenvalues, rising, and eigenvectors of a Gram matrix: what is negative is rounding, and counts as zero.
+    """Eigenvalues, rising, and eigenvectors of a Gram matrix; negative values are rounding, and become zero.
 
     The vectors have the signs that this machine's library gives them: see `canonical`.
     """
@@ -86,12 +87,11 @@ def eigenpairs(gram: Float64[Tensor, "*b k k"]) -> tuple[Float64[Tensor, "*b k"]
 def canonical(
     values: Float64[Tensor, "*b k"], vectors: Inexact[Tensor, "*b k k"]
 ) -> tuple[Float64[Tensor, "*b k"], Inexact[Tensor, "*b k k"]]:
-    """Eigenpairs with the one basis that every library and device finds, up to rounding, and no negative values.
+    """Eigenpairs in a basis that does not depend on the library or device, up to rounding, and without negative values.
 
-    Phases are free, and so is the basis of what rounding cannot tell from zero beside the largest value. Both are chosen by
-    products with fixed vectors in no special direction, positive for phases and triangular for that basis. Coordinates that
-    random numbers are drawn for have to be in such a basis, or one seed gives other draws elsewhere. Other eigenvalues that
-    come twice leave their basis open.
+    Phases are free, and so is the basis of the null space to rounding. Both are chosen by products with fixed generic vectors,
+    positive for phases and triangular for that basis. Random coordinates have to be in such a basis, or draws of one seed vary
+    between devices. Repeated positive eigenvalues leave their basis open.
 
     Args:
         values: Eigenvalues of Gram matrices, rising, in any unit.
@@ -121,7 +121,7 @@ def canonical(
 
 
 def _fixed_vectors(vectors: Inexact[Tensor, "*b m k"], count: int) -> Inexact[Tensor, "q m"]:
-    """Vectors in no special direction, the same for every device."""
+    """Generic vectors, the same for every device."""
     shape = count, vectors.shape[-2]
     return torch.randn(shape, generator=stream(0, "canonical basis"), dtype=torch.float64, device="cpu").to(vectors)
 

@@ -15,13 +15,13 @@ Map = Callable[[Tensor], Tensor]
 """A linear map of row vectors, `(s, P)` to `(s, Q)`."""
 
 _BLOCK = 256
-"""Columns summed in single precision: what rounding adds to their sums is a tenth of what it did to the numbers."""
+"""Columns summed in single precision: the rounding of their sums is a tenth of that of the numbers."""
 _CHUNK = 2**17
 """Columns whose sums are kept at once."""
 
 
 def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tensor, "s Q"]:
-    """Apply a map to rows, and check what it returns.
+    """Apply a map to rows, and check the images.
 
     Args:
         product: The map.
@@ -51,22 +51,24 @@ def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tenso
     return images
 
 
-def inner(left: Float[Tensor, "s P"], right: Float[Tensor, "t P"]) -> Float64[Tensor, "s t"]:
+def inner(first: Float[Tensor, "s P"], second: Float[Tensor, "t P"]) -> Float64[Tensor, "s t"]:
     """Inner products of rows, accumulated in float64 but for blocks of 256 columns.
 
     Examples:
         >>> inner(torch.ones(1, 3), torch.full((2, 3), 2.0)).tolist()
         [[6.0, 6.0]]
     """
-    if left.dtype == torch.float64:
-        return left @ right.mT
-    total = torch.zeros(left.shape[0], right.shape[0], dtype=torch.float64, device=left.device)
-    size = left.shape[1]
+    if first.dtype == torch.float64:
+        return first @ second.mT
+    total = torch.zeros(first.shape[0], second.shape[0], dtype=torch.float64, device=first.device)
+    size = first.shape[1]
     whole = size - size % _BLOCK
     for start in range(0, whole, _CHUNK):
-        first, second = (rows[:, start : min(start + _CHUNK, whole)].unflatten(1, (-1, _BLOCK)) for rows in (left, right))
-        total += torch.bmm(first.transpose(0, 1), second.permute(1, 2, 0)).sum(0, dtype=torch.float64)
-    return total + left[:, whole:].to(torch.float64) @ right[:, whole:].to(torch.float64).mT
+        first_blocks, second_blocks = (
+            rows[:, start : min(start + _CHUNK, whole)].unflatten(1, (-1, _BLOCK)) for rows in (first, second)
+        )
+        total += torch.bmm(first_blocks.transpose(0, 1), second_blocks.permute(1, 2, 0)).sum(0, dtype=torch.float64)
+    return total + first[:, whole:].to(torch.float64) @ second[:, whole:].to(torch.float64).mT
 
 
 def row_norms(rows: Float[Tensor, "s P"]) -> Float64[Tensor, " s"]:
@@ -75,10 +77,10 @@ def row_norms(rows: Float[Tensor, "s P"]) -> Float64[Tensor, " s"]:
 
 
 def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | None = None) -> Float[Tensor, "t P"]:
-    """Orthonormal rows that span what is left of some rows after projection off other, orthonormal ones.
+    """Orthonormal rows that span rows after projection onto the complement of other, orthonormal ones.
 
-    Rows are first scaled to norm one; the directions that most of them share come first. Those that others, or `against`, span
-    to rounding are left out, so t <= s.
+    Rows are first scaled to norm one; the directions that most of them share come first. Rows that depend linearly on others or
+    on `against`, to rounding, are left out, so t <= s.
 
     Examples:
         >>> orthonormal(torch.tensor([[3.0, 0.0], [6.0, 0.0]])).abs().tolist()
@@ -93,8 +95,10 @@ def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | N
     values, mixing = torch.linalg.eigh(inner(rows, rows))
     values, mixing = values.flip(0), mixing.flip(1)
     eps = torch.finfo(rows.dtype).eps
-    kept = values > torch.clamp(values[0] * 100.0 * eps, min=(100.0 * eps) ** 2)
-    rows = _projected((mixing[:, kept] * values[kept].rsqrt()).mT.to(rows) @ rows, against)  # what rounding brought back
+    is_resolved = values > torch.clamp(values[0] * 100.0 * eps, min=(100.0 * eps) ** 2)
+    rows = _projected(
+        (mixing[:, is_resolved] * values[is_resolved].rsqrt()).mT.to(rows) @ rows, against
+    )  # removes the rounding
     # By the factor of their own inner products: a Q of long float32 columns has norms that are off by hundreds of roundings.
     factor = torch.linalg.cholesky(inner(rows, rows))
     return torch.linalg.inv(factor).to(rows) @ rows
@@ -105,7 +109,7 @@ def _projected(rows: Tensor, against: Tensor | None) -> Tensor:
 
 
 def gaussian(count: int, size: int, *, generator: torch.Generator, like: torch.Tensor) -> Float[Tensor, "s P"]:
-    """Draw standard normal rows on the CPU, the same for every dtype and device, and move them to where `like` is."""
+    """Draw standard normal rows in float64 on the CPU, and convert them to the dtype and device of `like`."""
     return torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu").to(like)
 
 

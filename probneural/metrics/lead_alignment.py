@@ -9,10 +9,10 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_instance
-from probneural.clocks import rounding_of
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, ShapeError
 from probneural.pairs import FieldSource
+from probneural.pairs.clocks import rounding_of
 
 _ROUNDING = 1e-2
 """Rounding of times, in steps of the forecast."""

@@ -18,7 +18,7 @@ from probneural.fields import Field
 from probneural.fingerprints import row_fingerprints
 from probneural.metrics.lead_alignment import TrueTrajectories, aligned
 from probneural.pairs import Dataset
-from probneural.provenance import row_keys
+from probneural.pairs.provenance import row_keys
 
 _BATCH_VALUES = 2**16
 """Values of a lead that are compared at once, each with all its members."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.extras import optional
+from probneural.checks import optional
 
 if TYPE_CHECKING:
     import xarray

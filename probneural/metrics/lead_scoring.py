@@ -21,7 +21,7 @@ from probneural.metrics.lead_scores import TITLES, HorizonScores, LeadScore, Lea
 from probneural.metrics.lead_sums import LeadNumbers, LeadSettings, Numbers, estimates, reasons_by_score
 from probneural.metrics.member_pool import inside_fraction
 from probneural.metrics.spectra import spectrum_ratio
-from probneural.provenance import TrainingRecord, check_untrained
+from probneural.pairs.provenance import TrainingRecord, check_untrained
 
 _NOTHING = Estimate(*torch.full((2,), math.nan, dtype=torch.float64, device="cpu"))
 

@@ -14,7 +14,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.functionals.observations import ValuesAt
+from probneural.functionals.integrals import ValuesAt
 from probneural.metrics.comparison import Comparison, check_comparison
 
 

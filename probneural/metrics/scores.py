@@ -20,7 +20,7 @@ from probneural.fingerprints import row_fingerprints
 from probneural.metrics.comparison import compare
 from probneural.metrics.score_sums import ScoreSums
 from probneural.pairs import Dataset, FieldSource, batches, check_dataset
-from probneural.provenance import check_units, check_untrained, row_keys
+from probneural.pairs.provenance import check_units, check_untrained, row_keys
 
 _BATCH_VALUES = 2**16
 """Output values that are predicted and compared at once."""

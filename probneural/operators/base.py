@@ -10,11 +10,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import checks_keywords
 from probneural.grids import Grid
 from probneural.operators.layers.normalizer import ChannelNormalizer
 from probneural.pairs import Dataset
 from probneural.randomness import seeded
-from probneural.synonyms import checks_keywords
 
 
 class Operator(nn.Module, ABC):

@@ -39,14 +39,16 @@ def check_where(grid: Grid | None, query: Grid | None) -> None:
             check_grid(where, name)
 
 
-def check_carries(grid: Grid, values: Tensor, *, periodic: tuple[bool, ...]) -> None:
-    """Raise a GridError unless the grid is uniform, carries the values, and is periodic where the operator is."""
+def grid_of_values(values: Tensor, grid: Grid | None, *, periodic: tuple[bool, ...]) -> Grid:
+    """Return the grid, the unit one by default, or raise a GridError unless it is uniform, of the values, and as periodic."""
+    grid = Grid.uniform(tuple(values.shape[2:]), periodic=periodic) if grid is None else grid
     if not check_grid(grid).is_uniform or grid.shape != tuple(values.shape[2:]) or grid.periodic != periodic:
         raise GridError(
             expected=f"a uniform grid of shape {tuple(values.shape[2:])} with periodic={periodic}",
             got=repr(grid),
             remedy="build the operator with the periodic= of its data, and pass the values' own grid",
         )
+    return grid
 
 
 def check_modes(modes: Sequence[int]) -> tuple[int, ...]:
@@ -60,7 +62,7 @@ def check_modes(modes: Sequence[int]) -> tuple[int, ...]:
 
 
 def stated_channels(operator: nn.Module, name: str) -> int:
-    """Return a number of channels that a module says of itself, or raise an ArgumentError."""
+    """Return the number of channels in an attribute of a module, or raise an ArgumentError."""
     stated = getattr(operator, name, None)
     if stated is None:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""The deep operator network: numbers learned from the input times functions learned of the point."""
+"""The deep operator network: coefficients of the input times basis functions of the point."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from probneural.operators.layers.position import REMEMBERED_POINTS
 from probneural.pairs import Dataset
 
 Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
-"""What output channels share; see `DeepONet`."""
+"""Networks that output channels share; see `DeepONet`."""
 
 _LAYERS = HiddenLayers()
 
@@ -33,12 +33,12 @@ _COUPLINGS = ("independent", "split_branch", "split_trunk", "split_both")
 class DeepONet(Operator):
     """u_c(x) = sum over k of w_ck b_ck(a) t_ck(x) + w_c: a branch network b of the input, a trunk network t of the point.
 
-    The branch sees the input at fixed sensors, whatever grid it comes on. The trunk sees a point by the sine and cosine of its
+    The branch sees the input at fixed sensors, on any input grid. The trunk sees a point by the sine and cosine of its
     phase on periodic axes, so the output closes up there, and by its coordinate scaled to [-1, 1] on others; it is evaluated
     once per point for all inputs, and the branch once per input for all points. Nothing is interpolated in the output, whose
     points may be any, in another domain and dimension than the input's.
 
-    Several outputs share what `coupling` says:
+    Several outputs share networks by `coupling`:
 
     | coupling | branch b | trunk t |
     |---|---|---|
@@ -65,7 +65,7 @@ class DeepONet(Operator):
         basis: K, the number of products per output channel.
         layers: Hidden layers of branch and trunk.
         frequencies: Harmonics of a periodic axis that the trunk is shown.
-        coupling: What output channels share.
+        coupling: Networks that output channels share.
         branching: `"joint"`: one branch sees all input channels. `"product"`: each input channel has a branch, and their
             outputs multiply.
         dropout: Probability with which training drops each output of the branch, and so a product, of a whole function; for
@@ -156,11 +156,11 @@ class DeepONet(Operator):
     def evaluate_at(
         self, values: Float[Tensor, "n c *grid"], points: Float[Tensor, "n p d"], *, grid: Grid | None = None
     ) -> Float[Tensor, "n c2 p"]:
-        """Evaluate each output function at points of its own; gradients reach the points.
+        """Evaluate each output sample at separate points; gradients reach the points.
 
         Args:
-            values: Input functions, in physical units.
-            points: p points per function in the domain of the outputs, in its units.
+            values: Input samples, in physical units.
+            points: p points per sample in the domain of the outputs, in its units.
             grid: Where the inputs live; by default on the sensors' domain, or at scattered sensors.
 
         Returns:
@@ -186,8 +186,8 @@ class DeepONet(Operator):
         trunk = self._trunk(position).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
         with unrounded(values.device):
             weighted = branch.to(self.readout.weight) * self.readout.weight
-            each = trunk.to(weighted).expand(-1, -1, self.out_channels, -1)
-            flat_values = torch.einsum("nck,npck->ncp", weighted, each)
+            trunk_values = trunk.to(weighted).expand(-1, -1, self.out_channels, -1)
+            flat_values = torch.einsum("nck,npck->ncp", weighted, trunk_values)
             return self.output_normalizer.inverse(flat_values + self.readout.bias[:, None])
 
     def _trunk(self, position: Float[Tensor, "p e"]) -> Float[Tensor, "p f"]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.checks import check_choice, check_flag, check_integer, check_real
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_carries, check_input, check_modes, check_where
+from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
 from probneural.operators.layers import (
     ChannelMLP,
     ChannelNormalizer,
@@ -107,11 +107,11 @@ class FNO(Operator):
         self.lifting = None if lifting is None else check_integer(lifting, "lifting")
         self.dropout = check_real(dropout, "dropout", least=0.0, below=1.0)
         self.channel_mlp = None if channel_mlp is None else check_integer(channel_mlp, "channel_mlp", least=0)
-        seen = in_channels + position_channels(self.embeds_position, self.periodic)
+        lifted = in_channels + position_channels(self.embeds_position, self.periodic)
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
         with initial_weights(seed):
-            self.lift = PointwiseLinear(seen, self.lifting or width)
+            self.lift = PointwiseLinear(lifted, self.lifting or width)
             self.lift_output = PointwiseLinear(self.lifting, width) if self.lifting else None
             self.spectral = nn.ModuleList(
                 SpectralConv(width, width, modes=self.modes, periodic=self.periodic, continuation=self._ends(number))
@@ -138,8 +138,7 @@ class FNO(Operator):
         """
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
         check_where(grid, query)
-        where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
-        check_carries(where, values, periodic=self.periodic)
+        where = grid_of_values(values, grid, periodic=self.periodic)
         hidden = self.input_normalizer(values)
         if self.embeds_position:
             position = position_embedding(where, hidden, embedding=self.embeds_position, continuation=self.continuation)
@@ -191,7 +190,7 @@ class FNO(Operator):
 
 
 def _gelu_of_output(values: Tensor, layer: nn.Module) -> Tensor:
-    """Activate what a layer has just returned: in its memory where nothing else refers to it, be it a gradient or a hook."""
+    """Activate the output of a layer, in its memory unless a gradient or a hook refers to it."""
     is_watched = layer._forward_hooks or nn.modules.module._global_forward_hooks
     is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if torch.is_grad_enabled() or is_watched or is_transformed:

@@ -12,9 +12,8 @@ import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_choice, check_flag, check_integer, check_positive
+from probneural.checks import assign, check_choice, check_flag, check_integer, check_positive, missing
 from probneural.errors import SolverError, UnsupportedError
-from probneural.extras import missing
 
 Rate = Callable[[Tensor], Tensor]
 """From a state to its change per unit of time."""
@@ -28,14 +27,14 @@ class ODESolver:
 
     Args:
         time: The lead that a plain call returns, and the unit of the latent dynamics, in the unit of the data's times.
-        steps: Steps per `time` of `"rk4"`. They do not depend on the times that are asked for: between them stands the cubic
-            through states and slopes, of the method's own order, so a state is the same whichever others are asked for.
+        steps: Steps per `time` of `"rk4"`. They do not depend on the requested times: between steps, the cubic through states
+            and slopes has the order of the method, so a state does not depend on the other requested times.
         method: `"rk4"`, equal steps of fourth order; or, with steps that adapt to the tolerances, `"dopri5"`, `"bosh3"`,
             `"dopri8"` or `"adaptive_heun"`.
         rtol: Relative tolerance of the adaptive methods.
         atol: Absolute one, in units of the latent state, which are of order one.
         adjoint: Whether gradients integrate the adjoint equation backwards, in memory that does not grow with the steps. They
-            then differ from the derivative of what is computed by the method's error.
+            then differ from the derivative of the numerical solution by the method's error.
 
     Raises:
         ArgumentError: If a number is not positive, or the method is another one.
@@ -65,12 +64,7 @@ class ODESolver:
         )
 
     def states(
-        self,
-        rate: Rate,
-        start: Float[Tensor, "n w *grid"],
-        *,
-        times: Float64[Tensor, " t"],
-        parameters: tuple[Tensor, ...],
+        self, rate: Rate, start: Float[Tensor, "n w *grid"], *, times: Float64[Tensor, " t"], parameters: tuple[Tensor, ...]
     ) -> list[Float[Tensor, "n w *grid"]]:
         """Return the states at times.
 
@@ -78,7 +72,7 @@ class ODESolver:
             rate: From a state to its change per `time`.
             start: State at time 0.
             times: Ascending, each once, not negative.
-            parameters: What the rate depends on beside the state, for the adjoint's gradients.
+            parameters: Parameters of the rate, for the adjoint's gradients.
 
         Returns:
             One state per time.
@@ -86,7 +80,7 @@ class ODESolver:
         Raises:
             SolverError: If no step of an adaptive method meets the tolerances, as for stiff dynamics. In gradients by the
                 adjoint equation the error is torchdiffeq's own.
-            UnsupportedError: If steps adapt where PyTorch transforms the function, which has no order of its own then.
+            UnsupportedError: If steps adapt under transforms of PyTorch.
             ImportError: If torchdiffeq is needed and not installed.
         """
         turns = (times / self.time).tolist()
@@ -103,7 +97,7 @@ class ODESolver:
 
     def _in_equal_steps(self, rate: Rate, start: Tensor, turns: list[float]) -> list[Tensor]:
         """Here, since torchdiffeq writes states into memory that a transform cannot see; the formula is its own."""
-        found: list[Tensor] = []
+        states: list[Tensor] = []
         number, before = 0, start
         after, slopes = start, (start, start)  # of the step from `number` - 1 to `number`, once there is one
         for turn in turns:
@@ -114,8 +108,8 @@ class ODESolver:
                 slopes = (slope, rate(after))
                 number += 1
             is_between = position < number
-            found.append(_cubic(before, after, slopes, position - number + 1.0, 1.0 / self.steps) if is_between else after)
-        return found
+            states.append(_cubic(before, after, slopes, position - number + 1.0, 1.0 / self.steps) if is_between else after)
+        return states
 
     def _by_torchdiffeq(self, rate: Rate, start: Tensor, turns: list[float], parameters: tuple[Tensor, ...]) -> list[Tensor]:
         odeint, odeint_adjoint = _torchdiffeq()
@@ -127,16 +121,16 @@ class ODESolver:
         elif len(ends) == 1:
             return [start]
         moments = torch.tensor(list(dict.fromkeys(ends)), dtype=torch.float64, device="cpu").to(start)
-        given = {"method": self.method, "rtol": self.rtol, "atol": self.atol, "options": options or None}
+        settings = {"method": self.method, "rtol": self.rtol, "atol": self.atol, "options": options or None}
 
         def slope(time: Tensor, state: Tensor) -> Tensor:
             return rate(state)
 
         try:
             if self.adjoint:
-                path = odeint_adjoint(slope, start, moments, adjoint_params=parameters, **given)
+                path = odeint_adjoint(slope, start, moments, adjoint_params=parameters, **settings)
             else:
-                path = odeint(slope, start, moments, **given)
+                path = odeint(slope, start, moments, **settings)
         except AssertionError as error:  # torchdiffeq's, of steps that vanish and states that overflow
             raise SolverError(
                 expected=f"latent dynamics that {self.method} integrates with rtol={self.rtol:g} and atol={self.atol:g}",
@@ -148,7 +142,7 @@ class ODESolver:
         return list(path[first : first + len(turns)])
 
     def _position(self, turn: float) -> float:
-        """Time in steps; what is a step but for rounding is one."""
+        """Time in steps; a step up to rounding is a step."""
         position = turn * self.steps
         return float(round(position)) if abs(position - round(position)) < 1e-9 * max(1.0, position) else position
 
@@ -163,9 +157,9 @@ def _stepped(rate: Rate, state: Tensor, slope: Tensor, step: float) -> Tensor:
 
 def _cubic(before: Tensor, after: Tensor, slopes: tuple[Tensor, Tensor], fraction: float, step: float) -> Tensor:
     """The cubic with two states and slopes, at a fraction of the step between them."""
-    rest = 1.0 - fraction
-    bend = fraction * rest * step * (rest * slopes[0] - fraction * slopes[1])
-    return (1.0 + 2.0 * fraction) * rest**2 * before + fraction**2 * (3.0 - 2.0 * fraction) * after + bend
+    complement = 1.0 - fraction
+    bend = fraction * complement * step * (complement * slopes[0] - fraction * slopes[1])
+    return (1.0 + 2.0 * fraction) * complement**2 * before + fraction**2 * (3.0 - 2.0 * fraction) * after + bend
 
 
 def _torchdiffeq() -> tuple[Any, Any]:

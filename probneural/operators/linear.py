@@ -23,7 +23,7 @@ class LinearRegression(Operator):
 
     Inputs on other grids are interpolated to the training grid, outputs from it. The prediction is split into the principal
     components of the training outputs, which a pointwise read-out with unit weights adds up again; so a last-layer posterior
-    on it says how uncertain the magnitude of each component is.
+    on it is the uncertainty of the magnitude of each component.
 
     Solves linear problems exactly (heat, advection), and nonlinear ones as badly as they deserve.
 
@@ -66,7 +66,7 @@ class LinearRegression(Operator):
 
         Args:
             train: Pairs on uniform grids. The solver needs its pairs at once: of more than 2^24 values per side (1,024
-                functions of 128 x 128 points), pairs evenly spread over the data are read.
+                samples of 128 x 128 points), pairs evenly spread over the data are read.
             components: See the class; at most the number of pairs.
 
         Returns:
@@ -125,8 +125,8 @@ class LinearRegression(Operator):
         outputs = (flat @ self.matrix + self.offset).unflatten(1, (self.out_channels, -1))
         weights = torch.einsum("ncp,crp->ncr", outputs, self.basis)
         parts = weights[..., None] * self.basis
-        rest = outputs - parts.sum(2)
-        features = torch.cat([parts, rest[:, :, None]], dim=2).flatten(1, 2).unflatten(-1, self.out_grid.shape)
+        remainder = outputs - parts.sum(2)
+        features = torch.cat([parts, remainder[:, :, None]], dim=2).flatten(1, 2).unflatten(-1, self.out_grid.shape)
         return self.readout(resample(features, self.out_grid, where if query is None else query))
 
     @property

@@ -13,7 +13,7 @@ from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid, check_unmasked, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_carries, check_input, check_modes, check_where
+from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
 from probneural.operators.integration import ODESolver
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear, SpectralConv, channels_innermost
 from probneural.pairs import Dataset
@@ -45,7 +45,7 @@ class LatentDynamics(nn.Module):
             module.reset_parameters()
 
     def forward(self, state: Float[Tensor, "n w *grid"], *, endpoint: Sequence[bool]) -> Float[Tensor, "n w *grid"]:
-        """Return the change of a state per unit of time; `endpoint` says whether each axis includes its right end."""
+        """Return the change of a state per unit of time; `endpoint`: whether each axis includes its right end."""
         for number, (spectral, pointwise) in enumerate(zip(self.spectral, self.pointwise, strict=True)):
             state = nn.functional.gelu(state) if number else state
             state = spectral(state, endpoint=endpoint, pointwise=pointwise)
@@ -58,14 +58,14 @@ class NeuralODEOperator(Operator):
     F is `depth` spectral layers z -> Kz + Wz + b with gelu between them, the same at all times, so states at all times are one
     trajectory; E and R are two pointwise layers each.
 
-    Time enters by where the output is asked for: a grid with one more axis than the inputs have, time first, is a set of points
-    in space and time. So irregular times need no form of their own: training outputs live at scattered points (t, x), which
+    Time enters by the query: a grid with one more axis than the inputs have, time first, is a set of points
+    in space and time. So irregular times need no special format: training outputs live at scattered points (t, x), which
     [`space_time`][probneural.operators.space_time] makes of states at given times; `pn.fit`, heads, functionals and scores see
-    a field on a grid as ever, and a posterior is joint over space and time. Functions with times of their own are data sets
+    a field on a grid as ever, and a posterior is joint over space and time. Samples with different times are data sets
     side by side, as `pn.fit` takes them. Without a query, or with one in space, the output is the state at the solver's `time`.
 
-    Good values: `time` near the longest time of the data, whose latent states then stay of order one. It cannot know of a
-    dependence on absolute time, or of a forcing that is not part of the state.
+    Good values: `time` near the longest time of the data, whose latent states then stay of order one. It cannot represent a
+    dependence on absolute time, or on a forcing that is not part of the state.
 
     Args:
         in_channels: Channels of the inputs.
@@ -124,7 +124,7 @@ class NeuralODEOperator(Operator):
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
     ) -> Float[Tensor, "n c2 *query"]:
-        """Evaluate where the query says, in space, or in time (first) and space; see the class.
+        """Evaluate at the query, in space, or in time (first) and space; see the class.
 
         Raises:
             ShapeError: If the values are not `(n, in_channels, *grid)`.
@@ -148,7 +148,7 @@ class NeuralODEOperator(Operator):
             )
         if query.is_uniform:
             times = _checked_times(query.axes[0].coordinates)
-            space = _without_time(query)
+            space = Grid.of_axes(query.axes[1:])
             states = [resample(state, where, space) for state in self._states(start, where, times)]
             return self._read(torch.stack(states, dim=2))
         times, numbers = query.points[:, 0].unique(return_inverse=True)
@@ -156,8 +156,8 @@ class NeuralODEOperator(Operator):
         for number, state in enumerate(self._states(start, where, _checked_times(times))):
             rows = (numbers == number).nonzero()[:, 0]
             points = query.points[rows, 1:]
-            there = where if torch.equal(points, where.points) else Grid.scattered(points, torch.ones(len(rows)))
-            states.append(resample(state, where, there).flatten(2))
+            scattered = where if torch.equal(points, where.points) else Grid.scattered(points, torch.ones(len(rows)))
+            states.append(resample(state, where, scattered).flatten(2))
             order.append(rows)
         return self._read(torch.cat(states, dim=2)[..., torch.cat(order).argsort()])
 
@@ -179,9 +179,9 @@ class NeuralODEOperator(Operator):
             DataError: If the values are of another dtype than the operator, or times are not finite.
             GridError: If the grid does not fit, or a time is negative.
         """
-        wanted = _checked_times(real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu")))
+        requested = _checked_times(real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu")))
         where, start = self._start(values, grid, None)
-        sorted_times, numbers = wanted.unique(return_inverse=True)
+        sorted_times, numbers = requested.unique(return_inverse=True)
         outputs = [self._read(state) for state in self._states(start, where, sorted_times)]
         return torch.stack([outputs[number] for number in numbers.tolist()], dim=1)
 
@@ -189,8 +189,7 @@ class NeuralODEOperator(Operator):
         """Where inputs live, and the latent state that they begin as."""
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
         check_where(grid, query)
-        where = Grid.uniform(tuple(values.shape[2:]), periodic=self.periodic) if grid is None else grid
-        check_carries(where, values, periodic=self.periodic)
+        where = grid_of_values(values, grid, periodic=self.periodic)
         lifted = self.lift(channels_innermost(self.input_normalizer(values)))
         return where, self.encode(nn.functional.gelu(lifted))
 
@@ -256,17 +255,9 @@ def space_time(values: Float[Tensor, "n t c *grid"], *, times: Float[Tensor, " t
     weights = torch.ones(1, dtype=torch.float64, device="cpu")
     if len(moments) > 1:
         weights = 0.5 * (nn.functional.pad(gaps, (0, 1)) + nn.functional.pad(gaps, (1, 0)))
-    points = torch.cat(
-        [moments.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(moments), 1)],
-        dim=1,
-    )
-    there = Grid.scattered(points, (weights[:, None] * check_unmasked(grid, "several times").weights).flatten())
-    return Field(values.flatten(3).movedim(1, 2).flatten(2), there)
-
-
-def _without_time(query: Grid) -> Grid:
-    """The axes of a uniform grid but the first."""
-    return Grid.of_axes(query.axes[1:])
+    points = torch.cat([moments.repeat_interleave(grid.size)[:, None], grid.points.repeat(len(moments), 1)], dim=1)
+    product_grid = Grid.scattered(points, (weights[:, None] * check_unmasked(grid, "several times").weights).flatten())
+    return Field(values.flatten(3).movedim(1, 2).flatten(2), product_grid)
 
 
 def _checked_times(times: Tensor) -> Tensor:

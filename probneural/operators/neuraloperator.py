@@ -32,11 +32,11 @@ _DEFAULTS: dict[str, Any] = {
     "channel_mlp_skip": "soft-gating",
     "fno_skip": "linear",
 }
-"""Their arguments that change what our operator is, with their defaults."""
+"""Their arguments that change the architecture of our operator, with their defaults."""
 
 _RATIOS = ("lifting_channel_ratio", "projection_channel_ratio", "channel_mlp_expansion")
 _WITHOUT_EFFECT = ("channel_mlp_dropout", "rank", "fixed_rank_modes", "implementation", "decomposition_kwargs", "max_n_modes")
-"""Their arguments that have no effect on outputs in evaluation mode, given what else is asked of them or of the weights."""
+"""Their arguments that have no effect on outputs in evaluation mode, under the other checks of arguments and weights."""
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
@@ -52,7 +52,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "separable": (False, "train with separable=False: our convolutions mix channels"),
     "preactivation": (False, "train with preactivation=False"),
 }
-"""Their arguments that only convert at the one value, and what to do otherwise."""
+"""Their arguments that convert at a single value only, and the remedy for others."""
 
 
 def from_neuraloperator(
@@ -72,12 +72,12 @@ def from_neuraloperator(
     the last: on an odd one neuraloperator 2.0 puts coefficients back one frequency off, and is another operator than on its
     even grids. Dropout is left out.
 
-    Units that their `DataProcessor` applies are no part of their model, so give them here. Without any, the operator takes
-    and gives what their model does, and `pn.fit` keeps it so: the scale of the output is 2, which the read-out's weights halve.
+    Units that their `DataProcessor` applies are no part of their model, so give them here. Without any, the operator has the
+    inputs and outputs of their model, which `pn.fit` preserves: the scale of the output is 2, and the read-out's weights halve.
 
     Args:
         model: Their module, or its state dict.
-        arguments: The keyword arguments that the module was built with, where what is given does not say them: their
+        arguments: The keyword arguments that the module was built with, if they are not stored with it: their
             modules and the state dicts made by them do, under `_metadata`.
         periodic: Whether each axis of your data is periodic. Theirs takes every axis as periodic; where yours is not, ours
             does so too (`continuation="periodic"`).
@@ -91,13 +91,13 @@ def from_neuraloperator(
     Raises:
         ArgumentError: If an argument is missing, unknown, or one that our operator cannot represent.
         DataError: If weights are missing, unknown, factorised, not finite, or of another dtype.
-        ShapeError: If weights have other shapes than the arguments say, or units are not one number per channel.
+        ShapeError: If shapes of weights contradict the arguments, or units are not one number per channel.
 
     Reference:
         Kossaifi et al. (2024), A library for learning neural operators.
     """
-    state, given = _read(model, arguments)
-    plan = _Architecture(given)
+    state, stated = _read(model, arguments)
+    plan = _Architecture(stated)
     _check_state(state, plan)
     dtype = state["projection.fcs.1.weight"].dtype
     ends = per_axis(periodic, len(plan.modes), "periodic", check_flag)
@@ -127,8 +127,8 @@ def from_neuraloperator(
 def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the arguments and the state dict of a `neuralop.models.FNO` (neuraloperator 2.0) with an operator's outputs.
 
-    `model = FNO(**arguments)` and `model.load_state_dict(state)` make it. Units go into the first and last layer. What
-    [`from_neuraloperator`][probneural.operators.from_neuraloperator] says of grids holds here too.
+    `model = FNO(**arguments)` and `model.load_state_dict(state)` make it. Units go into the first and last layer. For
+    grids see [`from_neuraloperator`][probneural.operators.from_neuraloperator].
 
     Args:
         operator: An operator that takes every axis as periodic, has no position embedding or the linear one, and has
@@ -187,15 +187,15 @@ def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class _Architecture:
-    """What their arguments say, in our words; modes stay theirs.
+    """Our architecture for their arguments; modes are counted as theirs.
 
     Raises:
-        ArgumentError: If one is missing, unknown, or beyond what our operator represents.
+        ArgumentError: If one is missing, unknown, or unsupported by our operator.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        _check_arguments(given)
-        merged = {**_DEFAULTS, **given}
+    def __init__(self, stated: Mapping[str, Any]) -> None:
+        _check_arguments(stated)
+        merged = {**_DEFAULTS, **stated}
         ratios = {name: check_real(merged[name], name, least=0.0) for name in _RATIOS}
         modes = merged["n_modes"]
         modes = (modes,) if isinstance(modes, int) else check_sequence(modes, "n_modes", remedy="give e.g. n_modes=(16, 16)")
@@ -220,8 +220,8 @@ class _Architecture:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of their weights."""
         ones = (1,) * len(self.modes)
-        seen = self.in_channels + (0 if self.boundaries is None else len(self.modes))
-        layers = {"lifting.fcs.0": (seen, self.lifting or self.width)}
+        lifted = self.in_channels + (0 if self.boundaries is None else len(self.modes))
+        layers = {"lifting.fcs.0": (lifted, self.lifting or self.width)}
         if self.lifting:
             layers["lifting.fcs.1"] = (self.lifting, self.width)
         layers["projection.fcs.0"] = (self.width, self.projection)
@@ -259,9 +259,9 @@ def _read(model: object, arguments: Mapping[str, Any] | None) -> tuple[dict[str,
     state = dict(model.state_dict() if isinstance(model, nn.Module) else model)
     metadata = state.pop("_metadata", None)
     if arguments is not None:
-        given = dict(check_instance(arguments, Mapping, "arguments", remedy="give a dict by name", error=ArgumentError))
+        stated = dict(check_instance(arguments, Mapping, "arguments", remedy="give a dict by name", error=ArgumentError))
     elif isinstance(metadata, Mapping):
-        given = {name: value for name, value in metadata.items() if name not in ("args", "_version", "_name", "verbose")}
+        stated = {name: value for name, value in metadata.items() if name not in ("args", "_version", "_name", "verbose")}
         unnamed = metadata.get("args", ())
         if len(unnamed) > len(_POSITIONAL):
             raise ArgumentError(
@@ -269,22 +269,22 @@ def _read(model: object, arguments: Mapping[str, Any] | None) -> tuple[dict[str,
                 got=str(len(unnamed)),
                 remedy="give all of them by name in arguments=",
             )
-        given |= dict(zip(_POSITIONAL, unnamed, strict=False))
+        stated |= dict(zip(_POSITIONAL, unnamed, strict=False))
     else:
         raise ArgumentError(
             expected="the arguments that the model was built with",
             got="weights alone, without `_metadata`",
             remedy="give them: arguments={'n_modes': (16, 16), 'in_channels': 1, ...}",
         )
-    return state, given
+    return state, stated
 
 
-def _check_arguments(given: Mapping[str, Any]) -> None:
-    missing = [name for name in _REQUIRED if name not in given]
+def _check_arguments(stated: Mapping[str, Any]) -> None:
+    missing = [name for name in _REQUIRED if name not in stated]
     if missing:
         raise ArgumentError(expected=f"arguments {', '.join(_REQUIRED)}", got=f"no {missing[0]}", remedy="add it")
-    known = {*_POSITIONAL, *_WITHOUT_EFFECT, *_REFUSED, "conv_module"}
-    unknown = sorted(set(given) - known)
+    supported = {*_POSITIONAL, *_WITHOUT_EFFECT, *_REFUSED, "conv_module"}
+    unknown = sorted(set(stated) - supported)
     if unknown:
         raise ArgumentError(
             expected="arguments of neuraloperator's FNO (2.0)",
@@ -292,21 +292,21 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
             remedy="leave them out if they have no effect; other models of that library do not convert",
         )
     for name, (value, remedy) in _REFUSED.items():
-        if name in given and given[name] != value and not (name == "domain_padding" and _is_nothing(given[name])):
-            raise ArgumentError(expected=f"{name}={value!r}", got=repr(given[name]), remedy=remedy)
-    if getattr(given.get("non_linearity", nn.functional.gelu), "__name__", None) != "gelu":
-        raise ArgumentError(expected="non_linearity gelu", got=repr(given["non_linearity"]), remedy="ours has no other one")
-    if getattr(given.get("conv_module"), "__name__", "SpectralConv") != "SpectralConv":
+        if name in stated and stated[name] != value and not (name == "domain_padding" and _is_nothing(stated[name])):
+            raise ArgumentError(expected=f"{name}={value!r}", got=repr(stated[name]), remedy=remedy)
+    if getattr(stated.get("non_linearity", nn.functional.gelu), "__name__", None) != "gelu":
+        raise ArgumentError(expected="non_linearity gelu", got=repr(stated["non_linearity"]), remedy="ours has no other one")
+    if getattr(stated.get("conv_module"), "__name__", "SpectralConv") != "SpectralConv":
         raise ArgumentError(
-            expected="conv_module SpectralConv", got=repr(given["conv_module"]), remedy="other convolutions do not convert"
+            expected="conv_module SpectralConv", got=repr(stated["conv_module"]), remedy="other convolutions do not convert"
         )
-    _check_skip(given, "fno_skip", ("linear", "soft-gating", "identity"))
-    if given.get("use_channel_mlp", True):
-        _check_skip(given, "channel_mlp_skip", ("soft-gating", "identity"))
+    _check_skip(stated, "fno_skip", ("linear", "soft-gating", "identity"))
+    if stated.get("use_channel_mlp", True):
+        _check_skip(stated, "channel_mlp_skip", ("soft-gating", "identity"))
 
 
-def _check_skip(given: Mapping[str, Any], name: str, kinds: Sequence[str]) -> None:
-    kind = given.get(name, _DEFAULTS[name])
+def _check_skip(stated: Mapping[str, Any], name: str, kinds: Sequence[str]) -> None:
+    kind = stated.get(name, _DEFAULTS[name])
     if kind is not None and kind not in kinds:
         raise ArgumentError(
             expected=f"{name} among {', '.join(kinds)}, None",
@@ -342,7 +342,7 @@ def _check_state(state: Mapping[str, Any], plan: _Architecture) -> None:
     if missing or unknown:
         first = f"no {missing[0]}" if missing else f"also {unknown[0]}"
         raise DataError(
-            expected=f"the {len(expected)} weights that the arguments say",
+            expected=f"the {len(expected)} weights of the arguments",
             got=f"{first} ({len(missing)} missing, {len(unknown)} unknown)",
             remedy="give the arguments that the model was built with",
         )
@@ -364,33 +364,37 @@ def _check_state(state: Mapping[str, Any], plan: _Architecture) -> None:
 
 def _ours(state: Mapping[str, Tensor], plan: _Architecture) -> dict[str, Tensor]:
     """Our state dict without the normalisers."""
-    found: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
 
     def put(ours: str, theirs: str) -> None:
-        found[f"{ours}.weight"], found[f"{ours}.bias"] = state[f"{theirs}.weight"][..., 0], state[f"{theirs}.bias"]
+        converted[f"{ours}.weight"], converted[f"{ours}.bias"] = state[f"{theirs}.weight"][..., 0], state[f"{theirs}.bias"]
 
     put("lift", "lifting.fcs.0")
     if plan.boundaries is not None:  # theirs runs from low to high over a period, ours from -1 to 1
-        weight, bias = found["lift.weight"].double(), found["lift.bias"].double()
+        weight, bias = converted["lift.weight"].double(), converted["lift.bias"].double()
         low, high = torch.tensor(plan.boundaries, dtype=torch.float64, device=weight.device).unbind(1)
         position = weight[:, plan.in_channels :]
-        found["lift.bias"] = bias + position @ (low + high) / 2
-        found["lift.weight"] = torch.cat([weight[:, : plan.in_channels], position * (high - low) / 2], dim=1)
+        converted["lift.bias"] = bias + position @ (low + high) / 2
+        converted["lift.weight"] = torch.cat([weight[:, : plan.in_channels], position * (high - low) / 2], dim=1)
     if plan.lifting:
         put("lift_output", "lifting.fcs.1")
     put("projection", "projection.fcs.0")
     put("readout", "projection.fcs.1")
     like = state["projection.fcs.1.weight"]
     for number in range(plan.depth):
-        found[f"spectral.{number}.weight"] = _our_frequencies(state[f"fno_blocks.convs.{number}.weight.tensor"], plan.our_modes)
-        found[f"pointwise.{number}.bias"] = state[f"fno_blocks.convs.{number}.bias"].flatten()
-        found[f"pointwise.{number}.weight"] = _skip(state, f"fno_blocks.fno_skips.{number}", plan.fno_skip, plan.width, like)
+        converted[f"spectral.{number}.weight"] = _our_frequencies(
+            state[f"fno_blocks.convs.{number}.weight.tensor"], plan.our_modes
+        )
+        converted[f"pointwise.{number}.bias"] = state[f"fno_blocks.convs.{number}.bias"].flatten()
+        converted[f"pointwise.{number}.weight"] = _skip(
+            state, f"fno_blocks.fno_skips.{number}", plan.fno_skip, plan.width, like
+        )
         if plan.channel_mlp:
             put(f"mixers.{number}.first", f"fno_blocks.channel_mlp.{number}.fcs.0")
             put(f"mixers.{number}.second", f"fno_blocks.channel_mlp.{number}.fcs.1")
             skip = _skip(state, f"fno_blocks.channel_mlp_skips.{number}", plan.channel_mlp_skip, plan.width, like)
-            found[f"mixers.{number}.gate"] = skip.diagonal()
-    return found
+            converted[f"mixers.{number}.gate"] = skip.diagonal()
+    return converted
 
 
 def _units(name: str, units: tuple[Tensor, Tensor] | None, channels: int) -> dict[str, Tensor]:
@@ -431,10 +435,10 @@ def _our_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
 
 def _their_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
     """Map `(*ours, in, out, 2)` to `(in, out, *theirs)` for n = 2m - 1."""
-    found = torch.view_as_complex(weight.contiguous()).movedim((-2, -1), (0, 1))
+    result = torch.view_as_complex(weight.contiguous()).movedim((-2, -1), (0, 1))
     for axis, mode in enumerate(modes[:-1], start=2):
-        found = found.roll(mode - 1, dims=axis)
-    return found
+        result = result.roll(mode - 1, dims=axis)
+    return result
 
 
 def _physical_lift(operator: FNO) -> tuple[Tensor, Tensor]:
@@ -448,7 +452,7 @@ def _physical_lift(operator: FNO) -> tuple[Tensor, Tensor]:
 
 
 def _ratio(channels: int, width: int) -> float:
-    """A ratio that their int(ratio * width) turns into the channels, whatever is rounded."""
+    """A ratio that their int(ratio * width) turns into the channels, at any rounding."""
     exact = channels / width
     return exact if int(exact * width) == channels else math.nextafter(exact, math.inf)
 

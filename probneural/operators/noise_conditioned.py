@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_instance, check_integer, check_module, check_sequence
+from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, OperatorError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -20,7 +21,6 @@ from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.noise_field import NoiseField
 from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
 from probneural.randomness import check_seed
-from probneural.threads import copy_for_call
 
 _MOST_PAIRS = 1024
 """Pairs that units are taken from at most, where noise is among the channels."""
@@ -31,8 +31,9 @@ class NoiseConditionedOperator(Operator):
 
     The noise enters in one of two ways.
 
-    * As extra input channels, the last `noise.channels` ones of an operator that is built with so many more. It has to be
-      trained from scratch.
+    * As extra input channels, the last `noise.channels` ones of an operator that has them in addition. It has to be trained
+    from
+      scratch.
     * With `layers`, into hidden states (feature-wise linear modulation): the outputs h of these layers become
       (1 + a(z)) h + b(z), with a and b read off a pointwise network of z that all layers share. At the beginning a = b = 0, so
       the operator is the one it was, and a trained deterministic operator is fine-tuned.
@@ -42,12 +43,12 @@ class NoiseConditionedOperator(Operator):
     from torch's global generators: `pn.fit(operator, train, loss=CRPS(2))` trains it. `conditioned` evaluates it at given
     noise, and [`NoiseConditioning`][probneural.heads.NoiseConditioning] makes a predictor of it.
 
-    It draws what training data show: one output per input is enough, but few data are learned by heart like any others, and
+    It learns the distribution of the training data: one output per input is enough, but small data sets are overfitted, and
     the spread is then too small. Calibrate it on held-out fields. The CRPS judges points one by one, so draws whose points are
     right may still vary together in a wrong way; where that matters, train by the energy score.
 
     Args:
-        operator: Any module, which is trained in place. It says its `in_channels` and `out_channels`.
+        operator: Any module, which is trained in place. It has the attributes `in_channels` and `out_channels`.
         noise: The distribution of z.
         layers: Names of the submodules whose outputs noise modulates; of a `ModuleList`, all of it (`"spectral"` of an `FNO`).
             Each has `out_channels`, its outputs being `(n, channels, *grid)`, or `out_features`, `(n, ..., features)`. With
@@ -57,7 +58,7 @@ class NoiseConditionedOperator(Operator):
         seed: Names the initial weights of the network of z; by default they come from torch's global generator.
 
     Raises:
-        ArgumentError: If the operator is no module or does not say its channels, has no such layers, or a number is out of
+        ArgumentError: If the operator is no module or lacks these attributes, has no such layers, or a number is out of
             range.
 
     Reference:
@@ -95,12 +96,12 @@ class NoiseConditionedOperator(Operator):
         self.samples = check_integer(samples, "samples", least=2)
         self.layers = () if layers is None else _named(operator, layers)
         self.channels = stated_channels(operator, "out_channels")
-        seen = stated_channels(operator, "in_channels")
-        self.in_channels = seen if self.layers else seen - self.noise.channels
+        stated = stated_channels(operator, "in_channels")
+        self.in_channels = stated if self.layers else stated - self.noise.channels
         if self.in_channels < 1:
             raise ArgumentError(
                 expected=f"an operator of more than {self.noise.channels} input channels, the last of which are noise",
-                got=str(seen),
+                got=str(stated),
                 remedy="build it with in_channels + noise.channels, or name layers=",
             )
         self.out_channels = self.samples * self.channels
@@ -130,8 +131,8 @@ class NoiseConditionedOperator(Operator):
         self._check(values)
         size = (len(values) * self.samples, self.noise_size)
         drawn = torch.randn(size, dtype=values.dtype, device=values.device)
-        found = self.conditioned(values.repeat_interleave(self.samples, 0), drawn, grid=grid, query=query)
-        return found.unflatten(0, (len(values), self.samples)).flatten(1, 2)
+        members = self.conditioned(values.repeat_interleave(self.samples, 0), drawn, grid=grid, query=query)
+        return members.unflatten(0, (len(values), self.samples)).flatten(1, 2)
 
     def conditioned(
         self,
@@ -152,7 +153,7 @@ class NoiseConditionedOperator(Operator):
         Raises:
             ShapeError: If values or coefficients are of another shape.
             GridError: If the noise has modes of other axes than the grid.
-            OperatorError: If a layer that noise modulates is not called, or its outputs are not what its name promises.
+            OperatorError: If a layer that noise modulates is not called, or its outputs are no hidden states.
         """
         self._check(values)
         check_where(grid, query)
@@ -162,13 +163,13 @@ class NoiseConditionedOperator(Operator):
             entered = torch.cat([values, field.expand(-1, -1, *values.shape[2:])], dim=1)
             return evaluate(self.operator, Field(entered, where), query)
         modulated, called = self._modulated(field)
-        found = evaluate(modulated, Field(values, where), query)
+        result = evaluate(modulated, Field(values, where), query)
         missing = [name for name in self.layers if name not in called]
         if missing:
             raise OperatorError(
                 expected=f"an operator that calls {missing[0]}", got="no call of it", remedy="name layers that are called"
             )
-        return found
+        return result
 
     def _default_grid(self, values: Tensor) -> Grid:
         """The grid of values that come without one: the one that the operator would take, else that of the noise."""
@@ -236,7 +237,7 @@ class NoiseConditionedOperator(Operator):
         return FieldPairs(Field(torch.cat([values, signs], dim=1), pairs.inputs.grid), outputs)
 
     def parts(self) -> dict[str, Any]:
-        """What a file holds of it."""
+        """Parts for a file."""
         weights = None if self.modulation is None else dict(self.modulation.state_dict())
         return {
             "operator": self.operator,
@@ -262,23 +263,23 @@ class NoiseConditionedOperator(Operator):
         samples: int,
         weights: Mapping[str, Float[Tensor, "..."]] | None,
     ) -> NoiseConditionedOperator:
-        """Build it from what a file holds.
+        """Build the operator from the parts in a file.
 
         Raises:
             ArgumentError: If the weights are not those of its network.
         """
         for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
-            if getattr(operator, name, None) is None:  # what was set on another library's module is not in its state
+            if getattr(operator, name, None) is None:  # attributes of other libraries' modules are not in the state
                 setattr(operator, name, channels)
         built = cls(operator, noise=noise, layers=layers or None, embedding=embedding, samples=samples, seed=0)
-        own = {} if built.modulation is None else built.modulation.state_dict()
-        given = {} if weights is None else dict(weights)
-        if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in given.items()}:
+        expected = {} if built.modulation is None else built.modulation.state_dict()
+        loaded = {} if weights is None else dict(weights)
+        if {name: value.shape for name, value in expected.items()} != {name: value.shape for name, value in loaded.items()}:
             raise ArgumentError(
-                expected="the weights of the network of the noise", got=f"{sorted(given)}", remedy="save the operator again"
+                expected="the weights of the network of the noise", got=f"{sorted(loaded)}", remedy="save the operator again"
             )
         if built.modulation is not None:
-            built.modulation.load_state_dict(given, assign=True)
+            built.modulation.load_state_dict(loaded, assign=True)
             built.modulation.requires_grad_(True)
         return built
 
@@ -322,18 +323,18 @@ def _width(module: nn.Module) -> tuple[int, int]:
 
 def _named(operator: nn.Module, layers: object) -> tuple[str, ...]:
     """Names of submodules, lists of them written out, or an ArgumentError."""
-    modules, found = dict(operator.named_modules()), list[str]()
+    modules, names = dict(operator.named_modules()), list[str]()
     for name in check_sequence(layers, "layers", remedy='give their names: layers=["spectral"]'):
         if not isinstance(name, str) or name not in modules or not name:
             shown = ", ".join(key for key in modules if key)
             raise ArgumentError(expected=f"layers among {shown}", got=repr(name), remedy="see named_modules()")
         module = modules[name]
         inner = [f"{name}.{key}" for key, _ in module.named_children()] if isinstance(module, nn.ModuleList) else [name]
-        found += inner
-    if not found:
+        names += inner
+    if not names:
         raise ArgumentError(
             expected="one layer or more", got=repr(layers), remedy="leave layers out for noise among the inputs"
         )
-    for name in found:
+    for name in names:
         _width(modules[name])
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))

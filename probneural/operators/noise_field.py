@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import assign, check_flag, check_instance, check_integer
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid, per_axis
+from probneural.grids.axes import Axis
 from probneural.operators.checks import check_modes
 
 
@@ -21,15 +21,15 @@ from probneural.operators.checks import check_modes
 class NoiseField:
     """z_q(x) = sum over j of a_qj e_j(x), with independent a_qj ~ N(0, 1): Gaussian noise in a band of frequencies.
 
-    The functions e_j are products over the axes of waves |k| < m, scaled so that z has mean square 1 over the domain: sines and
-    cosines of periodic axes, on which z is stationary, and cosines of half periods of others, where its variance is up to twice
-    that at the ends. A draw is its coefficients, so it is the same function on every grid. Without modes z is constant in
-    space: one random vector for a whole function.
+    The functions e_j are products over the axes of Fourier modes |k| < m, scaled so that z has mean square 1 over the domain:
+    sines and cosines of periodic axes, on which z is stationary, and cosines of half periods of others, where its variance is
+    up to twice that at the ends. A draw is its coefficients, so it is the same function on every grid. Without modes z is
+    constant in space: one random vector for a whole function.
 
     Args:
         channels: Number of independent fields q.
         modes: m per axis; by default the noise is constant in space.
-        periodic: Whether each axis is periodic; without modes it says nothing.
+        periodic: Whether each axis is periodic; without effect if there are no modes.
 
     Raises:
         ArgumentError: If a size is not a positive integer, or there is not one flag per axis.
@@ -79,7 +79,7 @@ class NoiseField:
             grid: Where; any uniform grid with the axes of the modes, or any grid at all without modes.
 
         Raises:
-            ShapeError: If there are not so many coefficients.
+            ShapeError: If the number of coefficients differs.
             GridError: If the grid is scattered, or its axes are not those of the modes.
         """
         check_grid(grid)

@@ -36,7 +36,7 @@ class PODDeepONet(Operator):
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
     rate goes further; `basis` matters little once the modes left out are below the error wanted. It cannot leave the
-    span of its modes: what of an output lies outside, a front where no training output had one for example, is lost.
+    span of its modes: the component outside, such as a front where no training output had one, is lost.
 
     Args:
         in_channels: Channels of the inputs.
@@ -89,16 +89,11 @@ class PODDeepONet(Operator):
         check_grid(out_grid, "out_grid")
         with initial_weights(seed):
             self.branch = SensorBranch(
-                in_channels,
-                sensors=sensors,
-                groups=out_channels,
-                basis=basis,
-                layers=layers,
-                branching=branching,
+                in_channels, sensors=sensors, groups=out_channels, basis=basis, layers=layers, branching=branching
             )
             if basis > out_grid.size:
                 raise ArgumentError(
-                    expected=f"at most {out_grid.size} modes, as many as out_grid has points",
+                    expected=f"at most {out_grid.size} modes, the number of points of out_grid",
                     got=str(basis),
                     remedy="lower basis, or give a finer out_grid",
                 )
@@ -141,7 +136,7 @@ class PODDeepONet(Operator):
 
     @torch.no_grad()
     def _snapshots(self, source: FieldSource, *, of: int) -> Float64[Tensor, "n c p"]:
-        """Functions on `out_grid`, evenly spread over a source that holds a part of `of` functions."""
+        """Functions on `out_grid`, evenly spread over a source that holds a part of `of` samples."""
         most = max(4 * self.basis, _MOST_NUMBERS // (self.out_channels * max(source.grid.size, self.out_grid.size)))
         chosen = source[evenly_spread_rows(len(source), max(1, most * len(source) // of))]
         check_finite(chosen.values, "training outputs")
@@ -152,8 +147,8 @@ class PODDeepONet(Operator):
     def fit_normalizers(self, *train: Dataset) -> None:
         """Take units from all training data, mean function and modes from as much as fits into memory.
 
-        Modes need their snapshots at once: of more than 2^24 output values (1,024 functions of 128 x 128 points, or four per
-        mode if those are more), functions evenly spread over the data are read.
+        Modes need their snapshots at once: of more than 2^24 output values (1,024 samples of 128 x 128 points, or four per
+        mode if those are more), samples evenly spread over the data are read.
 
         Raises:
             DataError: If there are not more pairs than modes, or they are not finite or have other channels.
@@ -162,7 +157,7 @@ class PODDeepONet(Operator):
         count = sum(map(len, train))
         if count <= self.basis:
             raise DataError(
-                expected=f"more than {self.basis} training pairs, for as many modes",
+                expected=f"more than {self.basis} training pairs, for that number of modes",
                 got=str(count),
                 remedy="lower basis, or give more data",
             )
@@ -174,9 +169,9 @@ class PODDeepONet(Operator):
         mean = units.mean(0)
         rows = (units - mean).movedim(0, 1)
         mean_weights = self.out_grid.mean_weights.to(rows)
-        left = torch.linalg.svd(rows * mean_weights.sqrt(), full_matrices=False)[0][..., : self.basis]
+        u = torch.linalg.svd(rows * mean_weights.sqrt(), full_matrices=False)[0][..., : self.basis]
         # Projections on the left vectors, unlike the right ones over sqrt(mean_weights), exist where a weight is zero.
-        modes = left.mT @ rows / len(outputs) ** 0.5
+        modes = u.mT @ rows / len(outputs) ** 0.5
         largest = modes.gather(-1, modes.abs().argmax(-1, keepdim=True))
         self.mean_function.copy_(mean)
         self.modes.copy_(modes * torch.where(largest < 0, -1.0, 1.0))  # a sign is arbitrary, so it is fixed

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_instance, check_integer
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
-from probneural.grids import Grid, per_axis, resample
+from probneural.grids import Grid, check_grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_carries, check_input, check_modes, check_where
+from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear, SpectralConv, channels_innermost
 from probneural.operators.layers.attention import check_heads
 from probneural.operators.layers.recurrent import BlockState, RecurrentBlock
@@ -87,11 +87,11 @@ class RecurrentLayers:
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """What a `RecurrentOperator` remembers of the steps it has seen; its size does not grow with their number.
+    """State of a `RecurrentOperator` after the steps so far; its size does not grow with their number.
 
     Args:
         steps: Number of steps seen.
-        blocks: One entry per block; their rows are functions, or functions times grid points.
+        blocks: One entry per block; their rows are samples, or samples times grid points.
     """
 
     steps: int
@@ -100,7 +100,8 @@ class RecurrentState:
     def detached(self) -> RecurrentState:
         """Return the state without its graph: gradients of later steps end here."""
         blocks = tuple(
-            BlockState(hidden=one.hidden.detach(), cell=one.cell.detach(), sums=one.sums.detach()) for one in self.blocks
+            BlockState(hidden=block.hidden.detach(), cell=block.cell.detach(), sums=block.sums.detach())
+            for block in self.blocks
         )
         return replace(self, blocks=blocks)
 
@@ -118,11 +119,11 @@ class RecurrentOperator(Operator):
     | a step | a sample | a state; memory is at each grid point, and the encoder connects points |
     | `advance` | t samples, `(n, in_channels, t)` | t states, `(n, t, c + parameters, *grid)` |
 
-    `advance` takes any number of steps and hands over what it remembers, so that one step at a time, pieces and the whole
+    `advance` takes any number of steps and returns its state, so that one step at a time, pieces and the whole
     sequence give the same outputs up to rounding. The operator itself keeps no state. It is causal unless `is_bidirectional`.
 
-    What it learns belongs to the length of a step: samples at another rate are another problem, and there is no resolution in
-    time to change. A query between samples gets interpolated hidden states, later ones included. Fields may come on any grid
+    A trained operator belongs to the length of its step: samples at another rate are another problem, and the resolution
+    in time is fixed. A query between samples gets interpolated hidden states, later ones included. Fields may come on any grid
     that resolves the encoder's modes.
 
     Good values: the defaults, with a `horizon` as long as the sequences are. Learning rates of 1e-2 with clipped gradients.
@@ -171,12 +172,12 @@ class RecurrentOperator(Operator):
         self.encoder: SpectralEncoder | None = None
         if encoder is not None:
             self.encoder = _checked_encoder(encoder, self.in_channels, is_bidirectional=self.is_bidirectional)
-        seen = self.in_channels if encoder is None else self._state_channels + encoder.parameters
-        self.input_normalizer = ChannelNormalizer(seen)
+        channels = self.in_channels if encoder is None else self._state_channels + encoder.parameters
+        self.input_normalizer = ChannelNormalizer(channels)
         self.output_normalizer = ChannelNormalizer(self.out_channels)
         with initial_weights(seed):
             width = layers.width
-            self.lift = PointwiseLinear(seen, width)
+            self.lift = PointwiseLinear(channels, width)
             number = 0 if encoder is None else encoder.depth
             options: dict[str, Any] = {} if encoder is None else {"modes": encoder.modes, "periodic": encoder.flags}
             self.spectral = nn.ModuleList(SpectralConv(width, width, **options) for _ in range(number))
@@ -205,10 +206,10 @@ class RecurrentOperator(Operator):
         if self.encoder is None:
             hidden = self._over_samples(values, None)[0]
         else:
-            states, given = values.split([self._state_channels * self.encoder.history, self.encoder.parameters], dim=1)
+            states, parameters = values.split([self._state_channels * self.encoder.history, self.encoder.parameters], dim=1)
             states = states.unflatten(1, (self.encoder.history, -1))
-            given = given[:, None].expand(-1, self.encoder.history, *given.shape[1:])
-            hidden = self._over_states(torch.cat([states, given], dim=2), None, where)[0][:, -1]
+            parameters = parameters[:, None].expand(-1, self.encoder.history, *parameters.shape[1:])
+            hidden = self._over_states(torch.cat([states, parameters], dim=2), None, where)[0][:, -1]
         return self._read(hidden if query is None else resample(hidden, where, query))
 
     def advance(
@@ -219,16 +220,16 @@ class RecurrentOperator(Operator):
         Args:
             values: t samples of signals, `(n, in_channels, t)`, or t states of fields with their parameters,
                 `(n, t, c + parameters, *grid)`, in physical units.
-            state: What the call for the steps before returned; None at the beginning.
+            state: State that the previous call returned; None at the beginning.
             grid: Where fields live; by default a uniform grid on the unit domain. Signals need none.
 
         Returns:
-            The output after each step, `(n, out_channels, t)` of signals and `(n, t, out_channels, *grid)` of fields, and what
-            the operator remembers.
+            The output after each step, `(n, out_channels, t)` of signals and `(n, t, out_channels, *grid)` of fields, and the
+            state.
 
         Raises:
             UnsupportedError: If the operator is bidirectional.
-            ShapeError: If the values do not have that shape, or the state is that of other functions or another operator.
+            ShapeError: If the values do not have that shape, or the state is that of other samples or another operator.
             DataError: If the values are of another dtype than the operator, or the state is none.
             GridError: If the grid does not fit the values or the encoder's periodicity.
         """
@@ -269,14 +270,8 @@ class RecurrentOperator(Operator):
 
     def _located(self, values: Float[Tensor, "n c *grid"], grid: Grid | None) -> Grid:
         """Where values live."""
-        sizes = tuple(values.shape[2:])
-        if self.encoder is None:
-            where = Grid.uniform(sizes, periodic=False) if grid is None else grid
-            check_carries(where, values, periodic=where.periodic)
-            return where
-        where = Grid.uniform(sizes, periodic=self.encoder.flags) if grid is None else grid
-        check_carries(where, values, periodic=self.encoder.flags)
-        return where
+        flags = (False,) * (values.ndim - 2) if grid is None else check_grid(grid).periodic
+        return grid_of_values(values, grid, periodic=flags if self.encoder is None else self.encoder.flags)
 
     def _over_samples(
         self, values: Float[Tensor, "n c t"], state: RecurrentState | None
@@ -287,13 +282,13 @@ class RecurrentOperator(Operator):
     def _over_states(
         self, values: Float[Tensor, "n t c *grid"], state: RecurrentState | None, where: Grid
     ) -> tuple[Float[Tensor, "n t width *grid"], RecurrentState]:
-        """Encode each state, and remember at each point."""
+        """Encode each state, and run the blocks at each point."""
         hidden = self.lift(channels_innermost(self.input_normalizer(values.flatten(0, 1))))
         for spectral, pointwise in zip(self.spectral, self.pointwise, strict=True):
             hidden = nn.functional.gelu(spectral(hidden, endpoint=where.endpoint, pointwise=pointwise))
         rows = hidden.flatten(2).unflatten(0, values.shape[:2]).permute(0, 3, 1, 2)  # (n, points, t, width)
-        found, after = self._remember(rows.flatten(0, 1), state)
-        return found.unflatten(0, rows.shape[:2]).permute(0, 2, 3, 1).unflatten(-1, where.shape), after
+        outputs, after = self._remember(rows.flatten(0, 1), state)
+        return outputs.unflatten(0, rows.shape[:2]).permute(0, 2, 3, 1).unflatten(-1, where.shape), after
 
     def _remember(
         self, rows: Float[Tensor, "m t width"], state: RecurrentState | None
@@ -301,8 +296,8 @@ class RecurrentOperator(Operator):
         self._check_state(state, rows)
         steps, after = 0 if state is None else state.steps, []
         for number, block in enumerate(self.blocks):
-            rows, left = block(rows, state=None if state is None else state.blocks[number], steps=steps)
-            after.append(left)
+            rows, block_state = block(rows, state=None if state is None else state.blocks[number], steps=steps)
+            after.append(block_state)
         return rows, RecurrentState(steps + rows.shape[1], tuple(after))
 
     def _read(self, hidden: Float[Tensor, "n width *grid"]) -> Float[Tensor, "n c *grid"]:
@@ -310,15 +305,15 @@ class RecurrentOperator(Operator):
         return self.output_normalizer.inverse(self.readout(features)).contiguous()
 
     def _check_state(self, state: RecurrentState | None, rows: Float[Tensor, "m t width"]) -> None:
-        """Raise an error unless a state is one of this operator's, for as many rows and of their dtype."""
+        """Raise an error unless a state belongs to this operator, with the number and dtype of the rows."""
         if state is None:
             return
         check_instance(state, RecurrentState, "state", remedy="pass on what advance returned, or None to begin")
-        wanted = [(rows.shape[0], self.layers.width)] * self.layers.depth
-        if [tuple(one.hidden.shape) for one in state.blocks] != wanted:
+        expected = [(rows.shape[0], self.layers.width)] * self.layers.depth
+        if [tuple(block.hidden.shape) for block in state.blocks] != expected:
             raise ShapeError(
-                expected=f"a state of {self.layers.depth} blocks with {wanted[0]} numbers each",
-                got=str([tuple(one.hidden.shape) for one in state.blocks]),
+                expected=f"a state of {self.layers.depth} blocks with {expected[0]} numbers each",
+                got=str([tuple(block.hidden.shape) for block in state.blocks]),
                 remedy="pass on the state that this operator returned for the same functions on the same grid",
             )
         if state.blocks[0].hidden.dtype != rows.dtype:
@@ -344,14 +339,14 @@ class RecurrentOperator(Operator):
 
     def _states(self, encoder: SpectralEncoder) -> list[list[int]]:
         """Channels of each state of a history, and those of the parameters after them."""
-        each, number = self._state_channels, encoder.history * self._state_channels
+        channels, number = self._state_channels, encoder.history * self._state_channels
         parameters = range(number, self.in_channels)
-        return [[*range(first, first + each), *parameters] for first in range(0, number, each)]
+        return [[*range(first, first + channels), *parameters] for first in range(0, number, channels)]
 
 
 def _checked_encoder(encoder: object, in_channels: int, *, is_bidirectional: bool) -> SpectralEncoder:
-    """Return an encoder that inputs of so many channels fit."""
-    found = check_instance(
+    """Return an encoder for inputs of `in_channels` channels."""
+    checked = check_instance(
         encoder, SpectralEncoder, "encoder", remedy="give SpectralEncoder(modes=(16,), history=2)", error=ArgumentError
     )
     if is_bidirectional:
@@ -360,10 +355,10 @@ def _checked_encoder(encoder: object, in_channels: int, *, is_bidirectional: boo
             got="is_bidirectional=True with an encoder",
             remedy="leave one of the two out: of a history of fields only the last output is returned",
         )
-    if in_channels <= found.parameters or (in_channels - found.parameters) % found.history:
+    if in_channels <= checked.parameters or (in_channels - checked.parameters) % checked.history:
         raise ArgumentError(
-            expected=f"in_channels = {found.history} * c + {found.parameters}, as history and parameters of the encoder say",
+            expected=f"in_channels = {checked.history} * c + {checked.parameters}, from history and parameters of the encoder",
             got=str(in_channels),
             remedy="count the channels of all states of a history, and of the parameters once",
         )
-    return found
+    return checked

@@ -30,7 +30,7 @@ class Rollout(Operator):
     `Laplace("low_rank")` does. It fits one step, `Rollout(operator, 1, residual=True)` too, whose predictor then rolls out.
 
     Args:
-        operator: G, from `h * c` states, the constant channels and the forcing of one step to c channels. It says its
+        operator: G, from `h * c` states, the constant channels and the forcing of one step to c channels. It has the attributes
             `in_channels` and `out_channels`.
         steps: How often it is applied.
         history: States h in an input of G.
@@ -38,11 +38,11 @@ class Rollout(Operator):
         residual: Whether G gives the increment of the state.
         all_leads: Whether all states are returned, as `steps * c` channels, the first lead first; otherwise the last one.
         keeps_boundary: Whether the values at the ends of axes that are not periodic stay those of the start.
-        checkpoints: Whether gradients compute each step again instead of keeping what is inside of it: one more evaluation, for
+        checkpoints: Whether gradients compute each step again instead of storing its activations: one more evaluation, for
             the memory of one step and of all states.
 
     Raises:
-        ArgumentError: If the operator is no module, does not say its channels, or has too few of them; or if a number is no
+        ArgumentError: If the operator is no module, lacks these attributes, or has too few of them; or if a number is no
             positive integer.
 
     Reference:
@@ -92,12 +92,12 @@ class Rollout(Operator):
     ) -> Float[Tensor, "n c2 *query"]:
         """Evaluate; see the base class.
 
-        On a query, the last state is what the operator itself evaluates there. Where it is a sum, has boundary values kept, or
+        On a query, the operator itself evaluates the last state. Where it is a sum, has boundary values kept, or
         is one of all states, it is interpolated.
 
         Raises:
             ShapeError: If the values do not have the channels of all inputs.
-            GridError: If boundary values are to be kept on a grid that has no ends, or what is interpolated comes without its
+            GridError: If boundary values are to be kept on a grid that has no ends, or interpolated values come without their
                 grid.
         """
         check_instance(values, Tensor, "values", remedy="convert with torch.as_tensor(values)")
@@ -111,7 +111,7 @@ class Rollout(Operator):
         states, constant, forcings = self._parts(values)
         inside = self._inside(values, grid) if self.keeps_boundary else None
         is_interpolated = query is not None and (self.residual or self.all_leads or inside is not None)
-        found = []
+        leads = []
         for number in range(self.steps):
             at_query = None if is_interpolated or number < self.steps - 1 else query
             forcing = forcings[:, number * self.forcing_channels : (number + 1) * self.forcing_channels]
@@ -121,10 +121,10 @@ class Rollout(Operator):
             if inside is not None:
                 state = torch.where(inside, state, states[:, -self.channels :])
             if self.all_leads:
-                found.append(state)
+                leads.append(state)
             if number < self.steps - 1:
                 states = torch.cat([states[:, self.channels :], state], dim=1)
-        result = torch.cat(found, dim=1) if self.all_leads else state
+        result = torch.cat(leads, dim=1) if self.all_leads else state
         return _interpolated(result, grid, query) if is_interpolated else result
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,11 +135,11 @@ class Rollout(Operator):
     def _step(self, inputs: Tensor, *, grid: Grid | None, query: Grid | None) -> Tensor:
         """The operator's own output, with or without a checkpoint."""
 
-        def evaluated(given: Tensor) -> Tensor:
+        def evaluated(inputs: Tensor) -> Tensor:
             if self._takes_grid:
-                values: Tensor = self.operator(given, grid=grid, query=query)
+                values: Tensor = self.operator(inputs, grid=grid, query=query)
                 return values
-            return _interpolated(self.operator(given), grid, query)
+            return _interpolated(self.operator(inputs), grid, query)
 
         is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         if not self.checkpoints or not torch.is_grad_enabled() or is_transformed:

@@ -101,10 +101,10 @@ def suggest(data: Dataset) -> Suggestion:
         >>> from probneural.pairs import FieldPairs
         >>> grid = Grid.uniform(16)
         >>> numbers = torch.randn(40, 1, 1, generator=torch.Generator().manual_seed(0))
-        >>> waves = numbers * torch.sin(6.283185307179586 * grid.points[:, 0]).float()
-        >>> suggest(FieldPairs(Field(waves, grid), Field(2 * waves, grid))).name
+        >>> sines = numbers * torch.sin(6.283185307179586 * grid.points[:, 0]).float()
+        >>> suggest(FieldPairs(Field(sines, grid), Field(2 * sines, grid))).name
         'FNO'
-        >>> suggest(FieldPairs(Field(numbers.expand(40, 1, 16), grid), Field(waves, grid))).name
+        >>> suggest(FieldPairs(Field(numbers.expand(40, 1, 16), grid), Field(sines, grid))).name
         'PODDeepONet'
     """
     return suggestion(data, count=len(check_dataset(data, "training")))
@@ -115,7 +115,7 @@ def suggestion(data: Dataset, *, count: int, needs_operator: bool = False) -> Su
 
     Args:
         data: Pairs; their grids and a few of their rows count.
-        count: How many of them are trained on.
+        count: Number of training samples.
         needs_operator: Whether a neural operator is needed, however few pairs there are.
     """
     if count < _LEAST:
@@ -125,8 +125,10 @@ def suggestion(data: Dataset, *, count: int, needs_operator: bool = False) -> Su
     _check_differences(data, "outputs", rows.outputs.values)
     name, reason, options = _neural(data, rows.inputs.values, rows.outputs.values)
     if count < _FEW and not needs_operator:
-        few = f"{count} samples are few for a neural operator, and Gaussian processes between principal components need fewer"
-        return Suggestion(name=KERNEL, options={}, reason=few, arguments={}, dtype=data.inputs.dtype)
+        reason = (
+            f"{count} samples are few for a neural operator, and Gaussian processes between principal components need fewer"
+        )
+        return Suggestion(name=KERNEL, options={}, reason=reason, arguments={}, dtype=data.inputs.dtype)
     return Suggestion(
         name=name,
         options=default_options(name, data, count=count) | options,
@@ -142,7 +144,7 @@ def default_options(name: str, data: Dataset, *, count: int) -> dict[str, Any]:
     Args:
         name: A class of `pn.operators`.
         data: Pairs; their grids count.
-        count: How many of them are trained on.
+        count: Number of training samples.
     """
     grid = data.inputs.grid
     if name == "PODDeepONet":
@@ -220,9 +222,9 @@ def _check_differences(data: Dataset, side: str, rows: Tensor) -> None:
         )
 
 
-def _share_domain(grid: Grid, other: Grid) -> bool:
+def _share_domain(first: Grid, second: Grid) -> bool:
     """Whether two uniform grids have the same extent and periodicity."""
-    spans = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (grid, other)]
+    spans = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (first, second)]
     return spans[0] == spans[1]
 
 

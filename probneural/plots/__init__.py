@@ -1,6 +1,6 @@
 """Figures of predicted fields, of their calibration, and of training; needs Matplotlib, the extra `plots`.
 
-Every function returns a `matplotlib.figure.Figure` of its own. None of them touches `pyplot` or the user's style: save a figure
+Every function returns a new `matplotlib.figure.Figure`. None of them touches `pyplot` or the user's style: save a figure
 with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots.single.png].
 """
 

@@ -1,4 +1,4 @@
-"""Active learning loops: what each label bought."""
+"""Active learning loops: error against number of labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def active_learning(
     error that the posterior states: below the line it is too sure.
 
     Args:
-        histories: What [`ActiveLearner.run`][probneural.active.ActiveLearner.run] returned, or several of them by name.
+        histories: The history of [`ActiveLearner.run`][probneural.active.ActiveLearner.run], or several by name.
 
     Returns:
         The figure.

@@ -58,16 +58,16 @@ def fan(
     noise: float | Float[Tensor, "..."] = 0.0,
     times: Sequence[float] | Tensor | None = None,
 ) -> Figure:
-    """Draw a quantity of one function over the leads: its central intervals at 50 and 90 %, its mean, draws, and the truth.
+    """Draw a quantity of one sample over the leads: its central intervals at 50 and 90 %, its mean, draws, and the truth.
 
     A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself.
 
     Args:
-        forecast: Of n functions.
+        forecast: Of n samples.
         functional: The quantity, one number of a state: the value at a point, `pn.functionals.sensors(grid, [[0.25]])`, an
             integral. The first of several.
         truth: The true trajectories.
-        index: Which of the n functions; negative numbers count from the end.
+        index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
         draws: Number of draws.
         noise: Variance of the noise of the measured quantity, in its units squared.
@@ -92,10 +92,10 @@ def fan(
         column = checked_position(channel, values.mean.shape[1], name="channel")
         ends = [end for level in _LEVELS for end in values.interval(level, noise=noise if lead else 0.0)]
         drawn = functional(u[row].rsample(torch.Size([draws]), seed=0))[:, 0, column, 0]
-        kept = [part[0, column, 0] for part in (values.mean, *ends)]
+        rows = [part[0, column, 0] for part in (values.mean, *ends)]
         if states is not None:
-            kept.append(functional(states.at(lead)[row].values)[0, column, 0])
-        parts.append([*kept, *drawn])
+            rows.append(functional(states.at(lead)[row].values)[0, column, 0])
+        parts.append([*rows, *drawn])
     curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
     where = np.concatenate([[0.0], lead_times(times, forecast.steps).numpy()])
     figure = new_figure(WIDTH, 3.4)
@@ -130,20 +130,20 @@ def space_time(
     label: str = "value",
     axes: Sequence[str] = ("x",),
 ) -> Figure:
-    """Draw one function of a forecast on a line as maps over space and time: truth, mean, a draw; error and deviation.
+    """Draw one sample of a forecast on a line as maps over space and time: truth, mean, a draw; error and deviation.
 
     The draw is the same member, or the same latent, at all leads. A forecast in the plane is drawn by
     [`snapshots`][probneural.plots.snapshots].
 
     Args:
-        forecast: Of n functions on a uniform line.
+        forecast: Of n samples on a uniform line.
         truth: The true trajectories.
-        index: Which of the n functions; negative numbers count from the end.
+        index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         times: Time of each lead, `(steps,)`, equally spaced from the start at 0; the number of the lead by default.
-        label: What the values are, with their unit: "velocity (m/s)".
-        axes: What the coordinate is, with its unit: "x (m)".
+        label: Name of the values, with their unit: "velocity (m/s)".
+        axes: Name of the coordinate, with its unit: "x (m)".
 
     Returns:
         The figure.
@@ -162,10 +162,10 @@ def space_time(
     maps: list[list[Tensor]] = []
     states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast):
-        one = u[row]
-        column = checked_position(channel, one.mean.shape[1], name="channel")
-        observed = noise_variance(noise, tuple(one.mean.shape), one.mean.detach()) if lead else 0.0
-        parts = [one.mean, (one.variance.double() + observed).sqrt(), one.rsample(torch.Size([1]), seed=0)[0]]
+        predicted = u[row]
+        column = checked_position(channel, predicted.mean.shape[1], name="channel")
+        observed = noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach()) if lead else 0.0
+        parts = [predicted.mean, (predicted.variance.double() + observed).sqrt(), predicted.rsample(torch.Size([1]), seed=0)[0]]
         if states is not None:
             parts.append(states.at(lead)[row].values)
         maps.append([part[0, column].detach().cpu().double() for part in parts])
@@ -212,20 +212,20 @@ def snapshots(
     label: str = "value",
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one function of a forecast in a plane as maps at several leads: truth, mean, error and deviation, a column per lead.
+    """Draw one sample of a forecast in a plane as maps at several leads: truth, mean, error and deviation, a column per lead.
 
     Rows of values share one colour scale, rows of deviations another one, over all leads.
 
     Args:
-        forecast: Of n functions in the plane, on a uniform grid or at scattered points.
+        forecast: Of n samples in the plane, on a uniform grid or at scattered points.
         truth: The true trajectories.
-        index: Which of the n functions; negative numbers count from the end.
+        index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
         leads: Which; up to four of them, evenly spread, by default.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         times: Time of each lead, `(steps,)`; the number of the lead by default.
-        label: What the values are, with their unit: "vorticity (1/s)".
-        axes: What the coordinates are, with their units.
+        label: Name of the values, with their unit: "vorticity (1/s)".
+        axes: Names of the coordinates, with their units.
 
     Returns:
         The figure.
@@ -247,10 +247,10 @@ def snapshots(
     for lead, u in forecast.leads():
         if lead not in chosen:
             continue
-        one = u[row]
-        column = checked_position(channel, one.mean.shape[1], name="channel")
-        variance = one.variance.double() + noise_variance(noise, tuple(one.mean.shape), one.mean.detach())
-        mean, sd = (part[0, column].detach().cpu().double() for part in (one.mean, variance.sqrt()))
+        predicted = u[row]
+        column = checked_position(channel, predicted.mean.shape[1], name="channel")
+        variance = predicted.variance.double() + noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach())
+        mean, sd = (part[0, column].detach().cpu().double() for part in (predicted.mean, variance.sqrt()))
         if states is None:
             maps.append({"mean": mean, "sd": sd})
         else:
@@ -261,7 +261,7 @@ def snapshots(
     _draw_snapshots(figure, panels, grid, maps, label=label, axes=axes)
     for panel, lead in zip(panels[0], chosen, strict=True):
         panel.set_title(f"lead {lead}" if times is None else f"time {float(when[lead - 1]):g}", fontsize=10)
-    return noted(figure, one.is_uncalibrated)
+    return noted(figure, predicted.is_uncalibrated)
 
 
 def _draw_snapshots(
@@ -311,7 +311,7 @@ def lead_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Te
 
 
 def time_name(times: Sequence[float] | Tensor | None) -> str:
-    """What the axis of time counts."""
+    """Name of the axis of time."""
     return "lead" if times is None else "time"
 
 
@@ -324,8 +324,8 @@ def chosen_leads(leads: Sequence[int] | None, steps: int, *, most: int) -> list[
     if leads is None:
         count = min(most, steps)
         return sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
-    given = check_sequence(leads, "leads", remedy="give a list of numbers")
-    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in given})
+    numbers = check_sequence(leads, "leads", remedy="give a list of numbers")
+    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in numbers})
     if not chosen:
         raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for some of them")
     return chosen

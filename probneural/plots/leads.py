@@ -18,17 +18,7 @@ from probneural.errors import ArgumentError, DataError
 from probneural.metrics.lead_scores import TITLES, LeadScores
 from probneural.plots.evolution import chosen_leads, lead_times, time_name
 from probneural.plots.several import series_colour, series_marker
-from probneural.plots.single import (
-    BLUE,
-    SKY,
-    WIDTH,
-    checked_position,
-    ink,
-    legend_above,
-    new_figure,
-    noted,
-    with_unit,
-)
+from probneural.plots.single import BLUE, SKY, WIDTH, checked_position, ink, legend_above, new_figure, noted, with_unit
 
 _PANELS = 6
 """Leads whose rank histograms a figure has room for."""
@@ -45,12 +35,12 @@ def lead_scores(
     """Draw scores against the lead, for one forecast or several; the shade is two standard errors over the functions.
 
     Args:
-        scores: What [`score_by_lead`][probneural.metrics.score_by_lead] returned, or several of them by name.
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead], or several by name.
         names: Which scores, a panel each, in the names of their table: "crps", "energy", "rank_deviation", ...
         unit: Unit of the values.
 
     Returns:
-        The figure. A dashed line is what a calibrated forecast has.
+        The figure. A dashed line is the value of a calibrated forecast.
 
     Raises:
         DataError: If there are no scores.
@@ -68,9 +58,9 @@ def lead_scores(
     ideals = {"spread_skill": 1.0, "chi2": 1.0, "rank_deviation": 0.0, "spectrum_error": 0.0}
     for number, name in enumerate(names):
         panel = panels[number // columns, number % columns]
-        for series, (title, found) in enumerate(named.items()):
-            if name in found.scores:
-                _draw_series(panel, found, name, colour=series_colour(series), marker=series_marker(series), label=title)
+        for series, (title, table) in enumerate(named.items()):
+            if name in table.scores:
+                _draw_series(panel, table, name, colour=series_colour(series), marker=series_marker(series), label=title)
         level = next(iter(named.values())).level
         ideal = level if name.endswith("coverage") else ideals.get(name)
         if ideal is not None:
@@ -83,14 +73,14 @@ def lead_scores(
         _name_abscissa(panel, next(iter(named.values())))
     if len(named) > 1:
         legend_above(figure, panels[0, 0])
-    return noted(figure, any(found.is_uncalibrated for found in named.values()))
+    return noted(figure, any(table.is_uncalibrated for table in named.values()))
 
 
 def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: str = "") -> Figure:
-    """Draw spread and error against the lead, one panel per forecast: equal if the forecast knows how wrong it is.
+    """Draw spread and error against the lead, one panel per forecast: equal for a calibrated forecast.
 
     Args:
-        scores: What [`score_by_lead`][probneural.metrics.score_by_lead] returned, or several of them by name.
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead], or several by name.
         unit: Unit of the values.
 
     Returns:
@@ -102,17 +92,17 @@ def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: st
     named = _named(scores)
     figure = new_figure(max(WIDTH * 0.75, 3.2 * len(named)), 3.2)
     panels = figure.subplots(1, len(named), squeeze=False, sharey=True)[0]
-    for panel, (name, found) in zip(panels, named.items(), strict=True):
-        _draw_series(panel, found, "rmse", colour=series_colour(1), marker="o", label="RMSE of the mean")
-        _draw_series(panel, found, "spread", colour=BLUE, marker="s", label="spread")
-        ratio = found.scores.get("spread_skill")
+    for panel, (name, table) in zip(panels, named.items(), strict=True):
+        _draw_series(panel, table, "rmse", colour=series_colour(1), marker="o", label="RMSE of the mean")
+        _draw_series(panel, table, "spread", colour=BLUE, marker="s", label="spread")
+        ratio = table.scores.get("spread_skill")
         title = "" if ratio is None else f"ratio {ratio.overall:.3g}"
         panel.set_title(", ".join(part for part in (name if len(named) > 1 else "", title) if part), fontsize=10)
-        _name_abscissa(panel, found)
+        _name_abscissa(panel, table)
         panel.set_ylim(bottom=0.0)
     panels[0].set_ylabel(with_unit("value", unit))
     legend_above(figure, panels[0])
-    return noted(figure, any(found.is_uncalibrated for found in named.values()))
+    return noted(figure, any(table.is_uncalibrated for table in named.values()))
 
 
 def rank_histograms(scores: LeadScores, *, leads: Sequence[int] | None = None) -> Figure:
@@ -122,7 +112,7 @@ def rank_histograms(scores: LeadScores, *, leads: Sequence[int] | None = None) -
     the bars are those of the probability integral transform.
 
     Args:
-        scores: What [`score_by_lead`][probneural.metrics.score_by_lead] returned.
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead].
         leads: Which; up to six of them, evenly spread, by default.
 
     Returns:
@@ -161,7 +151,7 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
     """Draw where the variance of a forecast comes from, against the lead: initial states, operators, both together, noise.
 
     Args:
-        shares: What `forecast.variance_shares()` returned.
+        shares: The result of `forecast.variance_shares()`.
         channel: Which of the c channels; negative numbers count from the end.
         times: Time of each lead, `(steps,)`; the number of the lead by default.
 
@@ -196,7 +186,7 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
 
 def _named(scores: LeadScores | Mapping[str, LeadScores]) -> Mapping[str, LeadScores]:
     named = {"": scores} if isinstance(scores, LeadScores) else scores
-    if not isinstance(named, Mapping) or not named or not all(isinstance(one, LeadScores) for one in named.values()):
+    if not isinstance(named, Mapping) or not named or not all(isinstance(table, LeadScores) for table in named.values()):
         raise DataError(
             expected="scores by lead, or several by name",
             got=repr(scores)[:200],
@@ -205,17 +195,17 @@ def _named(scores: LeadScores | Mapping[str, LeadScores]) -> Mapping[str, LeadSc
     return named
 
 
-def _draw_series(panel: Axes, found: LeadScores, name: str, *, colour: str, marker: str, label: str) -> None:
+def _draw_series(panel: Axes, table: LeadScores, name: str, *, colour: str, marker: str, label: str) -> None:
     """One score against time, with two standard errors shaded."""
-    score, where = found.scores[name], found.times.numpy()
+    score, where = table.scores[name], table.times.numpy()
     values, errors = score.values.numpy(), 2.0 * np.nan_to_num(score.errors.numpy())
     many = len(where) > _MARKED
     panel.fill_between(where, values - errors, values + errors, color=colour, alpha=0.2, linewidth=0)
     panel.plot(where, values, color=colour, linewidth=1.4, marker=None if many else marker, markersize=3, label=label)
 
 
-def _name_abscissa(panel: Axes, found: LeadScores) -> None:
-    is_lead = torch.equal(found.times, torch.arange(1, found.steps + 1).to(found.times))
+def _name_abscissa(panel: Axes, table: LeadScores) -> None:
+    is_lead = torch.equal(table.times, torch.arange(1, table.steps + 1).to(table.times))
     panel.set_xlabel("lead" if is_lead else "time")
     if is_lead:
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))

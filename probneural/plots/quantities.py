@@ -1,4 +1,4 @@
-"""Quantities of interest: what was predicted for functionals of fields, beside the truth or data."""
+"""Quantities of interest: predicted functionals of fields, beside the truth or data."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def quantity(
 ) -> Figure:
     """Draw the central intervals of functionals of fields, beside the truth or data.
 
-    There is a pair of panels per quantity, values and their deviations from the mean, with one interval per function; of a
-    single function, one pair with one interval per quantity. Dots outside of their interval are marked, and the title counts
+    There is a pair of panels per quantity, values and their deviations from the mean, with one interval per sample; of a
+    single sample, one pair with one interval per quantity. Dots outside of their interval are marked, and the title counts
     those inside.
 
     Args:
-        u: What `apply` or `apply_by_draws` returned: n functions, c channels, m numbers.
+        u: The result of `apply` or `apply_by_draws`: n samples, c channels, m values.
         truth: True or measured numbers, `(n, c, m)`, in the quantity's units, as `functional(truth.values)` gives them.
         channel: Which of the c channels.
         level: Nominal level of the intervals, between 0 and 1.
         noise: Variance of the noise of measured numbers, in their units squared: a number, one per channel `(c,)`, or one per
             number `(n, c, m)`.
-        order: "value" sorts functions by the truth, or else by the mean; "index" leaves them as they are.
+        order: "value" sorts samples by the truth, or else by the mean; "index" leaves them as they are.
         labels: Names of the m quantities; those of the functional by default.
         unit: Unit of the values.
 
@@ -60,11 +60,11 @@ def quantity(
         The figure.
 
     Raises:
-        DataError: If `u` is no distribution, there are no functions, or a value is not finite.
+        DataError: If `u` is no distribution, there are no samples, or a value is not finite.
         GridError: If `u` is a field rather than numbers.
         ShapeError: If the truth is not `(n, c, m)`.
         ArgumentError: If the channel is out of range, the level is not between 0 and 1, the noise is unusable, the order is
-            another one, names are too few, or there are more than 12 quantities of several functions.
+            another one, names are too few, or there are more than 12 quantities of several samples.
     """
     check_instance(u, FieldDistribution, "u", remedy="plot what u.apply(functional) returned")
     if u.grid != index_grid(u.grid.size):
@@ -84,8 +84,8 @@ def quantity(
             got=f"{size} of {count}",
             remedy="plot fewer, or one function: u[0]",
         )
-    given = u.labels if labels is None else labels
-    names = tuple(map(str, range(size))) if given is None else check_labels(given, size)
+    label_list = u.labels if labels is None else labels
+    names = tuple(map(str, range(size))) if label_list is None else check_labels(label_list, size)
     lower, upper = (end[:, column].detach().cpu() for end in u.interval(level, noise=noise))
     mean = u.mean[:, column].detach().cpu().double()
     for values, name in ((mean, "predicted means"), (upper - lower, "intervals")):
@@ -107,7 +107,7 @@ def quantity(
 
 @dataclass(frozen=True, kw_only=True)
 class _Series:
-    """Intervals to draw, and what they and the dots are called; tensors are `(n, m)`, or `(n,)` or `(m,)` of a row."""
+    """Intervals to draw, and labels of them and of the dots; tensors are `(n, m)`, or `(n,)` or `(m,)` of a row."""
 
     mean: Float64[Tensor, "*numbers"]
     lower: Float64[Tensor, "*numbers"]
@@ -117,7 +117,7 @@ class _Series:
     dots: str
 
     def row(self, index: Tensor | int, quantity: int | slice) -> _Series:
-        """One quantity of functions, or one function's quantities."""
+        """One quantity of samples, or one sample's quantities."""
 
         def chosen(values: Tensor) -> Tensor:
             return values[index, quantity]
@@ -142,7 +142,7 @@ def _checked_truth(truth: object, u: FieldDistribution) -> Float64[Tensor, "n c 
 
 
 def _many_functions(series: _Series, names: Sequence[str], *, is_sorted: bool, value: str) -> Figure:
-    """Per quantity, values above their deviations from the mean, functions along the abscissa."""
+    """Per quantity, values above their deviations from the mean, samples along the abscissa."""
     columns = min(_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
     figure = new_figure(max(WIDTH, 3.6 * columns), 0.6 + 4.2 * rows)
@@ -171,14 +171,14 @@ def _many_functions(series: _Series, names: Sequence[str], *, is_sorted: bool, v
 def _one_function(series: _Series, names: Sequence[str], *, value: str) -> Figure:
     """Quantities from top to bottom, values beside their deviations from the mean."""
     figure = new_figure(WIDTH + 0.8, 1.5 + 0.35 * len(names))
-    left, right = figure.subplots(1, 2, sharey=True)
-    _draw_pair(left, right, series, is_upright=False)
-    left.set_yticks(range(len(names)), names)
-    left.set_ylim(len(names) - 0.5, -0.5)
-    left.set_xlabel(value)
-    right.set_xlabel("deviation from the mean")
+    first, second = figure.subplots(1, 2, sharey=True)
+    _draw_pair(first, second, series, is_upright=False)
+    first.set_yticks(range(len(names)), names)
+    first.set_ylim(len(names) - 0.5, -0.5)
+    first.set_xlabel(value)
+    second.set_xlabel("deviation from the mean")
     if series.truth is not None:
-        right.set_title(_counted("", series), fontsize=10)
+        second.set_title(_counted("", series), fontsize=10)
     _legend(figure)
     return figure
 
@@ -214,8 +214,10 @@ def _draw_pair(first: Axes, second: Axes, series: _Series, *, is_upright: bool =
 
 def _legend(figure: Figure) -> None:
     """One entry of a kind, of all panels, below everything."""
-    found: dict[str, Artist] = {}
+    entries: dict[str, Artist] = {}
     for panel in figure.axes:
         handles, labels = panel.get_legend_handles_labels()
-        found |= dict(zip(labels, handles, strict=True))
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=len(found), frameon=False, fontsize=9)
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside lower center", ncols=len(entries), frameon=False, fontsize=9
+    )

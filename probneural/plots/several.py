@@ -1,4 +1,4 @@
-"""Several predictors side by side: their fields, their calibration, and what they cost."""
+"""Several predictors side by side: their fields, calibration and cost."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ def fields(
     labels: Sequence[str] | None = None,
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one function as several predictors see it: one row per predictor and channel.
+    """Draw one sample as several predictors see it: one row per predictor and channel.
 
     In a plane, each row has maps of the truth, the mean, |truth - mean| and the standard deviation; in three dimensions, of
     the slice in the middle of the last axis; on a line, curves of truth and mean with two standard deviations shaded, beside
-    the error and the standard deviation. All rows of a channel share their scales. The standard deviation is that of what is
-    observed, √(variance + noise).
+    the error and the standard deviation. All rows of a channel share their scales. The standard deviation
+    includes observation noise, √(variance + noise).
 
     Args:
-        predictions: Distributions over the same n functions, by name.
-        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
-        index: Which of the n functions; negative numbers count from the end.
+        predictions: Distributions over the same n samples, by name.
+        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
+        index: Which of the n samples; negative numbers count from the end.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-        labels: What the values of each channel are, with their units.
-        axes: What the coordinates are, with their units.
+        labels: Names of the channels, with their units.
+        axes: Names of the coordinates, with their units.
 
     Returns:
         The figure.
@@ -78,7 +78,7 @@ def fields(
         DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
         ArgumentError: If the index is out of range, labels or axis names are too few, or the noise is unusable.
         GridError: If the grids differ, have more than three dimensions, or scattered points in three.
-        ShapeError: If the numbers of functions or channels differ.
+        ShapeError: If the numbers of samples or channels differ.
     """
     compared = _compared(predictions, truth, noise)
     row, channels = checked_position(index, len(truth), name="index"), truth.channels
@@ -108,17 +108,17 @@ def pit(predictions: Mapping[str, FieldDistribution], truth: Field, *, noise: fl
     """Draw histograms of the probability integral transform side by side: flat if calibrated, high at both ends if too sure.
 
     Args:
-        predictions: Distributions over the same n functions, by name.
-        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
+        predictions: Distributions over the same n samples, by name.
+        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
 
     Returns:
-        The figure; whiskers are two standard errors over the functions.
+        The figure; whiskers are two standard errors over the samples.
 
     Raises:
         DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
         GridError: If the grids differ.
-        ShapeError: If the numbers of functions or channels differ.
+        ShapeError: If the numbers of samples or channels differ.
         ArgumentError: If the noise is unusable.
         UnsupportedError: If a distribution is neither Gaussian nor empirical.
     """
@@ -144,8 +144,8 @@ def spread_skill(
     """Draw error against stated standard deviation, in bins of the latter; on the diagonal if calibrated.
 
     Args:
-        predictions: Distributions over the same n functions, by name.
-        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
+        predictions: Distributions over the same n samples, by name.
+        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
         channel: Which of the c channels.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         bins: Number of bins of an equal fraction of the domain.
@@ -157,7 +157,7 @@ def spread_skill(
     Raises:
         DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
         GridError: If the grids differ.
-        ShapeError: If the numbers of functions or channels differ.
+        ShapeError: If the numbers of samples or channels differ.
         ArgumentError: If the channel is out of range, the bins are too many, or the noise is unusable.
     """
     compared = _compared(predictions, truth, noise)
@@ -195,25 +195,25 @@ def sparsification(
     noise: float | Float[Tensor, "..."] = 0.0,
     unit: str = "",
 ) -> Figure:
-    """Draw the error of what remains when the most uncertain values, or functions, are left out, beside the oracle's.
+    """Draw the error of the remaining values, or samples, without the most uncertain ones, beside the oracle's.
 
     Args:
-        predictions: Distributions over the same n functions, by name.
-        truth: The true functions, `(n, c, *grid)`, on the distributions' grid.
-        over: What is left out one by one: "values" of all functions, or whole "functions".
+        predictions: Distributions over the same n samples, by name.
+        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
+        over: Items to leave out: "values" of all samples, or whole "functions".
         channel: Which of the c channels.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         unit: Unit of the values.
 
     Returns:
-        The figure; oracles, which know the errors, are dashed, and the legend has the areas between
+        The figure; oracles, which sort by the errors, are dashed, and the legend has the areas between
         ([`ause`][probneural.metrics.sparsification.ause]).
 
     Raises:
         DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, a value is not finite, there
-            are fewer than two functions, or no errors.
+            are fewer than two samples, or no errors.
         GridError: If the grids differ.
-        ShapeError: If the numbers of functions or channels differ.
+        ShapeError: If the numbers of samples or channels differ.
         ArgumentError: If the channel is out of range, `over` does not exist, or the noise is unusable.
     """
     compared = _compared(predictions, truth, noise)
@@ -236,14 +236,14 @@ def sparsification(
 
 
 def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axis: str = "time (s)", title: str = "") -> Figure:
-    """Draw a score against what it costs, one labelled point each.
+    """Draw a score against its cost, one labelled point each.
 
     Cost is on a logarithmic axis; so are scores that are all positive and of more than one order of magnitude.
 
     Args:
         points: (seconds, score) by name; seconds positive.
-        score: What the score is, with its unit and which way is better.
-        axis: What the seconds were spent on.
+        score: Name of the score, with its unit and direction.
+        axis: Name of the cost in seconds.
         title: Above the figure.
 
     Returns:
@@ -253,8 +253,10 @@ def cost(points: Mapping[str, tuple[float, float]], *, score: str = "score", axi
         DataError: If there is no point, a value is not finite, or seconds are not positive.
     """
     pairs = list(points.values()) if isinstance(points, Mapping) else []
-    known = [isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, Real) for part in pair) for pair in pairs]
-    if not pairs or not all(known) or not all(math.isfinite(x) and x > 0 and math.isfinite(y) for x, y in pairs):
+    are_pairs = [
+        isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(part, Real) for part in pair) for pair in pairs
+    ]
+    if not pairs or not all(are_pairs) or not all(math.isfinite(x) and x > 0 and math.isfinite(y) for x, y in pairs):
         raise DataError(
             expected="points of finite positive seconds and finite scores", got=repr(points), remedy="leave failures out"
         )
@@ -288,7 +290,7 @@ def _compared(predictions: Mapping[str, FieldDistribution], truth: Field, noise:
 
 
 def _plane(grid: Grid) -> tuple[Grid, tuple[int | slice, ...]]:
-    """A grid of one or two dimensions, and what selects it: the middle slice of three dimensions."""
+    """A grid of one or two dimensions, and its index: the middle slice of three dimensions."""
     if grid.dimension <= 2:
         return grid, (slice(None),)
     if grid.dimension > 3 or not grid.is_uniform:
@@ -297,8 +299,8 @@ def _plane(grid: Grid) -> tuple[Grid, tuple[int | slice, ...]]:
             got=repr(grid),
             remedy="evaluate on a slice of it: query=pn.Grid.scattered(points, weights)",
         )
-    kept = grid.axes[:2]
-    flat = Grid(shape=tuple(axis.size for axis in kept), axes=kept)
+    plane_axes = grid.axes[:2]
+    flat = Grid(shape=tuple(axis.size for axis in plane_axes), axes=plane_axes)
     return flat, (slice(None), slice(None), grid.shape[2] // 2)
 
 
@@ -342,19 +344,19 @@ def _curve_row(
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
     true, mean, error, sd = (part[order].numpy() for part in maps)
-    left, right = panels
-    left.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
-    left.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
-    left.plot(x, true, color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
-    right.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
-    right.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), label="sd")
+    curves, deviations = panels
+    curves.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
+    curves.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
+    curves.plot(x, true, color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+    deviations.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
+    deviations.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), label="sd")
     lows = [float((m - 2 * s).min()) for _, m, _, s in shared] + [float(t.min()) for t, *_ in shared]
     highs = [float((m + 2 * s).max()) for _, m, _, s in shared] + [float(t.max()) for t, *_ in shared]
     scale = limits({"low": torch.tensor(lows, dtype=torch.float64), "high": torch.tensor(highs, dtype=torch.float64)})
     margin = 0.05 * ((scale.vmax or 0.0) - (scale.vmin or 0.0))
-    left.set_ylim((scale.vmin or 0.0) - margin, (scale.vmax or 0.0) + margin)
-    right.set_ylim(0.0, 1.05 * max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
-    left.set_ylabel(f"{name}\n{label}")
+    curves.set_ylim((scale.vmin or 0.0) - margin, (scale.vmax or 0.0) + margin)
+    deviations.set_ylim(0.0, 1.05 * max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
+    curves.set_ylabel(f"{name}\n{label}")
     for panel in panels:
         panel.legend(frameon=False, fontsize=8)
 

@@ -20,14 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.calibration.band_fields import BandField
-from probneural.checks import (
-    check_finite,
-    check_instance,
-    check_integer,
-    check_real,
-    check_sequence,
-    check_text,
-)
+from probneural.checks import check_finite, check_instance, check_integer, check_real, check_sequence, check_text
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field, check_field
@@ -58,24 +51,24 @@ def field(
     label: str = "value",
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one predicted function.
+    """Draw one predicted sample.
 
     On a line: truth, mean, central interval and draws, and below them the same as deviations from the mean. In a plane: maps of
     truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another. Draws are of the
-    function; interval and standard deviation are of what is observed, √(variance + noise), as in
+    sample; interval and standard deviation include observation noise, √(variance + noise), as in
     [`coverage`][probneural.metrics.reliability.coverage].
 
     Args:
-        u: The distribution, of n functions with c channels, without observation noise.
-        truth: The true functions, `(n, c, *grid)`, on the distribution's grid.
-        index: Which of the n functions; negative numbers count from the end.
+        u: The distribution, of n samples with c channels, without observation noise.
+        truth: The true samples, `(n, c, *grid)`, on the distribution's grid.
+        index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
         draws: Number of draws on a line; a plane shows the first of them.
         seed: Makes the draws repeatable.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the interval, between 0 and 1.
-        label: What the values are, with their unit: "velocity (m/s)".
-        axes: What the coordinates are, with their units: "x (m)", "t (s)".
+        label: Name of the values, with their unit: "velocity (m/s)".
+        axes: Names of the coordinates, with their units: "x (m)", "t (s)".
 
     Returns:
         The figure.
@@ -84,7 +77,7 @@ def field(
         ArgumentError: If index or channel is out of range, `draws` is negative, the level is not between 0 and 1, `axes` has
             fewer names than the grid dimensions, or the noise is negative or of another shape.
         GridError: If the grid has neither one nor two dimensions, or the truth lives on another.
-        ShapeError: If the truth has other numbers of functions or channels.
+        ShapeError: If the truth has other numbers of samples or channels.
         DataError: If `u` is not a distribution, `truth` is not a `Field`, or a value is not finite.
     """
     check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
@@ -94,11 +87,11 @@ def field(
     draws = check_integer(draws, "draws", least=0)
     level = check_real(level, "level", above=0.0, below=1.0)
     true = None if truth is None else _one(_checked_truth(truth, u.grid, shape), row, channel)
-    one = u[row]
+    predicted = u[row]
     observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
-    mean = _one(one.mean, 0, channel)
-    sd = _one(one.variance.detach().double() + observed, 0, channel).sqrt()
-    drawn = one.rsample(torch.Size([draws]), seed=check_seed(seed))[:, 0, channel].detach().cpu().double()
+    mean = _one(predicted.mean, 0, channel)
+    sd = _one(predicted.variance.detach().double() + observed, 0, channel).sqrt()
+    drawn = predicted.rsample(torch.Size([draws]), seed=check_seed(seed))[:, 0, channel].detach().cpu().double()
     for values, name in ((mean, "predicted means"), (sd, "predicted variances")):
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
@@ -128,12 +121,12 @@ def band(
     dot at each point outside.
 
     Args:
-        bands: What a calibrated [`Band`][probneural.calibration.bands.Band] returned for n functions.
-        truth: The true functions, `(n, c, *grid)`, on the bands' grid.
-        index: Which of the n functions; negative numbers count from the end.
-        channel: Which of the c channels. A function is inside a simultaneous band only if all its channels are.
-        label: What the values are, with their unit: "velocity (m/s)".
-        axes: What the coordinates are, with their units: "x (m)".
+        bands: Bands of a calibrated [`Band`][probneural.calibration.bands.Band] for n samples.
+        truth: The true samples, `(n, c, *grid)`, on the bands' grid.
+        index: Number of the sample; negative numbers count from the end.
+        channel: Which of the c channels. A sample is inside a simultaneous band only if all its channels are.
+        label: Name of the values, with their unit: "velocity (m/s)".
+        axes: Names of the coordinates, with their units: "x (m)".
 
     Returns:
         The figure.
@@ -141,7 +134,7 @@ def band(
     Raises:
         ArgumentError: If index or channel is out of range, or `axes` has too few names.
         GridError: If the grid has neither one nor two dimensions, or the truth lives on another.
-        ShapeError: If the truth has other numbers of functions or channels.
+        ShapeError: If the truth has other numbers of samples or channels.
         DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
     """
     check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
@@ -156,15 +149,7 @@ def band(
     none = mean.new_zeros(0, *mean.shape)
     if bands.grid.dimension == 2:
         return draw_planes(
-            bands.grid,
-            true,
-            mean=mean,
-            sd=half,
-            draws=none,
-            spread="half width",
-            label=label,
-            axes=axes,
-            outside=outside,
+            bands.grid, true, mean=mean, sd=half, draws=none, spread="half width", label=label, axes=axes, outside=outside
         )
     edges = (middle - half, middle + half)
     return _curves(bands.grid, true, mean, edges, none, name="band", label=label, axis=axes[0], outside=outside)
@@ -173,31 +158,31 @@ def band(
 def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
     """Draw the coverage of central intervals against their level, beside a histogram of the probability integral transform.
 
-    Both average over functions, channels and, by quadrature, the domain; what is shaded, and the bars' whiskers, are two
-    standard errors over the functions (values within one function are dependent). A calibrated prediction lies on the diagonal
+    Both average over functions, channels and, by quadrature, the domain; shading and the bars' whiskers are two
+    standard errors over the samples (values within one sample are dependent). A calibrated prediction lies on the diagonal
     and has a flat histogram; an over-confident one lies below it, with a histogram that is high at both ends.
 
     Args:
-        u: The distribution, of n functions with c channels, without observation noise.
-        truth: The true functions, `(n, c, *grid)`, on the distribution's grid.
+        u: The distribution, of n samples with c channels, without observation noise.
+        truth: The true samples, `(n, c, *grid)`, on the distribution's grid.
         noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`.
 
     Returns:
         The figure.
 
     Raises:
-        DataError: If `u` is not a distribution, `truth` is not a `Field`, there are no functions, or a value is not finite.
+        DataError: If `u` is not a distribution, `truth` is not a `Field`, there are no samples, or a value is not finite.
         GridError: If the grids differ.
-        ShapeError: If the numbers of functions or channels differ.
+        ShapeError: If the numbers of samples or channels differ.
         ArgumentError: If the noise is negative, not finite, or of another shape.
         UnsupportedError: If the distribution is neither Gaussian nor empirical.
     """
     check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
     comparison = compare(u, truth, noise=noise)
     figure = new_figure(WIDTH, 3.1)
-    left, right = figure.subplots(1, 2)
-    _reliability(left, comparison)
-    draw_transform(right, pit_histogram(comparison, bins=BINS))
+    first, second = figure.subplots(1, 2)
+    _reliability(first, comparison)
+    draw_transform(second, pit_histogram(comparison, bins=BINS))
     return noted(figure, u.is_uncalibrated)
 
 
@@ -205,7 +190,7 @@ def training(history: History) -> Figure:
     """Draw losses by epoch on a logarithmic axis, with the epoch marked whose weights were restored, if one was.
 
     Args:
-        history: What [`fit`][probneural.training.trainer.fit] returned.
+        history: The history of [`fit`][probneural.training.trainer.fit].
 
     Returns:
         The figure. A loss that is not positive and finite leaves a gap.
@@ -290,12 +275,12 @@ def _checked_truth(truth: Field, grid: Grid, shape: tuple[int, ...]) -> Tensor:
 
 
 def _one(values: Float[Tensor, "n c *grid"], row: int, channel: int) -> Float64[Tensor, "*grid"]:
-    """One channel of one function, detached, on the CPU."""
+    """One channel of one sample, detached, on the CPU."""
     return values[row, channel].detach().cpu().double()
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of its own, which pyplot does not know."""
+    """An empty figure outside of pyplot."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -331,7 +316,7 @@ def _curves(
     axis: str,
     outside: Bool[Tensor, "*grid"] | None = None,
 ) -> Figure:
-    """Curves on a line above their deviations from the mean, with what lies between the edges shaded in both."""
+    """Curves on a line above their deviations from the mean, with the region between the edges shaded in both."""
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
     figure = new_figure(WIDTH, 4.8)
@@ -347,9 +332,16 @@ def _curves(
             continue
         axes.plot(x, (truth - centre)[order].numpy(), color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
         if outside is not None and bool(outside.any()):
-            there = outside[order]
-            shown = f"outside at {int(there.sum())} of {there.numel()} points"
-            axes.plot(x[there.numpy()], (truth - centre)[order][there].numpy(), ".", color=VERMILION, markersize=6, label=shown)
+            exceeding = outside[order]
+            shown = f"outside at {int(exceeding.sum())} of {exceeding.numel()} points"
+            axes.plot(
+                x[exceeding.numpy()],
+                (truth - centre)[order][exceeding].numpy(),
+                ".",
+                color=VERMILION,
+                markersize=6,
+                label=shown,
+            )
     above.set_ylabel(label)
     below.set(xlabel=axis, ylabel="deviation\nfrom the mean")
     if x[0] < x[-1]:
@@ -423,9 +415,9 @@ def draw_map(axes: Axes, grid: Grid, *, values: NDArray[np.float64], colours: st
         points = axis.coordinates
         half = 0.5 * float(points[1] - points[0] if axis.size > 1 else axis.length)
         edges += [float(points[0]) - half, float(points[-1]) + half]
-    left, right, bottom, top = edges
-    aspect = _aspect(right - left, top - bottom)
-    return axes.imshow(values.T, origin="lower", extent=(left, right, bottom, top), aspect=aspect, cmap=colours, norm=scaling)
+    west, east, bottom, top = edges
+    aspect = _aspect(east - west, top - bottom)
+    return axes.imshow(values.T, origin="lower", extent=(west, east, bottom, top), aspect=aspect, cmap=colours, norm=scaling)
 
 
 def _aspect(width: float, height: float) -> Literal["equal", "auto"]:
@@ -446,7 +438,7 @@ def _reliability(axes: Axes, comparison: Comparison) -> None:
 
 
 def draw_transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
-    """A histogram of the probability integral transform, with two standard errors over the functions."""
+    """A histogram of the probability integral transform, with two standard errors over the samples."""
     density, spread = _mean_and_error(histogram.mean(1).mT.cpu())
     bins = len(density)
     centres = (np.arange(bins) + 0.5) / bins
@@ -458,7 +450,7 @@ def draw_transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
 
 
 def _mean_and_error(fractions: Float64[Tensor, "k n"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean over the functions and two standard errors of it; none for a single function."""
+    """Mean over the samples and two standard errors of it; none for a single sample."""
     count = fractions.shape[1]
     error = 2.0 * fractions.std(1) / count**0.5 if count > 1 else torch.zeros_like(fractions[:, 0])
     return fractions.mean(1).numpy(), error.numpy()

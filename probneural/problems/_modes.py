@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.grids import Grid, along_axis
+from probneural.grids.axes import Axis
 
 
 def modes(axis: Axis) -> tuple[Float64[Tensor, "size modes"], Float64[Tensor, " modes"], Float64[Tensor, " modes"]]:

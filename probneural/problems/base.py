@@ -13,14 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_device, check_finite, check_floating, check_integer
-from probneural.contexts import Undisturbed
+from probneural.contexts import Undisturbed, jvp
 from probneural.errors import DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid, per_axis
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import InputDistribution, check_sample_dtype
 from probneural.problems.random_fields import GaussianRandomField
-from probneural.threads import jvp
 
 _CHUNK_ELEMENTS = 2**22
 """Grid values solved at once when sampling (32 MiB in float64)."""

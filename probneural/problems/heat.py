@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.grids import Grid, along_axis
+from probneural.grids.axes import Axis
 from probneural.problems._modes import modes
 from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from probneural.checks import check_callable, check_instance, check_integer, check_positive, check_text
+from probneural.contexts import jvp
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.problems.base import Problem, shifted_fields
@@ -26,7 +27,6 @@ from probneural.problems.input_distributions import (
 )
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.time_integration import IntegrationError, TimeIntegrator
-from probneural.threads import jvp
 
 _CHUNK_ELEMENTS = 2**20
 """Values of the state integrated at once (8 MiB, and some 15 times that in stages of a Runge-Kutta step)."""

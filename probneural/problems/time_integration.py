@@ -10,9 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer, check_positive
+from probneural.checks import check_choice, check_integer, check_positive, missing
 from probneural.errors import UnsupportedError
-from probneural.extras import missing
 
 _MOST_GROWTH = 300.0
 """Largest exponent of an integrating factor; e^709 would overflow."""

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import check_instance, check_path, check_regular
-from probneural.clocks import WindowClock, split_in_time
 from probneural.data import StoredPairs
-from probneural.errors import ArgumentError, DataError, DataWarning, FileError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, UnsupportedError, warn
 from probneural.grids import Grid
-from probneural.notices import warn
+from probneural.grids.axes import Axis
 from probneural.pairs import Dataset
+from probneural.pairs.clocks import WindowClock, split_in_time
 from probneural.processes import launched, world_size
 from probneural.randomness import stream
 from probneural.runs.config import NO_OPERATOR, Config, Split, with_paths

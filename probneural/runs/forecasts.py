@@ -12,9 +12,8 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import check_path, check_text
+from probneural.checks import check_path, check_text, missing
 from probneural.distributions.trajectory import Forecast, Trajectory
-from probneural.extras import missing
 from probneural.functionals import Functional, integral, sensors
 from probneural.grids import Grid
 from probneural.metrics.lead_alignment import TrueTrajectories

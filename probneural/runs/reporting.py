@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from probneural.checks import missing
 from probneural.distributions import Predictor
-from probneural.extras import missing
 from probneural.metrics.reliability import LEVELS
 from probneural.metrics.scores import Scores
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from probneural.calibration.bands import Band
-from probneural.clocks import WindowClock
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError, FileError
 from probneural.fields import Field
 from probneural.metrics import compare, coverage, relative_l2, score_pairs
 from probneural.metrics.scores import Scores
 from probneural.pairs import Dataset, FieldPairs, FieldSource, batches
+from probneural.pairs.clocks import WindowClock
 
 _BATCH_VALUES = 2**16
 """Output values that are read or predicted at once."""

@@ -12,7 +12,6 @@ from typing import Any, get_type_hints
 from jaxtyping import Bool, Float64
 from torch import Size, Tensor
 
-from probneural.axes import Axis
 from probneural.calibration.calibrate import CalibratedPredictor, CalibrationReport
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.inflation import Inflation
@@ -40,6 +39,7 @@ from probneural.distributions.predictor import FunctionDraw, Predictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.axes import Axis
 from probneural.heads.ensembles.masked_operator import MaskedOperator
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
@@ -69,7 +69,7 @@ from probneural.operators import (
     Rollout,
     SpectralEncoder,
 )
-from probneural.provenance import TrainingRecord
+from probneural.pairs.provenance import TrainingRecord
 from probneural.training import schema
 
 _RECORD = inspect.Parameter("trained_on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TrainingRecord | None)

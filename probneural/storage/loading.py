@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from probneural.checks import check_device, check_module, check_path
 from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError
-from probneural.provenance import TrainingRecord
+from probneural.pairs.provenance import TrainingRecord
 from probneural.storage.kinds import KINDS, OPERATORS, Kind
 from probneural.storage.modules import CONFIGURATION, FOREIGN, RECORD, Bounded, SavedModule
 from probneural.training import files, schema

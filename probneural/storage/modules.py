@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from probneural.errors import ArgumentError, DataWarning, FileError
-from probneural.notices import warn
+from probneural.errors import ArgumentError, DataWarning, FileError, warn
 from probneural.storage.kinds import OPERATORS, Kind
 from probneural.training import schema
 

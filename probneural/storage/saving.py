@@ -12,7 +12,7 @@ from probneural.checks import check_module, check_path
 from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.operators import Operator
-from probneural.provenance import operator_record
+from probneural.pairs.provenance import operator_record
 from probneural.storage.kinds import KINDS, OPERATORS
 from probneural.storage.loading import Reader
 from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, RECORD, class_names, trained_parameters

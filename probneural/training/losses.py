@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.axes import transfer
 from probneural.checks import (
     assign,
     check_callable,
@@ -28,6 +27,7 @@ from probneural.checks import (
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field, power_of_two
 from probneural.grids import Grid, check_grid, check_unmasked
+from probneural.grids.axes import transfer
 
 Loss: TypeAlias = Callable[..., Tensor]
 """Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over functions.

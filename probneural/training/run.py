@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from probneural.errors import ArgumentError, ConvergenceWarning, ProbneuralError, TrainingError
-from probneural.notices import warn
+from probneural.errors import ArgumentError, ConvergenceWarning, ProbneuralError, TrainingError, warn
 from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, world_size
 from probneural.randomness import seeded

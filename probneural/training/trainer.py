@@ -21,17 +21,17 @@ from probneural.checks import (
     check_positive,
     check_real,
     check_sequence,
+    checks_keywords,
     described,
 )
-from probneural.clocks import WindowClock, split_in_time
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError
 from probneural.operators import Operator
 from probneural.pairs import Dataset, check_dataset
+from probneural.pairs.clocks import WindowClock, split_in_time
+from probneural.pairs.provenance import joined_record, operator_record, record_of, row_keys
 from probneural.processes import own_rows, rank, sum_over_processes, together, world_size
-from probneural.provenance import joined_record, operator_record, record_of, row_keys
 from probneural.randomness import check_seed, stream_seed
-from probneural.synonyms import checks_keywords
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback
 from probneural.training.devices import resolve_device

@@ -46,7 +46,7 @@ from probneural.errors import ProbneuralError
 from probneural.fields import Field
 from probneural.forecasts.analysis import EnsembleAnalysis
 from probneural.forecasts.trajectories import GaussianTrajectory
-from probneural.functionals.maxima import Maximum
+from probneural.functionals.regions import Maximum
 from probneural.heads.kernel.kernel_operator import KernelPredictor
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor

@@ -22,7 +22,7 @@ from probneural.calibration.decomposition_search import (
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional
-from probneural.functionals.observations import ValuesAt
+from probneural.functionals.integrals import ValuesAt
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from tests.helpers import normal

@@ -9,7 +9,7 @@ from probneural.calibration.horizon import TrajectoryBand, conformal_scores_by_l
 from probneural.errors import ArgumentError, CalibrationError, DataError
 from probneural.fields import Field
 from probneural.metrics import compare
-from probneural.provenance import row_keys
+from probneural.pairs.provenance import row_keys
 from probneural.trajectories import FieldTrajectories
 from tests.autoregression import Exact, Truth, forecast_and_truth
 from tests.calibration.synthetic import GRID, Members, changed, scaled_by

@@ -15,7 +15,7 @@ from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import chi2, compare, score_by_lead, spread_skill
 from probneural.pairs import FieldPairs
-from probneural.provenance import row_keys
+from probneural.pairs.provenance import row_keys
 from tests.autoregression import DECAY, GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
 

@@ -13,7 +13,7 @@ from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning
 from probneural.metrics import score, score_by_lead, score_pairs
 from probneural.pairs import FieldPairs
-from probneural.provenance import record_of
+from probneural.pairs.provenance import record_of
 from tests.calibration.synthetic import GRID, Synthetic, pairs
 from tests.helpers import normal
 

@@ -69,7 +69,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probneural.statistics._CHUNK_NUMBERS", 8 * 16)
     monkeypatch.setattr("probneural.heads.ensembles.trained_members._BATCH_ELEMENTS", 3 * 8 * 16)
     monkeypatch.setattr("probneural.curvature.rows._READ_VALUES", 8 * 16)
-    monkeypatch.setattr("probneural.provenance._VALUES_AT_ONCE", 8 * 16)
+    monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
     monkeypatch.setattr("probneural.distributions.predictor._VALUES", 8 * 16)
 
 
@@ -109,7 +109,7 @@ def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probneural.calibration.chunks.CHUNK_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.calibration.chunks._KEPT_VALUES", 0)
     monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 8 * 16)
-    monkeypatch.setattr("probneural.provenance._VALUES_AT_ONCE", 8 * 16)
+    monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
     monkeypatch.setattr("probneural.distributions.predictor._VALUES", 8 * 16)
     operator, pairs = operator_and_pairs(120)
     found = []

@@ -12,7 +12,7 @@ import probneural as pn
 from probneural.errors import DataWarning, UnsupportedError
 from probneural.heads import DeepEnsemble, KernelOperator, LastLayerLaplace
 from probneural.pairs import FieldPairs
-from probneural.provenance import row_keys
+from probneural.pairs.provenance import row_keys
 from tests.heads.cases import ALL_HEADS, fields, fitted, operator_case, operators_of
 from tests.helpers import accelerator, held_out
 

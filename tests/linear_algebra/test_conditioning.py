@@ -96,7 +96,7 @@ def test_noise_that_rounding_hides(function: Callable[[Tensor], Tensor], noise: 
     rows = normal("rows", 2, 40, 10)
     assert bool(function(rows @ rows.mT / 1e-12).isfinite().all())
     with pytest.raises(
-        ArgumentError, match=r"a noise that double precision can tell.*times the noise; give a noise of at least"
+        ArgumentError, match=r"a noise that double precision resolves.*times the noise; give a noise of at least"
     ):
         function(rows @ rows.mT / noise)
     unequal = torch.tensor([[1e8, 0.0, 0.0], [0.3, 0.7, 0.1]], dtype=torch.float64)

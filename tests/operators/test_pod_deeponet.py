@@ -275,7 +275,7 @@ def test_compiles_as_one_graph() -> None:
 def test_refuses_arguments() -> None:
     with pytest.raises(GridError, match="a Grid as out_grid; got int 8"):
         PODDeepONet(1, 1, sensors=SENSORS, out_grid=8)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="at most 7 modes, as many as out_grid has points; got 8"):
+    with pytest.raises(ArgumentError, match="at most 7 modes, the number of points of out_grid; got 8"):
         PODDeepONet(1, 1, sensors=SENSORS, out_grid=OUT, basis=8)
     for name in ("in_channels", "out_channels", "basis"):
         arguments: dict[str, Any] = {"in_channels": 1, "out_channels": 1, "basis": 2, name: 0}
@@ -289,7 +289,7 @@ def test_refuses_arguments() -> None:
 def test_refuses_training_data() -> None:
     operator, train = built(fitted=False), pairs()
     before = copy.deepcopy(operator.state_dict())
-    with pytest.raises(DataError, match="more than 4 training pairs, for as many modes; got 4"):
+    with pytest.raises(DataError, match="more than 4 training pairs, for that number of modes; got 4"):
         operator.fit_normalizers(train[:4])
     broken = train.outputs.values.clone()
     broken[2, 1, 3] = torch.nan

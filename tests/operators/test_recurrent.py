@@ -15,7 +15,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError, U
 from probneural.grids import Grid
 from probneural.operators import RecurrentLayers, RecurrentOperator, SpectralEncoder
 from probneural.operators.layers.attention import StateAttention
-from probneural.operators.layers.lstm import LSTM
+from probneural.operators.layers.recurrent import LSTM
 from probneural.operators.recurrent import RecurrentState
 from tests.helpers import generator
 

@@ -12,11 +12,11 @@ from torch.autograd import forward_ad
 from torch.func import jvp, vmap
 
 import probneural as pn
+from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
 from probneural.operators import FNO
 from probneural.operators.layers import PointwiseLinear, SpectralConv
-from probneural.threads import copy_for_call
 from tests.helpers import normal
 
 

@@ -13,7 +13,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.pairs import FieldPairs
-from probneural.provenance import TrainingRecord, row_keys
+from probneural.pairs.provenance import TrainingRecord, row_keys
 from probneural.storage import load, save
 from probneural.training import EarlyStopping, Optimization, Unroll, files, fit, trainer
 from probneural.trajectories import FieldTrajectories

@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.clocks import WindowClock
 from probneural.errors import ArgumentError, DataError, FileError, TrainingError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.pairs import FieldPairs
+from probneural.pairs.clocks import WindowClock
 from probneural.training import (
     Callback,
     EachEpoch,

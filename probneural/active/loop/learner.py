@@ -24,10 +24,9 @@ from probneural.active.simulation.worker_pools import WorkerPool
 from probneural.active.simulation.workers import Simulator, kind_of
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, SimulationError
+from probneural.errors import ArgumentError, DataError, SimulationError, warn
 from probneural.fields import Field
 from probneural.fingerprints import identity_of
-from probneural.notices import warn
 from probneural.pairs import FieldPairs
 from probneural.problems import Problem
 from probneural.randomness import stream, stream_seed

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
-from probneural.errors import ArgumentError, FileError
-from probneural.notices import warn
+from probneural.errors import ArgumentError, FileError, warn
 from probneural.training import atomic, files, schema
 from probneural.training.schema import JSON
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from probneural.active.simulation.store_files import is_key, is_record
-from probneural.notices import warn
+from probneural.errors import warn
 
 
 @dataclass(frozen=True)

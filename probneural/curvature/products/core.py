@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
-from probneural.threads import jvp
+from probneural.contexts import jvp
 
 Function = Callable[[Tensor], Tensor]
 

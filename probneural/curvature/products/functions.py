@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import grad, vjp, vmap
 
 from probneural.checks import check_instance
+from probneural.contexts import forward_mode, plain_operations
 from probneural.curvature.distributed import sum_of_shards
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import (
@@ -28,7 +29,6 @@ from probneural.curvature.products.core import (
     transposed_jacobian_product,
 )
 from probneural.errors import DataError, ShapeError
-from probneural.threads import forward_mode, plain_operations
 
 Term = Callable[..., tuple[Tensor, ...]]
 """From the rows of a minibatch and a chunk of the arguments to this minibatch's part of the results."""

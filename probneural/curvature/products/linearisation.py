@@ -18,11 +18,11 @@ from torch._decomp import get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from probneural.contexts import AUTOGRAD_STATE
 from probneural.curvature.distributed import sum_of_shards
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import fisher_product, gauss_newton_product, hessian_product
 from probneural.curvature.products.rewriting import simplify
-from probneural.threads import AUTOGRAD_STATE
 
 _MEMORY = 2**29
 """Bytes of constants to remember, 512 MiB. A 1-D operator of width 32 needs about 50 MB per minibatch of 32 functions."""

@@ -14,7 +14,7 @@ from torch.func import grad, vjp, vmap
 from tqdm.auto import tqdm
 
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
-from probneural.contexts import undisturbed
+from probneural.contexts import jvp, undisturbed
 from probneural.curvature.problem import CurvatureProblem, Minibatches
 from probneural.errors import ArgumentError, TrainingError
 from probneural.heads.ensembles.deep_ensemble import check_members
@@ -25,7 +25,6 @@ from probneural.linear_algebra.conjugate_gradients import solve_truncated
 from probneural.pairs import Dataset
 from probneural.processes import gathered, own_rows, world_size
 from probneural.randomness import stream
-from probneural.threads import jvp
 
 _BATCH_POINTS = 2**16
 """Members times functions times grid points optimised at once."""

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from probneural.checks import check_module
+from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, ProbneuralError, UnsupportedError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
 from probneural.pairs import FieldPairs
-from probneural.threads import copy_for_call
 
 _POINTWISE, _CHANNELWISE = (nn.Dropout,), (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_choice, check_finite, check_flag, check_integer, check_module, check_real
-from probneural.contexts import undisturbed
+from probneural.contexts import copy_for_call, undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys
 from probneural.errors import ArgumentError, DataError
@@ -31,7 +31,6 @@ from probneural.heads.training_data import in_memory, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
-from probneural.threads import copy_for_call
 
 _TOLERANCES = {"inputs": 1e-8, "outputs": 1e-12}
 """Fraction of the training variance that is left out by default: noise takes the outputs' part."""

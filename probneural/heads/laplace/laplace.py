@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_flag, check_instance, check_integer
-from probneural.contexts import undisturbed
+from probneural.contexts import copy_for_call, undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
@@ -29,9 +29,8 @@ from probneural.heads.weight_posterior import Hyperparameters, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset, check_dataset
-from probneural.provenance import record_of
+from probneural.pairs.provenance import record_of
 from probneural.randomness import check_seed, stream
-from probneural.threads import copy_for_call
 
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from probneural.checks import assign, check_choice, check_flag, check_integer
-from probneural.contexts import undisturbed
-from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError
+from probneural.contexts import GLOBAL_GENERATORS, undisturbed
+from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError, warn
 from probneural.heads.chain_diagnostics import chain_report
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import (
@@ -26,10 +26,8 @@ from probneural.heads.last_layer.predictors import (
 from probneural.heads.last_layer.target import Target
 from probneural.heads.pyro_inference import optimise, pyro_module
 from probneural.heads.training_data import recorded
-from probneural.notices import warn
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
-from probneural.threads import GLOBAL_GENERATORS
 
 LOW_RANK = "low_rank"
 """The family that is for all weights alone."""

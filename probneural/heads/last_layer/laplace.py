@@ -23,7 +23,7 @@ from probneural.heads.training_data import TrainingData, recorded, training_data
 from probneural.heads.weight_posterior import weight_posterior
 from probneural.linear_algebra.conditioning import posterior_root
 from probneural.pairs import Dataset
-from probneural.provenance import record_of
+from probneural.pairs.provenance import record_of
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""

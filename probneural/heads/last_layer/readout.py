@@ -12,12 +12,12 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_instance
+from probneural.contexts import copy_for_call
 from probneural.errors import ArgumentError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
 from probneural.heads.training_data import check_predicted
 from probneural.randomness import stream
-from probneural.threads import copy_for_call
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """Relative deviation from an affine map that is still put down to rounding."""

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
+from probneural.contexts import copy_for_call
 from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.weights.roots import WeightRoot
 from probneural.errors import UnsupportedError
@@ -18,7 +19,6 @@ from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.pairs import Dataset
 from probneural.randomness import stream
-from probneural.threads import copy_for_call
 
 
 @dataclass(frozen=True, eq=False)

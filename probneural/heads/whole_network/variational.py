@@ -13,6 +13,7 @@ from jaxtyping import Float64
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from probneural.contexts import GLOBAL_GENERATORS
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.weights.roots import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
 from probneural.heads.ensembles.trajectory import with_state
@@ -21,7 +22,6 @@ from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference
 from probneural.heads.pyro_inference import optimise, pyro_module
 from probneural.heads.whole_network.target import NetworkTarget
 from probneural.randomness import seeded, stream
-from probneural.threads import GLOBAL_GENERATORS
 
 _PARTICLES = 2
 """Draws per step."""

@@ -19,7 +19,7 @@ class StateAttention(nn.Module):
     """a_t = W (1/t) sum over s <= t of (q_t . R_{t-s} k_s) v_s: each step reads all states up to it, by heads.
 
     Scores are plain products, not their softmax, so that they have both signs: a head can be a filter. R_d turns pair j of the
-    query's and the key's numbers by the angle 2 pi j d / horizon, each head having pairs of its own, so all heads together see
+    query's and the key's numbers by the angle 2 pi j d / horizon, with different pairs in each head, so all heads together see
     the frequencies 0, 1, ... width / 2 - 1 over the horizon. Because of that a query is met by the sum of k_s v_s^T over all
     earlier steps, a matrix for each head, which is all that a next step needs: memory does not grow with time.
 
@@ -27,7 +27,7 @@ class StateAttention(nn.Module):
 
     Args:
         width: Numbers of a state.
-        heads: How many parts attend by themselves; twice their number divides the width.
+        heads: Number of attention heads; twice their number divides the width.
         horizon: Steps in which the slowest pair turns once. Angles repeat beyond it.
         is_causal: Whether later steps are left out; otherwise every step reads all states, and 1/t is one over their number.
 
@@ -70,13 +70,13 @@ class StateAttention(nn.Module):
         """Read at t steps.
 
         Args:
-            normalised: What queries and keys are taken of, `(m, t, width)`.
-            states: What values are taken of, likewise.
+            normalised: Source of queries and keys, `(m, t, width)`.
+            states: Source of values, likewise.
             sums: Of key times value over earlier steps, d = width / heads; None where there were none.
             steps: Number of earlier steps.
 
         Returns:
-            What was read, `(m, t, width)`, and the sums with these steps in them.
+            The outputs, `(m, t, width)`, and the sums including these steps.
         """
         cosine, sine = self._turns(steps, states.shape[1], like=states)
         query, key = (_turned(self._parts(layer(normalised)), cosine, sine) for layer in (self.query, self.key))
@@ -123,9 +123,9 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, sums: Tensor | None) -> t
     read = []
     for first in range(0, query.shape[2], _CHUNK):
         part = slice(first, first + _CHUNK)
-        asked, keys, values = query[:, :, part], key[:, :, part], value[:, :, part]
-        here = torch.tril(asked @ keys.mT) @ values
-        read.append(here if sums is None else here + asked @ sums)
+        queries, keys, values = query[:, :, part], key[:, :, part], value[:, :, part]
+        within = torch.tril(queries @ keys.mT) @ values
+        read.append(within if sums is None else within + queries @ sums)
         sums = keys.mT @ values if sums is None else sums + keys.mT @ values
     assert sums is not None  # there is at least one step
     return torch.cat(read, dim=2), sums

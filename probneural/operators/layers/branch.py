@@ -1,4 +1,4 @@
-"""Branch networks: numbers that describe an input function, from its values at sensors."""
+"""Branch networks: coefficients of an input from its values at sensors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Branching = Literal["joint", "product"]
 
 
 class SensorBranch(nn.Module):
-    """b_gk(a): K numbers in each of g groups that describe an input function a by its values at sensors.
+    """b_gk(a): K coefficients in each of g groups for an input a, from its values at sensors.
 
-    Inputs on any uniform grid are brought to the sensors by their interpolant, so the same function gives the same numbers at
+    Inputs on any uniform grid are brought to the sensors by their interpolant, so the same sample gives the same numbers at
     every resolution: exactly where the grid resolves it on periodic axes, else to the order of the interpolation.
 
     Args:
@@ -69,9 +69,9 @@ class SensorBranch(nn.Module):
         self.branching = check_choice(branching, ("joint", "product"), "branching")
         self.normalizer = ChannelNormalizer(in_channels)
         self.separate, outputs = (1, groups * basis) if shares_layers else (groups, basis)
-        merged, seen = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
+        merged, inputs = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
         self.networks = nn.ModuleList(  # group by group, then input channel by input channel
-            MLP(seen, outputs, layers=layers) for _ in range(merged * self.separate)
+            MLP(inputs, outputs, layers=layers) for _ in range(merged * self.separate)
         )
 
     def reset_parameters(self) -> None:
@@ -85,7 +85,7 @@ class SensorBranch(nn.Module):
 
         Args:
             values: `(n, in_channels, *grid)`.
-            grid: Where the caller says; None is a uniform grid on the domain of uniform sensors, or scattered sensors.
+            grid: The grid of the values; None is a uniform grid on the domain of uniform sensors, or scattered sensors.
 
         Raises:
             ShapeError: If the values are not of that shape.
@@ -97,7 +97,7 @@ class SensorBranch(nn.Module):
         return where.resized(tuple(values.shape[2:])) if grid is None and where.is_uniform else where
 
     def forward(self, values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n g k"]:
-        """Describe functions on a grid.
+        """Describe samples on a grid.
 
         Args:
             values: `(n, in_channels, *grid.shape)`, in physical units.
@@ -111,8 +111,8 @@ class SensorBranch(nn.Module):
             GridError: If sensors lie outside the grid's domain, or the grid is scattered and its points are not the sensors.
         """
         where = self.sensors if self._are_sensors(grid) else grid
-        seen = self.normalizer(resample(values, where, self.sensors)).flatten(2)
-        parts = [seen.flatten(1)] if self.branching == "joint" else list(seen.unbind(1))
+        at_sensors = self.normalizer(resample(values, where, self.sensors)).flatten(2)
+        parts = [at_sensors.flatten(1)] if self.branching == "joint" else list(at_sensors.unbind(1))
         product: Tensor | None = None
         all_networks = list(self.networks)
         for number, part in enumerate(parts):
@@ -123,7 +123,7 @@ class SensorBranch(nn.Module):
         return product.unflatten(1, (self.groups, self.basis))
 
     def _are_sensors(self, grid: Grid) -> bool:
-        """Whether scattered points are the sensors, whatever their quadrature weights."""
+        """Whether scattered points are the sensors, with any quadrature weights."""
         if grid is self.sensors or grid.is_uniform or self.sensors.is_uniform:
             return grid is self.sensors
         with outside_of_export():

@@ -1,4 +1,4 @@
-"""A read-out in which every output channel has features of its own."""
+"""A read-out with separate features for each output channel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from probneural.operators.layers.normalizer import ChannelNormalizer
 class GroupedLinear(nn.Module):
     """u_c(x) = sum over k of W_ck phi_ck(x) + b_c: pointwise, and channel c sees the features of channel c only.
 
-    It begins as the plain sum over k, so what is drawn at random are the features alone. A last-layer posterior varies the
+    It begins as the plain sum over k, so only the features are drawn at random. A last-layer posterior varies the
     weights of a channel for its own features only.
 
     Args:

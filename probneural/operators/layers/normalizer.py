@@ -56,9 +56,7 @@ class ChannelNormalizer(nn.Module):
         for source in fields:
             if source.channels != channels:
                 raise DataError(
-                    expected=f"fields of {channels} channels",
-                    got=str(source.channels),
-                    remedy="build the operator for them",
+                    expected=f"fields of {channels} channels", got=str(source.channels), remedy="build the operator for them"
                 )
         mean, scale = units(fields, alike=alike, over_processes=are_together())
         check_scale(torch.cat([scale, torch.maximum(scale, mean.abs())]), "fields", dtype=self.scale.dtype)

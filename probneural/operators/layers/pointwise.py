@@ -1,4 +1,9 @@
-"""A linear layer over channels at every grid point."""
+"""Pointwise layers over channels, and the memory layout of hidden states: grid axes first, then samples, then channels.
+
+Layers take and return `(n, c, *grid)`. Inside, they work on `(*grid, n, c)`: a layer over channels is then one matrix product
+over all points and samples, and a transform along an axis is one over all samples and channels, without a copy between the
+two. A tensor that lies so keeps its shape `(n, c, *grid)`, as with PyTorch's `channels_last`: only strides differ.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ from torch import Tensor, nn
 
 from probneural.checks import check_integer
 from probneural.contexts import unrounded
-from probneural.operators.layers.layout import functions_first, grid_first
 
 
 class PointwiseLinear(nn.Module):
@@ -66,3 +70,59 @@ class ReadoutLinear(PointwiseLinear):
             return super().forward(values)
         with unrounded(values.device):
             return super().forward(values.to(self.weight.dtype))
+
+
+def grid_first(values: Float[Tensor, "n c *grid"]) -> Float[Tensor, "*grid n c"]:
+    """View `(n, c, *grid)` as `(*grid, n, c)`."""
+    return values.permute(*range(2, values.ndim), 0, 1)
+
+
+def functions_first(values: Float[Tensor, "*grid n c"]) -> Float[Tensor, "n c *grid"]:
+    """View `(*grid, n, c)` as `(n, c, *grid)`."""
+    return values.permute(-2, -1, *range(values.ndim - 2))
+
+
+def channels_innermost(values: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *grid"]:
+    """Copy values so that they lie as `(*grid, n, c)`, unless they do."""
+    return functions_first(grid_first(values).contiguous())
+
+
+class ChannelMLP(nn.Module):
+    """(v, h) -> B gelu(Av + a) + b + g h at every point, with one gate g per channel, which begins as 1.
+
+    Args:
+        channels: Channels of v, of h and of the result.
+        hidden: Channels between A and B.
+
+    Attributes:
+        gate: g, `(channels,)`, dimensionless.
+
+    Raises:
+        ArgumentError: If a number of channels is not a positive integer.
+
+    Reference:
+        Kossaifi et al. (2024), Multi-grid tensorized Fourier neural operator for high-resolution PDEs.
+
+    Examples:
+        >>> layer = ChannelMLP(3, 2)
+        >>> layer(torch.ones(5, 3, 4), torch.ones(5, 3, 4)).shape
+        torch.Size([5, 3, 4])
+    """
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.first = PointwiseLinear(channels, hidden)
+        self.second = PointwiseLinear(hidden, channels)
+        self.gate = nn.Parameter(torch.empty(self.first.in_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weights anew as `PointwiseLinear` does, and open the gate."""
+        self.first.reset_parameters()
+        self.second.reset_parameters()
+        nn.init.ones_(self.gate)
+
+    def forward(self, values: Float[Tensor, "n c *grid"], skipped: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c *grid"]:
+        """Map v and h, both `(n, channels, *grid)`, to the same shape."""
+        mixed = self.second(nn.functional.gelu(self.first(values)))
+        return functions_first(torch.addcmul(grid_first(mixed), grid_first(skipped), self.gate))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probneural.checks import check_integer
 from probneural.operators.layers.attention import StateAttention
-from probneural.operators.layers.lstm import LSTM
 
 _SOFTNESS = 0.009999999776482582
 """Added to variances of layer norms: with the usual 1e-5, fields whose channels nearly agree somewhere get sharp there. It is
@@ -18,7 +19,7 @@ _SOFTNESS = 0.009999999776482582
 
 @dataclass(frozen=True, kw_only=True)
 class BlockState:
-    """What a block remembers of the steps it has seen.
+    """State of a block after the steps so far.
 
     Args:
         hidden: h of the LSTM, `(m, width)`, dimensionless.
@@ -65,7 +66,7 @@ class RecurrentBlock(nn.Module):
 
         Args:
             values: `(m, t, width)`.
-            state: What was returned with the steps before; None at the beginning.
+            state: State after the previous steps; None at the beginning.
             steps: Their number.
 
         Returns:
@@ -82,3 +83,70 @@ class RecurrentBlock(nn.Module):
         values = values + read
         values = values + self.second(nn.functional.gelu(self.first(third(values))))
         return values, BlockState(hidden=hidden, cell=cell, sums=sums)
+
+
+class LSTM(nn.Module):
+    """c_t = f c_{t-1} + i tanh(u), h_t = o tanh(c_t), with gates i, f, o = sigmoid and u of W x_t + R h_{t-1} + b.
+
+    PyTorch's own layer is one call for all steps, but it has no forward-mode derivative and no batch rule for weights, which
+    posteriors over the weights need. This one is a loop of ordinary operations, of about the same speed on a CPU.
+
+    Args:
+        in_features: Numbers that come in at each step.
+        width: Numbers of the state h, and of the cell c.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer.
+
+    Reference:
+        Hochreiter & Schmidhuber (1997), Long short-term memory; gate f: Gers, Schmidhuber & Cummins (2000), Learning to forget.
+
+    Examples:
+        >>> layer = LSTM(3, 2)
+        >>> states, hidden, cell = layer(torch.zeros(5, 4, 3))
+        >>> states.shape, torch.equal(states[:, -1], hidden)
+        (torch.Size([5, 4, 2]), True)
+    """
+
+    def __init__(self, in_features: int, width: int) -> None:
+        super().__init__()
+        self.width = check_integer(width, "width")
+        self.inputs = nn.Linear(check_integer(in_features, "in_features"), 4 * self.width)
+        self.recurrent = nn.Parameter(torch.empty(4 * self.width, self.width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all weights uniform in +-1/sqrt(width), and begin with f near 1, so that states last."""
+        bound = 1.0 / math.sqrt(self.width)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+        with torch.no_grad():
+            self.inputs.bias[self.width : 2 * self.width] += 2.0
+
+    def forward(
+        self,
+        values: Float[Tensor, "m t in"],
+        *,
+        hidden: Float[Tensor, "m width"] | None = None,
+        cell: Float[Tensor, "m width"] | None = None,
+    ) -> tuple[Float[Tensor, "m t width"], Float[Tensor, "m width"], Float[Tensor, "m width"]]:
+        """Take t steps.
+
+        Args:
+            values: m sequences of t steps, `(m, t, in_features)`.
+            hidden: h before the first of them, `(m, width)`; zero by default.
+            cell: c before the first of them, likewise.
+
+        Returns:
+            h at every step, `(m, t, width)`, and h and c after the last one.
+        """
+        driven = self.inputs(values)
+        zeros = driven.new_zeros(values.shape[0], self.width)
+        hidden, cell = zeros if hidden is None else hidden, zeros if cell is None else cell
+        weight, states = self.recurrent.mT, []
+        for drive in driven.unbind(1):
+            admit, keep, show, new = torch.addmm(drive, hidden, weight).chunk(4, dim=1)
+            cell = torch.sigmoid(keep) * cell + torch.sigmoid(admit) * torch.tanh(new)
+            hidden = torch.sigmoid(show) * torch.tanh(cell)
+            states.append(hidden)
+        return torch.stack(states, dim=1), hidden, cell

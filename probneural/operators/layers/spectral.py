@@ -15,8 +15,7 @@ from probneural.checks import check_choice, check_flag, check_integer
 from probneural.errors import ResolutionError
 from probneural.grids import per_axis
 from probneural.operators.checks import check_input, check_modes
-from probneural.operators.layers.layout import functions_first, grid_first
-from probneural.operators.layers.pointwise import PointwiseLinear
+from probneural.operators.layers.pointwise import PointwiseLinear, functions_first, grid_first
 from probneural.operators.layers.transforms import Continuation, TruncatedTransform
 
 Ends = Literal["even", "odd", "periodic"]
@@ -34,7 +33,7 @@ class SpectralConv(nn.Module):
     continuous function stays continuous, and its coefficients are those of cosines. Oddly: its coefficients are those of
     sines, in which solutions that vanish on the boundary are smooth; values that do not vanish there jump. Both kinds of
     weights, real and imaginary parts, give outputs of both kinds. Periodically, as other libraries do: values jump where the
-    ends meet, modes count periods, and one period is as many steps as there are points.
+    ends meet, modes count periods, and one period has as many steps as points.
 
     On a grid with both end points a mirror stands there, on every grid alike. On one without its right end so does an odd
     mirror, where the function is zero; an even one has to stand half a step beyond the outer points, so that the operator
@@ -61,7 +60,7 @@ class SpectralConv(nn.Module):
     """
 
     kronecker_axes: ClassVar[dict[str, str]] = {"weight": "... row column pair"}
-    """One complex matrix per frequency, held as real pairs: what curvature needs to know of the layer."""
+    """One complex matrix per frequency, stored as real pairs, for curvature."""
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ def _add_product(
 ) -> Tensor:
     """Add `inputs @ weight.mT` to values that nothing else refers to: in their own memory, unless a transform is active.
 
-    A transform may follow the product and not the values (a batch of weights, say), whose memory cannot hold the sum then.
+    A transform may follow the product and not the values (such as a batch of weights), whose memory cannot hold the sum then.
     """
     is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     rounds = torch.is_autocast_enabled(values.device.type)
@@ -186,7 +185,7 @@ def _add_product(
         or is_transformed
         or rounds
         or values._is_view()
-        or not values.is_contiguous()  # inference mode knows no views
+        or not values.is_contiguous()  # inference mode has no views
     ):
         return torch.addmm(values.reshape(inputs.shape[0], -1), inputs, weight.mT)
     if not torch.is_grad_enabled():

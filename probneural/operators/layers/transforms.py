@@ -95,7 +95,7 @@ class TruncatedTransform:
         return torch.cat([spectrum.real, spectrum.imag], dim=1)
 
     def synthesise(self, coefficients: Float[Tensor, "b coefficients inner"]) -> Float[Tensor, "b points inner"]:
-        """Evaluate a sum of waves at the points: the inverse of `analyse` for values of retained frequencies.
+        """Evaluate a sum of Fourier modes at the points: the inverse of `analyse` for values of retained frequencies.
 
         Args:
             coefficients: `(b, 2 * retained, inner)`: all real parts, then all imaginary ones; those of the real axis stand for
@@ -116,7 +116,7 @@ class TruncatedTransform:
 
     @property
     def _is_product(self) -> bool:
-        """Whether a matrix product is taken: exported programs always do, since other runtimes know no complex numbers."""
+        """Whether a matrix product is taken: exported programs always do, since other runtimes lack complex numbers."""
         return self.retained <= _MATRIX_FREQUENCIES or torch.compiler.is_exporting()
 
     def _continue(self, values: Tensor) -> Tensor:
@@ -168,6 +168,6 @@ def _folded(matrix: Tensor, transform: TruncatedTransform) -> Tensor:
         count = transform._inside
         inside = matrix[:, 1 : 1 + count] - matrix[:, 2 + count :].flip(1)
         return pad(inside, (1, transform.size - 1 - count))
-    own, mirrored = matrix[:, : transform.size], matrix[:, transform.size :].flip(1)
+    direct, mirrored = matrix[:, : transform.size], matrix[:, transform.size :].flip(1)
     offset = 1 if transform.continuation == "even" else 0
-    return pad(mirrored, (offset, transform.size - offset - mirrored.shape[1])) + own
+    return pad(mirrored, (offset, transform.size - offset - mirrored.shape[1])) + direct

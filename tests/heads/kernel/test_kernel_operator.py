@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.active import OperatorModel
+from probneural.augmentation import augment, shifts
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError
@@ -40,7 +41,6 @@ from probneural.metrics import score
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers, Heat
 from probneural.storage import load, save
-from probneural.symmetries import shifts, with_copies
 from tests.heads.cases import ENDS, PERIODIC, PLANE, fields, operator_case
 from tests.helpers import generator, held_out, normal
 
@@ -418,7 +418,7 @@ def test_what_components_leave_out_does_not_count_copies() -> None:
 
 def test_noise_of_copies_is_that_of_their_functions() -> None:
     train = Burgers(viscosity=0.01).sample(24, resolution=64, seed=0)
-    copied = with_copies(train, shifts(train.inputs.grid, 7, seed=0))
+    copied = augment(train, shifts(train.inputs.grid, 7, seed=0))
     head = KernelOperator()
     grouped, alone = (head.fit(None, pairs).noise for pairs in (copied, replace(copied, groups=None)))
     assert float(grouped) > float(alone)

@@ -15,13 +15,12 @@ from tqdm import tqdm
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
 from probneural.curvature.weights.roots import LowRankWeights
-from probneural.errors import ConvergenceWarning, EvidenceError
+from probneural.errors import ConvergenceWarning, EvidenceError, warn
 from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
-from probneural.notices import warn
 from probneural.randomness import stream
 
 LARGEST_RANK = 512

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.augmentation import Composition, Mirror, Shift, Symmetry, Transpose, augment, box, shifts
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers, Darcy2D, Heat, PiecewiseDarcy, Problem, ShallowWater
-from probneural.symmetries import Composition, Mirror, Shift, Symmetry, Transpose, box, shifts, with_copies
 from tests.helpers import normal, scattered
 
 
@@ -178,17 +178,17 @@ def test_grids_of_different_resolutions_are_moved_alike() -> None:
     problem = Burgers(viscosity=0.1)
     coarse, fine = (problem.sample(3, resolution=points, seed=0, dtype=torch.float64) for points in (64, 192))
     mixed = FieldPairs(coarse.inputs, fine.outputs)
-    copied = with_copies(mixed, shifts(coarse.inputs.grid, 4, seed=1))
+    copied = augment(mixed, shifts(coarse.inputs.grid, 4, seed=1))
     solved = problem.solve(copied.inputs.resample(fine.inputs.grid))
     assert relative(copied.outputs.values, solved.values) < 1e-9
     with pytest.raises(GridError, match="whole numbers of cells"):
-        with_copies(mixed, [Shift((1 / 192,))])
+        augment(mixed, [Shift((1 / 192,))])
 
 
 def test_copies_never_meet_their_pairs_in_another_part() -> None:
     grid = Grid.uniform(16)
     pairs = FieldPairs(Field(normal(20, 1, 16, seed=0), grid), Field(normal(20, 2, 16, seed=1), grid))
-    copied = with_copies(pairs, [*shifts(grid, 3, seed=0), (Mirror(0), Mirror(0, odd=(1,)))])
+    copied = augment(pairs, [*shifts(grid, 3, seed=0), (Mirror(0), Mirror(0, odd=(1,)))])
     assert len(copied) == 100
     torch.testing.assert_close(copied.outputs.values[80:, 1], -pairs.outputs.values[:, 1].flip(1).roll(1, dims=1))
     first, second = copied.split(30, seed=0)
@@ -203,7 +203,7 @@ def test_copies_never_meet_their_pairs_in_another_part() -> None:
 def test_copies_keep_trajectories_together() -> None:
     grid = Grid.uniform(8)
     field = Field(normal(4, 1, 8, seed=0), grid)
-    copied = with_copies(FieldPairs(field, field, groups=torch.tensor([0, 0, 7, 7])), shifts(grid, 2, seed=0))
+    copied = augment(FieldPairs(field, field, groups=torch.tensor([0, 0, 7, 7])), shifts(grid, 2, seed=0))
     assert copied.groups is not None
     assert copied.groups.tolist() == [0, 0, 7, 7] * 3
 
@@ -212,7 +212,7 @@ def test_a_kernel_operator_learns_from_copies() -> None:
     problem = Burgers(viscosity=0.1)
     train, test = (problem.sample(count, resolution=64, seed=seed) for count, seed in ((12, 0), (20, 1)))
     errors = []
-    for pairs in (train, with_copies(train, shifts(train.inputs.grid, 7, seed=0))):
+    for pairs in (train, augment(train, shifts(train.inputs.grid, 7, seed=0))):
         mean = pn.heads.KernelOperator().fit(None, pairs)(test.inputs).mean
         errors.append(relative(mean, test.outputs.values))
     assert errors[1] < 0.3 * errors[0]
@@ -242,8 +242,8 @@ HALF = Grid.uniform(8, periodic=False, endpoint=False)
         (LINE, lambda: Mirror(1), GridError, "axis 1"),
         (LINE, lambda: Mirror(0, odd=(1,)), ShapeError, "channels below 1"),
         (LINE, lambda: Mirror(-1), ArgumentError, "axis"),
-        (LINE, lambda: Transpose((1, 0)), GridError, "change places"),
-        (Grid.uniform((8, 4)), lambda: Transpose((1, 0)), GridError, "change places"),
+        (LINE, lambda: Transpose((1, 0)), GridError, "can be permuted"),
+        (Grid.uniform((8, 4)), lambda: Transpose((1, 0)), GridError, "can be permuted"),
         (Grid.uniform((8, 8)), lambda: Transpose((1, 0), channels=(1, 0)), ShapeError, "2 channels"),
         (LINE, lambda: Transpose((1, 1)), ArgumentError, "once"),
         (LINE, lambda: Composition((Mirror(0), 3)), DataError, "a symmetry"),  # type: ignore[arg-type]
@@ -258,17 +258,17 @@ def test_what_does_not_fit_is_refused(grid: Grid, symmetry: Callable[[], Symmetr
 def test_copies_and_lists_refuse_what_they_cannot_use() -> None:
     field = Field(torch.zeros(2, 1, 8), LINE)
     with pytest.raises(DataError, match="a symmetry"):
-        with_copies(FieldPairs(field, field), [3])  # type: ignore[list-item]
+        augment(FieldPairs(field, field), [3])  # type: ignore[list-item]
     with pytest.raises(DataError, match="FieldPairs"):
-        with_copies(field, [Mirror(0)])  # type: ignore[arg-type]
+        augment(field, [Mirror(0)])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="a list"):
-        with_copies(FieldPairs(field, field), Mirror(0))  # type: ignore[arg-type]
+        augment(FieldPairs(field, field), Mirror(0))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="tuples of two"):
-        with_copies(FieldPairs(field, field), [(Mirror(0),)])  # type: ignore[list-item]
+        augment(FieldPairs(field, field), [(Mirror(0),)])  # type: ignore[list-item]
     with pytest.raises(GridError, match="both of their ends"):
         box(HALF)
     with pytest.raises(GridError, match="one grid"):
-        with_copies(FieldPairs(field, field), [lambda one: one.resample(Grid.uniform(4))])
+        augment(FieldPairs(field, field), [lambda one: one.resample(Grid.uniform(4))])
     with pytest.raises(GridError, match="periodic axis"):
         shifts(WALLS, 3, seed=0)
     with pytest.raises(ArgumentError, match="count"):

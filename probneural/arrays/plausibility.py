@@ -1,4 +1,4 @@
-"""Checks that the first samples of a data set look as its grid and its sides say."""
+"""Plausibility of data: periodic axes, inputs that equal outputs, and fill values that nobody declared."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.errors import DataError
+from probneural.errors import DataError, DataWarning, warn
 from probneural.grids import Grid
 
 _FACTOR = 3.0
-"""How many times the largest difference between neighbours a jump has to be."""
+"""Least size of a jump, relative to the largest difference between neighbours."""
 _LEAST_POINTS = 8
 """Along an axis: with fewer, neighbours may differ by anything."""
 _VISIBLE, _REPEATED = 1e-5, 1e-3
@@ -22,11 +22,11 @@ _ROWS, _VALUES = 8, 2**25
 
 
 def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, ...]:
-    """Periodic axes along which a channel jumps at the end in most functions: by more than 3 times any step inside.
+    """Periodic axes along which a channel jumps at the end in most samples: by more than 3 times any step inside.
 
-    A function that is periodic on its axis has no reason to have its largest difference between neighbours just there: square
-    waves jump inside as well, and rough functions do so everywhere. Channels that are equal in all functions, coordinates for
-    example, are left out. Functions that vanish at both ends cannot be told from periodic ones.
+    A periodic sample rarely has its largest difference between neighbours at the end of the axis: square waves jump inside as
+    well, and rough samples jump everywhere. Channels that are equal in all samples, such as coordinates, are left out. Samples
+    that vanish at both ends look periodic.
 
     Examples:
         >>> import torch
@@ -36,28 +36,28 @@ def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, .
         ((0,), ())
     """
     varying = values[:, (values != values[:1]).flatten(2).any(2).any(0)]
-    found = []
+    axes = []
     for axis, is_periodic in enumerate(grid.periodic if grid.is_uniform and varying.numel() else ()):
         if is_periodic and grid.shape[axis] >= _LEAST_POINTS:
             lines = varying.movedim(2 + axis, -1)
             step = lines.diff(dim=-1).abs().flatten(2).amax(2)
             jump = (lines[..., :1] - lines[..., -1:]).abs().flatten(2).amax(2)
             if bool(((jump > _FACTOR * step).double().mean(0) > 0.5).any()):
-                found.append(axis)
-    return tuple(found)
+                axes.append(axis)
+    return tuple(axes)
 
 
 def repeating_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, ...]:
     """Periodic axes whose last value equals the first in all samples: a repeated end point, or walls.
 
-    Lines that say nothing are left out: those that are constant or symmetric at their ends.
+    Lines that are constant or symmetric at their ends are left out.
 
     Examples:
         >>> import torch
         >>> grid = Grid.uniform((33,))
         >>> x = torch.linspace(0.0, 1.0, 33)
-        >>> waves = torch.stack([(6.2831853 * (x + shift)).sin() for shift in (0.1, 0.2, 0.3)])[:, None]
-        >>> repeating_axes(waves, grid), repeating_axes(waves[..., :-1], Grid.uniform((32,)))
+        >>> sines = torch.stack([(6.2831853 * (x + shift)).sin() for shift in (0.1, 0.2, 0.3)])[:, None]
+        >>> repeating_axes(sines, grid), repeating_axes(sines[..., :-1], Grid.uniform((32,)))
         ((0,), ())
     """
     axes = []
@@ -68,16 +68,16 @@ def repeating_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int,
         size = (lines.amax(-1) - lines.amin(-1)).clamp_min(torch.finfo(lines.dtype).tiny)
         first, second, penultimate, last = (lines[..., place] for place in (0, 1, -2, -1))
         step = torch.minimum((second - first).abs(), (last - penultimate).abs())
-        telling = (step > _VISIBLE * size) & ((second - penultimate).abs() > _VISIBLE * size)
+        is_informative = (step > _VISIBLE * size) & ((second - penultimate).abs() > _VISIBLE * size)
         repeats = (last - first).abs() <= _REPEATED * step
-        samples = telling.flatten(1).any(1).sum()
-        if int(samples) > 1 and bool(repeats[telling].all()):
+        samples = is_informative.flatten(1).any(1).sum()
+        if int(samples) > 1 and bool(repeats[is_informative].all()):
             axes.append(axis)
     return tuple(axes)
 
 
 def rows_to_check(count: int, channels: int, grid: Grid) -> int:
-    """Number of samples to check out of `count`: the first ones, so few that it costs nothing; 0 if one takes too much."""
+    """Number of first samples to check out of `count`; 0 if a single one has too many values."""
     rows = min(_ROWS, count, _VALUES // max(1, channels * grid.size))
     return rows if rows > 1 else 0
 
@@ -92,7 +92,7 @@ def _without_last(grid: Grid, number: int) -> str:
 def check_plausible(
     sides: Mapping[str, tuple[Float[Tensor, "n c *_"], Grid]], *, may_be_equal: bool = False, summary: str = ""
 ) -> None:
-    """Raise a DataError if samples cannot be what is said of them.
+    """Raise a DataError if samples contradict their description.
 
     Args:
         sides: Some samples and their grid, "inputs" and "outputs" or one of them.
@@ -134,4 +134,66 @@ def check_plausible(
             got=f"equal values in all samples that were read{reading}",
             remedy="name other variables as outputs, or the axis of time: time=; of an identity that is meant, pair fields: "
             "pn.FieldPairs(field, field)",
+        )
+
+
+_LARGE = (9.969209968386869e36, 1e15, 1e20, 9.999e20, 1e30, 1e34, 1e35, 1e36, 1e37, 3.4028234663852886e38)
+"""Sizes, with either sign, of fill values of NetCDF, climate archives, reanalyses, ocean models and GIS."""
+_NEGATIVE = (-9999.0, -9999.9, -999.0, -999.9, -999.99, -99.9, -99.99, -32768.0, -32767.0, -2147483648.0, -2147483647.0)
+"""Habits of observers and instruments, and the least integers, which may also be values."""
+_TOLERANCE = 1e-6
+"""Relative difference that float32 and decimals of a text make."""
+_ISOLATED = 100.0
+"""Ratio to the largest other size above which a single one counts."""
+
+
+def fill_values(values: Float[Tensor, "..."]) -> dict[float, int]:
+    """Common fill values among some numbers, and how often they occur.
+
+    A fill value is the largest or the least of all numbers. It counts where it is a hundred times larger than all others;
+    a negative one of the size of measurements also where it occurs twice or more.
+
+    Examples:
+        >>> import torch
+        >>> fill_values(torch.tensor([0.3, -9999.0, 0.7, -9999.0])), fill_values(torch.tensor([-99.9, 80.0]))
+        ({-9999.0: 2}, {})
+    """
+    if not values.numel() or not values.is_floating_point():
+        return {}
+    low, high = (float(end) for end in values.detach().aminmax())
+    counts = {}
+    for number in (*_LARGE, *(-size for size in _LARGE), *_NEGATIVE):
+        slack = _TOLERANCE * abs(number)
+        if abs((high if number > 0 else low) - number) > slack:
+            continue
+        is_fill = (values.detach() - number).abs() <= slack
+        count = int(is_fill.sum())
+        others = values.detach()[~is_fill].abs()
+        is_isolated = bool(others.numel()) and abs(number) > _ISOLATED * float(others.max())
+        if is_isolated or (count > 1 and abs(number) not in _LARGE):
+            counts[number] = count
+    return counts
+
+
+def warn_of_fill_values(sides: Mapping[str, Float[Tensor, "..."]]) -> None:
+    """Give one DataWarning if there are common fill values among some numbers.
+
+    Args:
+        sides: The numbers, by their name in messages.
+    """
+    warn_of_counts({name: fill_values(values) for name, values in sides.items()})
+
+
+def warn_of_counts(counts: Mapping[str, Mapping[float, int]]) -> None:
+    """Give one DataWarning of the fill values of each side and their counts, if there are any."""
+    words = [
+        f"{count} {'value' if count == 1 else 'values'} of the {name} {'is' if count == 1 else 'are'} {number:g}"
+        for name, numbers in counts.items()
+        for number, count in numbers.items()
+    ]
+    if words:
+        warn(
+            f"{', '.join(words)}: a common fill value, which is used as a number here. If it stands for missing values, put "
+            "NaN in its place and read with mask=True",
+            DataWarning,
         )

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probneural.axes import CIRCLE, POLE, Axis
 from probneural.checks import check_flag
 from probneural.errors import ArgumentError, GridError
-from probneural.grids import Grid
+from probneural.grids.axes import CIRCLE, POLE, Axis
+from probneural.grids.grid import Grid
 
 _SPACING_TOLERANCE = 1e-4
-"""Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, beside the coordinate's own rounding."""
+"""Largest deviation of a coordinate from equal spacing, as a fraction of the spacing, in addition to its rounding."""
 _TURNED = 1e-3
 """Deviation, in spacings, of the first longitudes of two grids whose points are the same."""
 _ROUNDED = 0.4
@@ -58,8 +58,8 @@ def grid_from_coordinates(
     if recorded is not None:
         for axis, (dim, positions) in zip(recorded.axes, checked.items(), strict=True):
             slack = _SPACING_TOLERANCE * axis.length / axis.size + (0.0 if positions is None else _rounding(positions))
-            wanted = axis.coordinates.numpy()
-            if positions is not None and bool((np.abs(positions.astype(np.float64) - wanted) > slack).any()):
+            recorded_positions = axis.coordinates.numpy()
+            if positions is not None and bool((np.abs(positions.astype(np.float64) - recorded_positions) > slack).any()):
                 raise GridError(
                     expected=f"coordinates {dim!r} of the grid in the attributes, {recorded!r}",
                     got="others",
@@ -93,7 +93,7 @@ def _on_earth(grid: Grid, units: Sequence[str]) -> Grid:
 
     Args:
         grid: With names of its axes.
-        units: Units of the coordinates as they are, which may say the direction: degrees_north.
+        units: Units of the coordinates as they are, which may name the direction: degrees_north.
 
     Raises:
         GridError: If longitudes go around more than once.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,10 +13,13 @@ from jaxtyping import Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.arrays.layouts import TIME, named_role
 from probneural.checks import assign, check_integer, check_positive, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
-from probneural.layouts import TIME, named_role
+
+if TYPE_CHECKING:
+    import xarray
 
 UNEVEN = 1e-3
 """Deviation of an interval of time, relative to the mean interval, that counts as rounding."""
@@ -28,6 +31,9 @@ _TRAJECTORY = 0x7472616A
 """Distinguishes keys of trajectories from those of states at time 0."""
 _TOLERANCE = _ROUNDED
 """Rounding of times, in steps."""
+
+_STATE, _TRAJECTORIES = "state_time", "trajectory"
+"""Coordinates of the samples: times of each state, numbered, and identities of trajectories."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -329,3 +335,28 @@ def _mixed(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return bits ^ ((bits >> 31) & ((1 << 33) - 1))
+
+
+def clock_coordinates(clock: WindowClock | None) -> dict[str, Any]:
+    """Times and trajectories as coordinates of the samples."""
+    if clock is None:
+        return {}
+    about = {"history": clock.history, "lead": clock.lead} | ({} if clock.step is None else {"step": clock.step})
+    states = {f"{_STATE}{number}": ("sample", times.numpy()) for number, times in enumerate(clock.states.unbind(1))}
+    identities = np.zeros(len(clock), np.int64) if clock.trajectories is None else clock.trajectories.numpy()
+    return states | {_TRAJECTORIES: ("sample", identities, about)}
+
+
+def read_clock(inputs: xarray.DataArray | xarray.Dataset, sample: str) -> WindowClock | None:
+    """Times from the coordinates that `to_xarray` writes, or from a dimension of samples that is time."""
+    if f"{_STATE}0" in inputs.coords and _TRAJECTORIES in inputs.coords:
+        count = sum(str(name).startswith(_STATE) for name in inputs.coords)
+        states = np.stack([inputs.coords[f"{_STATE}{number}"].values for number in range(count)], axis=1)
+        trajectory = inputs.coords[_TRAJECTORIES]
+        about = {name: trajectory.attrs[name] for name in ("history", "lead", "step") if name in trajectory.attrs}
+        return WindowClock(torch.as_tensor(states), torch.as_tensor(trajectory.values.astype(np.int64)), **about)
+    coordinate = inputs.coords.get(sample)
+    if coordinate is not None and (is_time(sample, coordinate.attrs) or coordinate.dtype.kind == "M"):
+        times = coordinate.values
+        return series_clock((times - times.min()) / np.timedelta64(1, "s") if times.dtype.kind == "M" else times)
+    return None

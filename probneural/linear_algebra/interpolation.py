@@ -79,7 +79,7 @@ def evaluate_trigonometric(
     """Evaluate the same interpolant at any points, without the matrix.
 
     With k = q a + b and q about the root of size / 2, sum_k c_k e^(ikx) = sum_a e^(iqax) (sum_b c_(qa+b) e^(ibx)): there are no
-    more than m size^(1/2) phases, and what is left is a product of matrices.
+    more than m size^(1/2) phases, and a product of matrices.
 
     Args:
         values: Nodal values along the last axis, of float32 or float64.
@@ -109,7 +109,7 @@ def _coefficients(values: Float[Tensor, "*b size"], *, length: float, order: int
 
 
 def _split(coefficients: Tensor, count: int) -> Tensor:
-    """Rows of so many coefficients, the last one filled up with zeros."""
+    """Rows of `count` coefficients, the last one padded with zeros."""
     padding = -coefficients.shape[-1] % count
     return torch.nn.functional.pad(coefficients, (0, padding)).unflatten(-1, (-1, count))
 
@@ -123,7 +123,7 @@ def polynomial_matrix(
         nodes: Increasing equispaced coordinates.
         points: Where to evaluate; outside the nodes the nearest stencil extrapolates.
         order: Derivative to evaluate; 0 is the value.
-        degree: Degree of the local polynomial, lowered to what the nodes allow.
+        degree: Degree of the local polynomial, lowered to the number of nodes minus one.
 
     Returns:
         Matrix in float64 with at most `degree + 1` entries a row.

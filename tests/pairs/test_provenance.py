@@ -12,7 +12,7 @@ import probneural as pn
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import DataError
 from probneural.pairs import FieldPairs
-from probneural.provenance import TrainingRecord, joined_record, record_of, row_keys, shared_rows
+from probneural.pairs.provenance import TrainingRecord, joined_record, record_of, row_keys, shared_rows
 from tests.calibration.synthetic import GRID, Synthetic, pairs
 from tests.helpers import normal
 
@@ -38,7 +38,7 @@ def test_keys_see_inputs_and_outputs_and_which_is_which() -> None:
 def test_many_rows_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pairs(50)
     keys = row_keys(data)
-    monkeypatch.setattr("probneural.provenance._VALUES_AT_ONCE", 3 * GRID.size)
+    monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 3 * GRID.size)
     assert torch.equal(row_keys(data), keys)
     assert row_keys(data[:0]).shape == (0, 1)
 

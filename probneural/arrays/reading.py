@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import as_array, described
-from probneural.coordinates import grid_from_coordinates, recorded_grid, turned_points
+from probneural.arrays.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, ambiguity_remedy, named_role, positional_layout
+from probneural.checks import as_array, described, optional
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.extras import optional
 from probneural.grids import Grid
-from probneural.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, ambiguity_remedy, named_role, positional_layout
+from probneural.grids.coordinates import grid_from_coordinates, recorded_grid, turned_points
 
 if TYPE_CHECKING:
     import xarray
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 Mask: TypeAlias = "bool | NDArray[Any] | Tensor | None"
 """Which values are missing: True for those that are NaN, or an array that is True at missing points."""
 _FEW, _MANY = 8, 4
-"""Largest number of points of inputs that may be parameters, and how many times as many points the outputs have."""
+"""Largest number of points of inputs that may be parameters, and least ratio of the number of output points to it."""
 _NAN_REMEDY = "drop or repair those samples; where NaN means missing, pass mask=True, or an array that is True there"
 
 
@@ -33,7 +32,7 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool =
 
     Args:
         array: Booleans, integers, or floating point numbers of at most 64 bits.
-        name: What the array is, for the message.
+        name: Name of the array, for the message.
         dtype: float32 or float64.
         takes_nan: Whether NaN and masked values are missing ones, NaN in the tensor, and no error.
 
@@ -51,13 +50,15 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool =
     hidden = np.ma.getmaskarray(array) if np.ma.isMaskedArray(array) else None
     if hidden is not None and bool(hidden.any()) and not takes_nan:
         raise DataError(expected=f"{name} without masked values", got="a masked array", remedy=_NAN_REMEDY)
-    given = _numbers(array)
-    if given.dtype.kind not in "biuf" or given.dtype.itemsize > 8:
-        remedy = "stack real and imaginary parts as two channels" if given.dtype.kind == "c" else "convert with .astype(float)"
-        raise DataError(expected=f"real {name} of at most 64 bits", got=f"dtype {given.dtype}", remedy=remedy)
+    numbers = _numbers(array)
+    if numbers.dtype.kind not in "biuf" or numbers.dtype.itemsize > 8:
+        remedy = (
+            "stack real and imaginary parts as two channels" if numbers.dtype.kind == "c" else "convert with .astype(float)"
+        )
+        raise DataError(expected=f"real {name} of at most 64 bits", got=f"dtype {numbers.dtype}", remedy=remedy)
     target = np.float32 if dtype == torch.float32 else np.float64
     with np.errstate(over="ignore"):
-        values = np.array(given, dtype=target, order="C", copy=True)
+        values = np.array(numbers, dtype=target, order="C", copy=True)
     if hidden is not None:
         values[hidden] = np.nan
     bad = np.isinf(values) if takes_nan else ~np.isfinite(values)
@@ -68,7 +69,7 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool =
             got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
             remedy=_NAN_REMEDY,
         )
-    if given.dtype.kind in "iu" and bool((np.abs(values) > 2.0 ** (24 if dtype == torch.float32 else 53)).any()):
+    if numbers.dtype.kind in "iu" and bool((np.abs(values) > 2.0 ** (24 if dtype == torch.float32 else 53)).any()):
         raise DataError(
             expected=f"integers that {dtype} represents",
             got=f"{name} beyond them",
@@ -78,7 +79,7 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool =
 
 
 def _numbers(array: object) -> NDArray[Any]:
-    """What NumPy makes of an array, a tensor or nested lists; a DataError where that is none."""
+    """A NumPy array of an array, a tensor or nested lists, or a DataError."""
     try:
         return np.asarray(array)
     except (ValueError, TypeError) as error:
@@ -97,7 +98,7 @@ def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
         grid: Where they live.
         mask: True for points where a channel is NaN: one mask if it is the same in several samples, else one mask per sample.
             Or truth values `(*grid,)` or `(n, *grid)`, True at missing points. None for none.
-        name: What they are, for messages.
+        name: Name of the values, for messages.
 
     Raises:
         DataError: If values elsewhere are NaN, no point of a sample is left, or the mask holds no truth values.
@@ -110,14 +111,14 @@ def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
         if len(missing) > 1 and bool((missing == missing[:1]).all()):
             missing = missing[0]
     else:
-        given = mask if isinstance(mask, Tensor) else as_array(mask)
-        if given.dtype not in (torch.bool, np.dtype(bool)):
+        is_missing = mask if isinstance(mask, Tensor) else as_array(mask)
+        if is_missing.dtype not in (torch.bool, np.dtype(bool)):
             raise DataError(
                 expected="truth values as mask, True where values are missing",
-                got=str(given.dtype),
+                got=str(is_missing.dtype),
                 remedy="write mask=numpy.isnan(values), or mask=True where NaN means missing",
             )
-        missing = torch.as_tensor(given)
+        missing = torch.as_tensor(is_missing)
     masked = grid.masked(~missing)
     if bool(masked.fill(values).isnan().any()):
         raise DataError(
@@ -196,7 +197,7 @@ def array_layout(
         stated: The layout, if it is stated.
         grid: The grid, if it is stated.
         options: `lengths`, `periodic` and `endpoint`, which make a grid where none is stated.
-        leading: `has_time` and `has_samples` of [`positional_layout`][probneural.layouts.positional_layout].
+        leading: `has_time` and `has_samples` of `positional_layout`.
 
     Returns:
         The layout, and the grid; None where no axis is space.
@@ -226,7 +227,7 @@ def array_layout(
 
 
 def check_channels(shape: Sequence[int], layout: Layout, name: str) -> None:
-    """Raise a ShapeError if a layout that nobody stated is implausible: an axis of one point, or as many channels as points."""
+    """Raise a ShapeError if an inferred layout is implausible: an axis of one point, or as many channels as points."""
     points = [shape[axis] for axis in layout.space_axes]
     channels = math.prod(shape[axis] for axis in layout.axes(CHANNEL))
     if 1 in points or (channels > 1 and channels >= min(points)):
@@ -246,7 +247,7 @@ def grid_of(
     periodic: bool | Sequence[bool] | None,
     endpoint: bool | Sequence[bool] | None,
 ) -> Grid:
-    """The uniform grid of so many points per axis.
+    """The uniform grid with these numbers of points per axis.
 
     Args:
         shape: Points per axis.
@@ -297,23 +298,18 @@ def read_numpy(
         grid: Where the values live; by default `options` make it.
         option: Name of the argument that states the grid.
         dtype: float32 or float64.
-        mask: See [`grid_with_mask`][probneural.arrays.grid_with_mask].
+        mask: See [`grid_with_mask`][probneural.arrays.reading.grid_with_mask].
         options: `lengths`, `periodic` and `endpoint`.
 
     Raises:
         DataError: If values are no real numbers, finite where they are not masked.
         ShapeError: If the shape does not fit, or is ambiguous.
-        ArgumentError: If nothing says what the grid is, or the layout has times or no samples.
+        ArgumentError: If the grid is unknown, or the layout has times or no samples.
     """
     tensor = to_tensor(array, name, dtype=dtype, takes_nan=mask is not None and mask is not False)
     shape = tuple(tensor.shape)
     roles, where = array_layout(shape, name, stated=layout, grid=grid, options=options)
-    if roles.axes(TIME) or not roles.axes(SAMPLE):
-        raise ArgumentError(
-            expected=f"a layout of {name} with samples and without times",
-            got=f'axes="{roles}"',
-            remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
-        )
+    check_samples(roles, name)
     if where is None:
         raise ArgumentError(
             expected=f"an axis of space of {name}",
@@ -329,17 +325,27 @@ def read_numpy(
             remedy=f"state where they live by {option}=, or {ambiguity_remedy(shape)}",
         )
     if 0 in shape[1:]:
-        raise ShapeError(expected=f"{name} with channels and points", got=str(shape), remedy="check what was cut off")
+        raise ShapeError(expected=f"{name} with channels and points", got=str(shape), remedy="check the slices of the array")
     values = tensor.reshape(len(tensor), -1, *points).contiguous()
     turned = turned_mask(mask, range(len(shape)), sample=roles.axes(SAMPLE)[0], space=roles.space_axes)
     return values, grid_with_mask(values, where, turned, name)
+
+
+def check_samples(roles: Layout, name: str) -> None:
+    """Raise an ArgumentError unless a layout has samples and no times."""
+    if roles.axes(TIME) or not roles.axes(SAMPLE):
+        raise ArgumentError(
+            expected=f"a layout of {name} with samples and without times",
+            got=f'axes="{roles}"',
+            remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
+        )
 
 
 def check_not_parameters(inputs: Grid, outputs: Grid) -> None:
     """Raise a ShapeError if inputs on a line of a few points, which nobody stated, are rather a table of parameters.
 
     Raises:
-        ShapeError: If they have few points, and the outputs many times as many.
+        ShapeError: If they have few points, and the outputs many.
     """
     if len(inputs.shape) == len(outputs.shape) == 1 and inputs.size <= _FEW and outputs.size > _MANY * inputs.size:
         raise ShapeError(
@@ -352,9 +358,9 @@ def check_not_parameters(inputs: Grid, outputs: Grid) -> None:
 
 def check_grid_alone(grid: Grid | None, **options: Any) -> None:
     """Raise an ArgumentError if a grid is given beside options that describe one."""
-    given = [name for name, value in options.items() if value is not None]
-    if grid is not None and given:
-        raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(given)}", remedy="the grid tells them")
+    names = [name for name, value in options.items() if value is not None]
+    if grid is not None and names:
+        raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(names)}", remedy="the grid determines them")
 
 
 def read_xarray(
@@ -412,7 +418,7 @@ def read_xarray(
         if named_role(dim, source.coords[dim].attrs if dim in source.coords else {}) != dim:
             raise ArgumentError(
                 expected=f"the role of dimension {dim!r} of {name} {dict(source.sizes)}",
-                got="a name that does not say that it is space",
+                got="a name that does not identify an axis of space",
                 remedy=f'name it channel="{dim}", or, if it is an axis of space, rename it: array.rename({dim}="x")',
             )
     leading = [sample, channel] if channel in dims else [sample]
@@ -455,7 +461,7 @@ def _stacked(parts: Sequence[xarray.DataArray], channel: str) -> xarray.DataArra
 
 
 def grid_attributes(grid: Grid) -> dict[str, Any]:
-    """What `read_xarray` needs to know of a uniform grid beside its coordinates, as attributes of an array."""
+    """Attributes of an array that record its uniform grid, for `read_xarray`."""
     attributes: dict[str, Any] = {
         "lengths": list(grid.lengths),
         "periodic": [int(flag) for flag in grid.periodic],

@@ -1,21 +1,22 @@
-"""Data sets of pairs of fields: what they all are, and those in memory."""
+"""Data sets of pairs of fields: their protocol, and data sets in memory."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from probneural.arrays import (
+from probneural.arrays.layouts import layouts_of
+from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
+from probneural.arrays.reading import (
     Mask,
     check_grid_alone,
     check_not_parameters,
@@ -25,33 +26,21 @@ from probneural.arrays import (
     to_array,
     to_tensor,
 )
-from probneural.checks import assign, check_finite, check_flag, check_instance, check_integer, described
-from probneural.clocks import WindowClock, is_time, joined_clocks, series_clock, split_in_time
-from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
-from probneural.extras import optional
-from probneural.fields import MISSING, Field, check_field, check_parts, select_rows
-from probneural.fill_values import warn_of_fill_values
+from probneural.checks import assign, check_finite, check_flag, described, optional
+from probneural.errors import DataError, ShapeError
+from probneural.fields import MISSING, Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
-from probneural.layouts import layouts_of
-from probneural.notices import warn
-from probneural.plausibility import check_plausible, rows_to_check
-from probneural.randomness import stream
-from probneural.summaries import summary_of
+from probneural.pairs.clocks import WindowClock, clock_coordinates, joined_clocks, read_clock
+from probneural.pairs.splits import Rows, check_clock, check_groups, divided_rows, joined_groups, select_groups
 
 if TYPE_CHECKING:
     import xarray
 
-_STATE, _TRAJECTORY = "state_time", "trajectory"
-"""Coordinates of the samples: times of each state, numbered, and identities of trajectories."""
-
-Rows = int | slice | Tensor | Sequence[int]
-"""Which functions: one number, a slice, integers, or truth values; negative numbers count from the end."""
-
 
 @runtime_checkable
 class FieldSource(Protocol):
-    """n functions on one grid that are read a few at a time: a `Field` in memory, or one side of a data set on disk."""
+    """n samples on one grid that are read a few at a time: a `Field` in memory, or one side of a data set on disk."""
 
     @property
     def grid(self) -> Grid:
@@ -70,33 +59,33 @@ class FieldSource(Protocol):
         """Where the fields that are read are put."""
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
 
     def __getitem__(self, index: Rows, /) -> Field:
-        """Read some functions, in the order of the index; one integer keeps the batch axis.
+        """Read some samples, in the order of the index; one integer keeps the batch axis.
 
         Raises:
             DataError: If a value that is read is not finite.
         """
 
     def to(self, target: torch.device | torch.dtype | str, /) -> FieldSource:
-        """The same functions, on another device or in another dtype when they are read."""
+        """The same samples, on another device or in another dtype when they are read."""
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """n pairs of functions that are read a few at a time: `FieldPairs` in memory, or a lazy source of `probneural.data`.
+    """n pairs of samples that are read a few at a time: `FieldPairs` in memory, or a lazy source of `probneural.data`.
 
-    `fit`, heads, calibrators and `score_pairs` take any. They read rows and never ask for all at once.
+    `fit`, heads, calibrators and `score_pairs` take any. They read rows, never all at once.
     """
 
     @property
     def inputs(self) -> FieldSource:
-        """The input functions."""
+        """The n input samples."""
 
     @property
     def outputs(self) -> FieldSource:
-        """The output functions, as many; their grid may differ."""
+        """The n output samples; their grid may differ."""
 
     @property
     def fingerprint(self) -> str:
@@ -121,15 +110,68 @@ class Dataset(Protocol):
         """The same pairs without a graph."""
 
 
+class Paired:
+    """Base class of data sets of pairs: number, rows and times of their samples."""
+
+    inputs: Any
+    outputs: Any
+    groups: Int64[Tensor, " n"] | None
+    clock: WindowClock | None
+    fingerprint: Any
+    constructor: ClassVar[str]
+    """Call that makes them, for messages."""
+
+    def __post_init__(self) -> None:
+        """Check the number of samples, groups and the clock, and name the trajectory of a clock without one."""
+        if len(self.inputs) != len(self.outputs):
+            raise ShapeError(
+                expected="as many output fields as input fields",
+                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
+                remedy="pair them one to one",
+            )
+        if self.groups is not None:
+            check_groups(self.groups, len(self.inputs))
+        if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
+            assign(self, clock=self.clock._named(self.fingerprint))
+
+    def __len__(self) -> int:
+        """Number of pairs n."""
+        return len(self.inputs)
+
+    def __getitem__(self, index: Rows) -> FieldPairs:
+        """Read some pairs into memory, in the order of the index; one integer keeps the batch axis."""
+        clock = None if self.clock is None else self.clock[index]
+        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index), clock=clock)
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"{type(self).__name__}({self.summary}, {self.inputs.dtype})"
+
+    @property
+    def window_keys(self) -> Int64[Tensor, "n k"] | None:
+        """One key per state of each pair, equal for equal trajectories and times; None for pairs without times."""
+        return None if self.clock is None else self.clock.keys
+
+    @property
+    def summary(self) -> str:
+        """Samples, channels, axes of space and times, in one sentence."""
+        count, grid = len(self), self.inputs.grid.description
+        if self.outputs.grid != self.inputs.grid:
+            grid = f"inputs on {grid}; outputs on {self.outputs.grid.description}"
+        channels = f"{_channels(self.inputs)} to {_channels(self.outputs)}"
+        time = "none" if self.clock is None else self.clock.description
+        return f"{count} sample{'s' * (count != 1)}; {channels}; {grid}; time: {time}"
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class FieldPairs:
-    """A data set: n input functions and the n output functions they map to.
+class FieldPairs(Paired):
+    """A data set in memory: n input samples and the n output samples they map to.
 
     Args:
-        inputs: Input functions.
-        outputs: Output functions; their grid may differ from the inputs'.
-        groups: Which trajectory each pair is of, `(n,)`, where pairs are windows of trajectories; a random `split` keeps each
-            whole.
+        inputs: Input samples.
+        outputs: Output samples; their grid may differ from the inputs'.
+        groups: Number of the trajectory of each pair, `(n,)`, where pairs are windows of trajectories; a random `split` keeps
+            trajectories whole.
         clock: Times of the states in each pair, where pairs have times.
 
     Raises:
@@ -148,21 +190,13 @@ class FieldPairs:
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
     clock: WindowClock | None = None
+    constructor: ClassVar[str] = "pn.FieldPairs"
 
     def __post_init__(self) -> None:
         """Check that the two sides are fields, equally many."""
         check_field(self.inputs, "inputs")
         check_field(self.outputs, "outputs")
-        if len(self.inputs) != len(self.outputs):
-            raise ShapeError(
-                expected="as many output fields as input fields",
-                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
-                remedy="pair them one to one",
-            )
-        if self.groups is not None:
-            _check_groups(self.groups, len(self.inputs))
-        if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
-            assign(self, clock=self.clock._named(self.fingerprint))
+        super().__post_init__()
 
     @classmethod
     def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
@@ -188,7 +222,7 @@ class FieldPairs:
         pairs = check_parts(parts, cls)
         inputs, outputs = Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs])
         clock = joined_clocks([part.clock for part in pairs])
-        return cls(inputs, outputs, groups=_joined_groups(pairs, clock), clock=clock)
+        return cls(inputs, outputs, groups=joined_groups(pairs, clock), clock=clock)
 
     @classmethod
     def from_numpy(
@@ -212,11 +246,11 @@ class FieldPairs:
         `(n, points)` and `(n, 1, *grid)` are accepted; `axes` states any other layout.
 
         Args:
-            inputs: Input functions, real and finite, in physical units; integers become floating point numbers.
-            outputs: Output functions, likewise.
+            inputs: Input samples, real and finite, in physical units; integers become floating point numbers.
+            outputs: Output samples, likewise.
             axes: Roles of the axes: n samples, c channels, - an axis of length 1, any other name an axis of space;
                 `"n x y c"`, or `"n x -> n x c"` where outputs differ.
-            grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
+            grid: Where the inputs live, and the outputs unless `out_grid` is given. In its place, the next three.
             out_grid: Where the outputs live.
             lengths: Extent per axis, 1 by default.
             periodic: Whether each axis is periodic.
@@ -231,7 +265,7 @@ class FieldPairs:
 
         Raises:
             DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
-            ShapeError: If a shape does not fit or is ambiguous, or the numbers of functions differ.
+            ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
             ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
             GridError: If `grid` or `out_grid` is no Grid.
 
@@ -274,8 +308,8 @@ class FieldPairs:
         """Make pairs of a table of parameters and the fields that belong to them.
 
         Args:
-            parameters: `(n, k)`, one sample per row, or `(n,)`; each column in units of its own.
-            outputs: Output functions, as in `from_numpy`.
+            parameters: `(n, k)`, one sample per row, or `(n,)`; each column in its units.
+            outputs: Output samples, as in `from_numpy`.
             as_points: Whether inputs are k unordered numbers, channels at a single point, which `DeepONet`, `PODDeepONet` and
                 `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
                 operators take.
@@ -335,16 +369,16 @@ class FieldPairs:
 
         Dimensions other than `sample` and `channel` are space, in the array's order. Their coordinates must be ascending and
         equispaced within 1e-4 of the spacing, checked in float64. A periodic axis extends one spacing beyond its last point;
-        another one ends there, unless `lengths` says that it, too, extends further.
+        another one ends there, unless `lengths` extends it.
 
         Args:
-            inputs: Input functions: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
-                with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers says
-                which pairs belong together. Where the dimension `sample` is time, its coordinate gives the pairs' times.
-            outputs: Output functions, likewise; matched to the inputs by position.
-            periodic: Whether each dimension of space is periodic: coordinates cannot tell. `to_xarray` records it.
+            inputs: Input samples: a DataArray, or a Dataset whose variables are the channels. Without `outputs`, a Dataset
+                with the variables "inputs" and "outputs", as `to_xarray` makes. A coordinate "groups" of whole numbers
+                gives the groups of pairs. Where the dimension `sample` is time, its coordinate gives the pairs' times.
+            outputs: Output samples, likewise; matched to the inputs by position.
+            periodic: Whether each dimension of space is periodic; `to_xarray` records it.
             lengths: Extent of each dimension of space, in the coordinates' units.
-            sample: The dimension of the n functions.
+            sample: The dimension of the n samples.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; by default float64 if either side is of it, else float32.
             mask: As for `from_numpy`.
@@ -354,7 +388,7 @@ class FieldPairs:
 
         Raises:
             DataError: If values are not real, finite numbers, groups are no whole ones, or a side is of another type.
-            ShapeError: If a dimension is missing, or the numbers of functions differ.
+            ShapeError: If a dimension is missing, or the numbers of samples differ.
             GridError: If coordinates are missing, descending, not equispaced, or contradict `lengths`.
             ArgumentError: If `periodic` is missing or does not fit, or `dtype` is another one.
         """
@@ -385,15 +419,15 @@ class FieldPairs:
                 (second, "outputs", out_grid, out_mask, out_labels),
             )
         ]
-        return cls(*sides, groups=_read_groups(inputs), clock=_read_clock(inputs, sample))._looked_at(may_be_equal=is_written)
+        return cls(*sides, groups=_read_groups(inputs), clock=read_clock(inputs, sample))._looked_at(may_be_equal=is_written)
 
     def _looked_at(self, *, may_be_equal: bool = False) -> FieldPairs:
         """Itself, if the first samples are plausible, with a warning of fill values."""
         warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
         sides = {"inputs": self.inputs, "outputs": self.outputs}
         rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
-        some = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
-        check_plausible(some, may_be_equal=may_be_equal, summary=self.summary)
+        first_rows = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
+        check_plausible(first_rows, may_be_equal=may_be_equal, summary=self.summary)
         return self
 
     def to_xarray(self) -> xarray.Dataset:
@@ -417,14 +451,19 @@ class FieldPairs:
                 "inputs": to_array(self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space),
                 "outputs": to_array(self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out),
             },
-            coords=({} if self.groups is None else {"groups": ("sample", self.groups.numpy())})
-            | _clock_coordinates(self.clock),
+            coords=({} if self.groups is None else {"groups": ("sample", self.groups.numpy())}) | clock_coordinates(self.clock),
         )
 
     def split(
         self, count: int, *, seed: int | None = None, by: str = "random", embargo: int = 0
     ) -> tuple[FieldPairs, FieldPairs]:
-        """Split into `count` pairs and the rest; see [`divided_rows`][probneural.pairs.divided_rows] for the ways to do it.
+        """Split into `count` pairs and the remaining ones.
+
+        * `by="random"`: rows, or whole groups where there are groups, in a random order.
+        * `by="time"`: the first part is the earlier `count` rows. Later rows that share a state with the first part, or begin
+          `embargo` steps or fewer after its last state, are left out.
+        * `by="blocks"`: contiguous blocks of time are dealt out at random. Rows of the second part that share a state with the
+          first, or lie within `embargo` steps of it, are left out.
 
         Args:
             count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
@@ -438,11 +477,6 @@ class FieldPairs:
         first, second = divided_rows(self, count, seed=seed, by=by, embargo=embargo)
         return self[first], self[second]
 
-    @property
-    def window_keys(self) -> Int64[Tensor, "n k"] | None:
-        """One key per state of each pair, equal for equal trajectories and times; None for pairs without times."""
-        return None if self.clock is None else self.clock.keys
-
     @cached_property
     def fingerprint(self) -> str:
         """A content hash of values and grids, 64 hexadecimal digits."""
@@ -451,7 +485,7 @@ class FieldPairs:
         )
 
     def subset(self, index: Rows) -> FieldPairs:
-        """Select pairs: in memory, what `pairs[index]` does."""
+        """Select pairs, as `pairs[index]` does."""
         return self[index]
 
     def detached(self) -> FieldPairs:
@@ -462,36 +496,11 @@ class FieldPairs:
         """Return the pairs on another device or in another dtype."""
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
 
-    def __len__(self) -> int:
-        """Number of pairs n."""
-        return len(self.inputs)
-
-    def __getitem__(self, index: Rows) -> FieldPairs:
-        """Select pairs, as in `Field`."""
-        clock = None if self.clock is None else self.clock[index]
-        return FieldPairs(self.inputs[index], self.outputs[index], groups=select_groups(self.groups, index), clock=clock)
-
-    def __repr__(self) -> str:
-        """A short description."""
-        return f"FieldPairs({self.summary}, {self.inputs.dtype})"
-
-    @property
-    def summary(self) -> str:
-        """Samples, channels, axes of space and times, in one sentence."""
-        return summary_of(self.inputs, self.outputs, time="none" if self.clock is None else self.clock.description)
-
-
-def check_pairs(pairs: object, name: str = "training", *, least: int = 1) -> FieldPairs:
-    """Return finite pairs in memory, so many at least, or raise a DataError."""
-    checked = check_instance(pairs, FieldPairs, f"{name} data", remedy="pair them: pn.FieldPairs(inputs, outputs)")
-    check_dataset(checked, name, least=least)
-    return checked
-
 
 def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Dataset:
-    """Return a data set of so many pairs at least, or raise a DataError; values in memory must be finite.
+    """Return a data set of at least `least` pairs, or raise a DataError; values in memory must be finite.
 
-    Lazy sources look at their values when they are read.
+    Lazy sources check values as they are read.
     """
     if isinstance(data, list | tuple) and data and all(map(_is_dataset, data)):
         raise DataError(
@@ -533,190 +542,6 @@ def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
         yield data[start : min(start + size, len(data))]
 
 
-def split_order(count: int, *, seed: int) -> Tensor:
-    """The random order in which `split` deals out so many things: what comes first is the first part.
-
-    Examples:
-        >>> sorted(split_order(4, seed=0).tolist())
-        [0, 1, 2, 3]
-    """
-    return torch.randperm(count, generator=stream(seed, "split"), device="cpu")
-
-
-def split_rows(
-    total: int, count: int, *, seed: int, groups: Int64[Tensor, " n"] | None = None
-) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
-    """Which of so many things go to the first part of a random split, and which to the second.
-
-    Windows of one trajectory resemble each other, so with groups all of one go to one side: the first part then has as many
-    whole groups as it takes to hold `count` things, and so more than `count` where a group has several, in their own order.
-
-    Args:
-        total: Number of things.
-        count: Number of them in the first part.
-        seed: Names the split.
-        groups: Which group each is of; None if they are independent.
-
-    Raises:
-        ArgumentError: If either part would be empty.
-
-    Examples:
-        >>> first, second = split_rows(6, 1, seed=0, groups=torch.tensor([0, 0, 0, 1, 1, 1]))
-        >>> len(first), len(second)
-        (3, 3)
-    """
-    count = check_integer(count, "count", most=total - 1)
-    if groups is None:
-        order = split_order(total, seed=seed)
-        return order[:count], order[count:]
-    _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
-    order = split_order(len(sizes), seed=seed)
-    taken = int((sizes[order].cumsum(0) < count).sum()) + 1
-    if taken == len(sizes):
-        raise ArgumentError(
-            expected=f"a count that leaves a trajectory of {len(sizes)} to the second part",
-            got=str(count),
-            remedy=f'split each trajectory in time: split({count}, by="time"); or choose fewer, or give more trajectories',
-        )
-    is_first = torch.isin(group, order[:taken])
-    return is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]
-
-
-def divided_rows(
-    data: Any,
-    count: int,
-    *,
-    seed: int | None,
-    by: str,
-    embargo: int = 0,
-    coordinates: Mapping[str, NDArray[Any]] | None = None,
-) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
-    """Rows of the two parts of a data set.
-
-    * `by="random"`: rows, or whole groups where there are groups, in a random order.
-    * `by="time"`: the first part is the earlier `count` rows. Later rows that share a state with the first part, or begin
-      `embargo` steps or fewer after its last state, are left out.
-    * `by="blocks"`: contiguous blocks of time are dealt out at random. Rows of the second part that share a state with the
-      first, or lie within `embargo` steps of it, are left out.
-    * the name of a coordinate: rows of one value stay together, and values are in a random order.
-
-    Args:
-        data: With a length, groups and a clock.
-        count: Rows of the first part.
-        seed: Names what is random.
-        by: How to split.
-        embargo: Steps of time between the parts.
-        coordinates: By name, one value per row.
-
-    Raises:
-        ArgumentError: If either part would be empty, there is no such way to split these rows, or the seed is missing.
-    """
-    clock: WindowClock | None = data.clock
-    total, names = len(data), coordinates or {}
-    if by in ("time", "blocks") and clock is None:
-        kind = "pn.FieldPairs" if isinstance(data, FieldPairs) else "pn.data.StoredPairs"
-        raise ArgumentError(
-            expected=f"pairs that have times, to split by {by!r}",
-            got="pairs without a clock",
-            remedy=f"give their times, {kind}(pairs.inputs, pairs.outputs, clock=pn.WindowClock(times)), or split at random",
-        )
-    if by not in ("random", "time", "blocks", *names):
-        raise ArgumentError(
-            expected=f"by one of {', '.join(map(repr, ('random', 'time', 'blocks', *names)))}",
-            got=repr(by),
-            remedy="a coordinate must belong to the axis of samples of a file",
-        )
-    check_integer(embargo, "embargo", least=0)
-    if by != "time" and seed is None:
-        raise ArgumentError(expected=f"a seed for by={by!r}", got="none", remedy=f"name the split: split({count}, seed=0)")
-    if by not in ("time", "blocks") and embargo != 0:
-        raise ArgumentError(
-            expected="no embargo without an order in time", got=f"embargo={embargo}", remedy='write by="time" or by="blocks"'
-        )
-    if by == "random":
-        if clock is not None and clock.is_series and data.groups is None:
-            warn(
-                "these pairs are one series in time, and a random split puts neighbouring times on both sides: errors on the "
-                f'second part are then smaller than at later times. Write split({count}, by="time")',
-                DataWarning,
-            )
-        return split_rows(total, count, seed=cast(int, seed), groups=data.groups)
-    if by in names:
-        _, numbers = np.unique(names[by], return_inverse=True)
-        return split_rows(total, count, seed=cast(int, seed), groups=torch.from_numpy(numbers.reshape(-1).astype(np.int64)))
-    count = check_integer(count, "count", most=total - 1)
-    generator = None if seed is None else stream(seed, "split")
-    first, second = split_in_time(cast(WindowClock, clock), [count, total - count], by=by, embargo=embargo, generator=generator)
-    if not len(second):
-        raise ArgumentError(
-            expected="later rows that share no state with the first part",
-            got=f"none of the {total - count} others, with embargo={embargo}",
-            remedy="lower count or embargo, or give more data",
-        )
-    return first, second
-
-
-def select_groups(groups: Int64[Tensor, " n"] | None, index: Rows) -> Int64[Tensor, " m"] | None:
-    """Groups of some pairs, on the CPU, wherever the index is; None where there are none.
-
-    Raises:
-        IndexError: If a number lies outside the pairs.
-        DataError: If several do, or the index is of another kind.
-
-    Examples:
-        >>> select_groups(torch.tensor([4, 4, 7]), [0, -1])
-        tensor([4, 7])
-    """
-    if groups is None:
-        return None
-    rows = select_rows(index, len(groups))
-    return groups[rows.to(groups.device) if isinstance(rows, Tensor) else rows]
-
-
-def _check_groups(groups: object, count: int) -> None:
-    """Raise unless groups are integers on the CPU, one per pair."""
-    remedy = "give the number of each pair's trajectory: torch.as_tensor(numbers, dtype=torch.int64), on the CPU"
-    given = check_instance(groups, Tensor, "groups", remedy=remedy)
-    if given.dtype != torch.int64 or given.device.type != "cpu":
-        raise DataError(expected="groups of int64 on the CPU", got=f"{given.dtype} on {given.device}", remedy=remedy)
-    if tuple(given.shape) != (count,):
-        raise ShapeError(expected=f"groups of shape ({count},)", got=str(tuple(given.shape)), remedy=remedy)
-
-
-def check_clock(clock: object, count: int) -> WindowClock:
-    """Return a clock of so many pairs, or raise a DataError or ShapeError."""
-    remedy = "make it: pn.WindowClock(times), one time per pair"
-    checked = check_instance(clock, WindowClock, "clock", remedy=remedy)
-    if len(checked) != count:
-        raise ShapeError(expected=f"a clock of {count} pairs", got=str(len(checked)), remedy=remedy)
-    return checked
-
-
-def _clock_coordinates(clock: WindowClock | None) -> dict[str, Any]:
-    """Times and trajectories as coordinates of the samples."""
-    if clock is None:
-        return {}
-    about = {"history": clock.history, "lead": clock.lead} | ({} if clock.step is None else {"step": clock.step})
-    states = {f"{_STATE}{number}": ("sample", times.numpy()) for number, times in enumerate(clock.states.unbind(1))}
-    identities = np.zeros(len(clock), np.int64) if clock.trajectories is None else clock.trajectories.numpy()
-    return states | {_TRAJECTORY: ("sample", identities, about)}
-
-
-def _read_clock(inputs: xarray.DataArray | xarray.Dataset, sample: str) -> WindowClock | None:
-    """Times from the coordinates that `to_xarray` writes, or from a dimension of samples that is time."""
-    if f"{_STATE}0" in inputs.coords and _TRAJECTORY in inputs.coords:
-        count = sum(str(name).startswith(_STATE) for name in inputs.coords)
-        states = np.stack([inputs.coords[f"{_STATE}{number}"].values for number in range(count)], axis=1)
-        trajectory = inputs.coords[_TRAJECTORY]
-        about = {name: trajectory.attrs[name] for name in ("history", "lead", "step") if name in trajectory.attrs}
-        return WindowClock(torch.as_tensor(states), torch.as_tensor(trajectory.values.astype(np.int64)), **about)
-    coordinate = inputs.coords.get(sample)
-    if coordinate is not None and (is_time(sample, coordinate.attrs) or coordinate.dtype.kind == "M"):
-        times = coordinate.values
-        return series_clock((times - times.min()) / np.timedelta64(1, "s") if times.dtype.kind == "M" else times)
-    return None
-
-
 def _read_groups(inputs: xarray.DataArray | xarray.Dataset) -> Int64[Tensor, " n"] | None:
     """The coordinate "groups", in whichever dtype; None where there is none."""
     if "groups" not in inputs.coords:
@@ -737,29 +562,13 @@ def _are_whole(values: NDArray[Any]) -> bool:
     return values.dtype.kind == "f" and bool((abs(values) < 2.0**53).all()) and bool((values % 1 == 0).all())
 
 
-def _joined_groups(parts: Sequence[FieldPairs], clock: WindowClock | None) -> Int64[Tensor, " n"] | None:
-    """Groups of data sets that come one after the other; a pair without one, or a trajectory, is a group of its own."""
-    are_single = all(part.clock is None for part in parts) if clock is None else clock.is_series
-    if are_single and all(part.groups is None for part in parts):
-        return None
-    joined: list[Tensor] = []
-    count = 0
-    for part in parts:
-        owners = part.groups if part.groups is not None or part.clock is None else part.clock.trajectories
-        numbers = torch.arange(len(part), device="cpu") if owners is None else owners.unique(return_inverse=True)[1]
-        joined.append(numbers + count)
-        count += int(numbers.max()) + 1 if len(numbers) else 0
-    return torch.cat(joined)
-
-
-def evenly_spread_rows(count: int, most: int) -> slice | Tensor:
-    """Which of `count` things to read if so many at most may be: evenly spread ones, or all as a slice.
-
-    Examples:
-        >>> evenly_spread_rows(10, 4)
-        tensor([0, 2, 5, 7])
-    """
-    return slice(0, count) if count <= most else torch.arange(most, device="cpu") * count // most
+def _channels(side: Any) -> str:
+    """Number, names and units of the channels of a side."""
+    count = f"{side.channels} channel{'s' * (side.channels != 1)}"
+    units = side.units or ("",) * len(side.names)
+    labels = dict.fromkeys(zip(side.names, units, strict=True))
+    words = [f"{name} in {unit}" if unit else name for name, unit in labels]
+    return f"{count} ({', '.join(words)})" if any(words) else count
 
 
 def _collated(batch: Sequence[FieldPairs], *, collate_fn_map: object = None) -> FieldPairs:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from probneural.arrays.layouts import Layout, layouts_of, named_role, positional_layout
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.layouts import Layout, layouts_of, named_role, positional_layout
 from probneural.pairs import FieldPairs
 from tests.data.files import numbers
 
@@ -79,7 +79,7 @@ def test_descriptions_that_are_none(axes: str) -> None:
 
 
 def test_layouts_that_do_not_fit() -> None:
-    with pytest.raises(ShapeError, match="4 axes, as axes="):
+    with pytest.raises(ShapeError, match="4 axes, as in axes="):
         Layout(("n", "c", "x", "y")).check((3, 4, 5), "a")
     with pytest.raises(ShapeError, match="length 1 of axis 1"):
         Layout(("n", "-", "x")).check((3, 4, 5), "a")

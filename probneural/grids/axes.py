@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.checks import real_tensor
 from probneural.contexts import remembered
 from probneural.errors import GridError
-from probneural.interpolation import (
+from probneural.linear_algebra.interpolation import (
     evaluate_at_fractions,
     evaluate_trigonometric,
     polynomial_matrix,
@@ -124,7 +124,7 @@ def transfer(
         matrix = _matrix(source, target, order, values.dtype, values.device)
         result = moved @ (matrix if transposed else matrix.mT)
     elif source.periodic:
-        # D^T = (-1)^order D: waves are differentiated by (2 pi i k / length)^order.
+        # D^T = (-1)^order D: Fourier modes are differentiated by (2 pi i k / length)^order.
         sign = -1.0 if transposed and order % 2 else 1.0
         wide = moved if moved.dtype in (torch.float32, torch.float64) else moved.float()  # no transform of half precision
         result = sign * evaluate_at_fractions(wide, target.size, length=source.length, order=order).to(moved)
@@ -144,8 +144,8 @@ def read_line(values: Float[Tensor, "*b size"], axis: Axis, points: Float64[Tens
     """Evaluate the interpolant along an axis, the last one of the values, at any points, without its matrix."""
     if axis.periodic:
         wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
-        found = evaluate_trigonometric(wide, points.to(values.device), length=axis.length, origin=axis.origin)
-        return found.to(values)
+        result = evaluate_trigonometric(wide, points.to(values.device), length=axis.length, origin=axis.origin)
+        return result.to(values)
     indices, weights = polynomial_stencils(axis.coordinates, points)
     parts = zip(indices.mT.to(values.device), weights.mT.to(values), strict=True)
     return torch.stack([values.index_select(-1, index) * weight for index, weight in parts]).sum(0)

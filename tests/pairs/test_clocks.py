@@ -11,8 +11,8 @@ import torch
 import xarray
 
 import probneural as pn
-from probneural.clocks import split_in_time
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
+from probneural.pairs.clocks import split_in_time
 from tests.helpers import normal
 
 

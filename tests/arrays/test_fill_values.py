@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from probneural.arrays.plausibility import fill_values
 from probneural.data import from_arrays
 from probneural.errors import DataWarning
 from probneural.fields import Field
-from probneural.fill_values import fill_values
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import FNO

@@ -1,10 +1,10 @@
-"""Grids: where values live, how they are integrated, and how they are moved to other points."""
+"""Uniform and scattered grids: points, quadrature and interpolation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes, read_line, transfer
 from probneural.checks import (
     check_flag,
     check_instance,
@@ -26,17 +25,15 @@ from probneural.checks import (
 )
 from probneural.contexts import Undisturbed, outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-
-_CHUNK_ELEMENTS = 2**21
-"""Largest interpolation matrix built at once (16 MiB in float64)."""
+from probneural.grids.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Grid(Undisturbed):
-    """Where values live: points, quadrature weights, and the shape that values on them take.
+    """Points, quadrature weights, and the shape of values on them.
 
     Build one with [`Grid.uniform`][probneural.grids.Grid.uniform] or [`Grid.scattered`][probneural.grids.Grid.scattered].
-    Coordinates and weights are float64 on the CPU whatever the values are. A mask sets weights to zero, see
+    Coordinates and weights are float64 on the CPU for values of any dtype and device. A mask sets weights to zero, see
     [`masked`][probneural.grids.Grid.masked]; with one mask per sample, the grid is a batch of grids with the same points.
 
     Attributes:
@@ -46,6 +43,7 @@ class Grid(Undisturbed):
 
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
+    _: KW_ONLY
     _points: Tensor | None = None
     _weights: Tensor | None = None
     _observed: Tensor | None = None
@@ -110,14 +108,16 @@ class Grid(Undisturbed):
         """
         remedy = "give the axes of a grid: grid.axes"
         axes = check_sequence(axes, "axes", remedy=remedy)
-        for one in axes:
-            check_instance(one, Axis, "an axis", remedy=remedy, error=ArgumentError)
+        for axis in axes:
+            check_instance(axis, Axis, "an axis", remedy=remedy, error=ArgumentError)
         columns = {name: tuple(getattr(axis, name) for axis in axes) for name in ("periodic", "endpoint", "origin")}
         grid = cls.uniform(tuple(axis.size for axis in axes), lengths=tuple(axis.length for axis in axes), **columns)
         for checked, axis in zip(grid.axes, axes, strict=True):
             check_latitudes(checked, axis.latitudes)
-        labels = ({name: getattr(axis, name) for name in ("latitudes", "name", "unit")} for axis in axes)
-        labelled = (replace(checked, **one) for checked, one in zip(grid.axes, labels, strict=True))
+        labelled = (
+            replace(checked, latitudes=axis.latitudes, name=axis.name, unit=axis.unit)
+            for checked, axis in zip(grid.axes, axes, strict=True)
+        )
         return cls(shape=grid.shape, axes=tuple(labelled))
 
     @classmethod
@@ -179,7 +179,7 @@ class Grid(Undisturbed):
         step = float(points[1] - points[0]) * (1.0 + SPACING_TOLERANCE) if axis.size > 1 else 0.0
         south = -POLE if points[0] + POLE <= step else axis.origin
         north = POLE if POLE - points[-1] <= step else axis.origin + axis.length
-        axes = [replace(one, latitudes=(south, north) if index == number else None) for index, one in enumerate(self.axes)]
+        axes = [replace(entry, latitudes=(south, north) if index == number else None) for index, entry in enumerate(self.axes)]
         return Grid.of_axes(axes)
 
     @classmethod
@@ -258,7 +258,7 @@ class Grid(Undisturbed):
     def masked(self, observed: Tensor) -> Grid:
         """Return the grid with weights of zero at points whose values are missing: land, or gaps of some samples.
 
-        Whatever averages over the domain then leaves these points out, and [`Field`][probneural.Field] ignores values there.
+        Averages over the domain leave these points out, and [`Field`][probneural.Field] ignores values there.
 
         Args:
             observed: Where there are values, `(*shape,)` of truth values for all samples, or `(n, *shape)` for one mask per
@@ -333,15 +333,15 @@ class Grid(Undisturbed):
         return _lazy_copy(self._observed).reshape(*self._observed.shape[:-1], *self.shape)
 
     def select(self, index: slice | Tensor) -> Grid:
-        """Select grids of a batch; one grid for all samples stays as it is."""
+        """Select grids of a batch; one grid for all samples is returned unchanged."""
         if self._observed is None or self._observed.ndim == 1:
             return self
         rows = index.cpu() if isinstance(index, Tensor) else index
         return self._with_mask(self._observed[rows])
 
-    def has_points_of(self, other: Grid) -> bool:
+    def has_points_of(self, grid: Grid) -> bool:
         """Whether the two differ in their masks at most."""
-        return self.unmasked == check_grid(other, "other").unmasked
+        return self.unmasked == check_grid(grid, "other").unmasked
 
     def fill(self, values: Tensor, number: float | int = 0.0) -> Tensor:
         """Replace values `(..., n, c, *shape)` at masked points by a number; without a mask, return the same tensor."""
@@ -358,7 +358,7 @@ class Grid(Undisturbed):
         """Measure of the domain without masked points, in the units of the lengths to the power d.
 
         Raises:
-            GridError: If samples have masks of their own.
+            GridError: If masks differ between samples.
         """
         return float(self._single().weights.sum())
 
@@ -367,7 +367,7 @@ class Grid(Undisturbed):
         """Quadrature weights of an average over the domain, `(p,)`, float64, dimensionless: they sum to one.
 
         Raises:
-            GridError: If samples have masks of their own: use `sample_weights`.
+            GridError: If masks differ between samples: use `sample_weights`.
         """
         weights = self._single().weights
         return weights / float(weights.sum())
@@ -404,7 +404,7 @@ class Grid(Undisturbed):
             raise GridError(
                 expected="one grid for all samples: this computation takes no masks that differ from sample to sample",
                 got=repr(self),
-                remedy="use what takes them, LastLayerLaplace, DeepEnsemble and VarianceScale for example; or mask the points "
+                remedy="use LastLayerLaplace, DeepEnsemble or VarianceScale for example; or mask the points "
                 "that any sample misses, Field(field.values, grid.masked(grid.observed.all(0)))",
             )
         return self
@@ -560,7 +560,7 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     """Return a grid.
 
     Raises:
-        GridError: If it is none, or not uniform where it has to be.
+        GridError: If it is not a Grid, or not uniform where required.
     """
     checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:
@@ -573,127 +573,15 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
 
 
 def check_unmasked(grid: Grid, purpose: str) -> Grid:
-    """Return a grid without a mask, or raise a GridError that names what takes no masks."""
+    """Return a grid without a mask, or raise a GridError."""
     if grid.is_masked:
         raise GridError(
             expected=f"a grid without a mask, for {purpose}",
             got=repr(grid),
-            remedy="fill the missing values, and wrap them in a Field on grid.unmasked; or use what takes masks: averages, "
-            "pointwise scores and RelativeL2",
+            remedy="fill the missing values, and wrap them in a Field on grid.unmasked; or use averages, pointwise scores "
+            "and RelativeL2, which support masks",
         )
     return grid
-
-
-def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
-    """Return the matrix that reads the interpolant of a field (or a partial derivative of it) at points.
-
-    Args:
-        grid: A uniform grid of p points in d dimensions.
-        points: Coordinates, `(m, d)`, float64, in the grid's units, within the domain; the two ends of a periodic axis are
-            one point.
-        orders: Order of the derivative along each axis; all zero by default.
-
-    Returns:
-        `(m, p)`, float64.
-
-    Raises:
-        GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
-    """
-    _check_readable(grid, points)
-    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
-    for number, axis in enumerate(grid.axes):
-        factor = axis.matrix(points[:, number], order=orders[number] if orders else 0)
-        matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
-    return matrix
-
-
-def _check_readable(grid: Grid, points: Tensor) -> None:
-    """Raise a GridError unless the grid is uniform, and the points lie within its domain."""
-    if not check_grid(grid).is_uniform:
-        raise GridError(
-            expected="a uniform grid to interpolate from",
-            got=repr(grid),
-            remedy="evaluate the operator at the points by query=",
-        )
-    if points.ndim != 2 or points.shape[1] != grid.dimension:
-        raise GridError(
-            expected=f"points of shape (m, {grid.dimension})", got=str(tuple(points.shape)), remedy="one row per point"
-        )
-    for number, axis in enumerate(grid.axes):
-        along = points[:, number]
-        slack = 1e-9 * axis.length
-        outside = (along < axis.origin - slack) | (along > axis.origin + axis.length + slack) | ~torch.isfinite(along)
-        if bool(outside.any()):
-            raise GridError(
-                expected=f"points in [{axis.origin:g}, {axis.origin + axis.length:g}] along axis {number}",
-                got=f"{along[outside][0]:g}",
-                remedy="take coordinates modulo the period" if axis.periodic else "move the point into the domain",
-            )
-
-
-def along_axis(values: Tensor, matrix: Tensor, axis: int) -> Tensor:
-    """Apply a matrix `(m, size)` along one (negative) axis of values, in the values' dtype and on their device."""
-    moved = values.movedim(axis, -1) @ matrix.to(values).mT
-    return moved.movedim(-1, axis)
-
-
-def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
-    """Evaluate the interpolant of values on one grid at the points of another.
-
-    The interpolant is trigonometric on periodic axes, so a field whose frequencies the source resolves is moved exactly, up
-    or down; elsewhere it is a local polynomial of degree 5.
-
-    Args:
-        values: `(..., *source.shape)`.
-        source: A uniform grid.
-        target: Any grid in the same domain.
-
-    Returns:
-        `(..., *target.shape)`.
-
-    Raises:
-        GridError: If the source is scattered or has a mask, the target is no grid, or the grids have different dimensions or
-            domains.
-        ShapeError: If the values do not fit the source grid.
-    """
-    check_on_grid(values, source)
-    check_grid(target, "target")
-    if source == target or ((source.is_masked or target.is_masked) and source.has_points_of(target)):
-        return values
-    if source.is_masked:
-        raise GridError(
-            expected="values without a mask to interpolate",
-            got=repr(source),
-            remedy="fill the missing values, and wrap them in a Field on grid.unmasked",
-        )
-    if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
-        for number, (have, want) in enumerate(zip(source.axes, target.axes, strict=True)):
-            if (have.length, have.periodic, have.origin) != (want.length, want.periodic, want.origin):
-                raise GridError(
-                    expected=f"a target on the source's domain, {source!r}",
-                    got=repr(target),
-                    remedy="use source.resized(shape), or scattered points for a part of the domain",
-                )
-            if have != want:
-                values = transfer(values, have, want, dim=number - source.dimension)
-        return values
-    if source.size * target.size <= _CHUNK_ELEMENTS or torch.compiler.is_exporting():
-        with outside_of_export():
-            matrix = interpolation_matrix(source, target.points)
-        return (values.flatten(values.ndim - len(source.shape)) @ matrix.to(values).mT).unflatten(-1, target.shape)
-    _check_readable(source, target.points)
-    lines = values.numel() // max(1, source.shape[-1]) * (math.isqrt(source.shape[-1]) + 1)
-    parts = target.points.split(max(1, _CHUNK_ELEMENTS // max(1, lines)))
-    return torch.cat([_read(values, source, part) for part in parts], dim=-1).unflatten(-1, target.shape)
-
-
-def _read(values: Tensor, source: Grid, points: Tensor) -> Tensor:
-    """Values `(..., *source.shape)` of the interpolant at points `(m, d)`: `(..., m)`, one axis after another."""
-    *others, last = source.axes
-    values = read_line(values, last, points[:, -1])
-    for number in reversed(range(len(others))):
-        values = (values * others[number].matrix(points[:, number]).to(values).mT).sum(-2)
-    return values
 
 
 def check_on_grid(values: Tensor, grid: Grid) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from probneural import data as files
+from probneural.arrays.plausibility import jumping_axes, repeating_axes, rows_to_check
 from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.plausibility import jumping_axes, repeating_axes, rows_to_check
 from probneural.problems import Advection, Burgers, InviscidBurgers, Problem, ShallowWater, Wave
 from tests.data.files import write_hdf5
 from tests.helpers import normal

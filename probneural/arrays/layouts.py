@@ -17,7 +17,7 @@ _ROLES = {
     TIME: frozenset({"time", "times", "t", "valid_time", "date", "datetime"}),
     CHANNEL: frozenset({"channel", "channels", "c", "parameter", "parameters", "output_channel"}),
 }
-"""Names of dimensions that say a role."""
+"""Names of dimensions with a conventional role."""
 _SPACE = re.compile(
     r"n?[xyz]|(output_)?[xyz](\d|[cnefuv]|_\w+)|(n|r|grid_)?(lats?|lons?|latitudes?|longitudes?)"
     r"|[xyz][-_]?coord(inate)?s?|west_east|south_north|easting|northing"
@@ -52,7 +52,7 @@ class Layout:
 
     def axes(self, role: str) -> tuple[int, ...]:
         """Numbers of the axes of a role."""
-        return tuple(number for number, one in enumerate(self.roles) if one == role)
+        return tuple(number for number, name in enumerate(self.roles) if name == role)
 
     @property
     def space_axes(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class Layout:
         """Raise a ShapeError unless an array of this shape can have this layout."""
         if len(shape) != len(self.roles):
             raise ShapeError(
-                expected=f'{name} of {len(self.roles)} axes, as axes="{self}" says',
+                expected=f'{name} of {len(self.roles)} axes, as in axes="{self}"',
                 got=f"{len(shape)} axes, {tuple(shape)}",
                 remedy='name one role per axis; of inputs and outputs that differ, both: axes="n c -> n x y"',
             )
@@ -118,14 +118,14 @@ def _layout(text: str, axes: str) -> Layout:
 
 
 def named_role(dim: str, attributes: Mapping[str, Any]) -> str:
-    """The role that the name of a dimension, or the CF attributes of its coordinate, say.
+    """The role of a dimension by its name or the CF attributes of its coordinate.
 
     Args:
         dim: The name.
         attributes: Attributes of the coordinate.
 
     Returns:
-        "n", "t", "c", or the name itself for an axis of space; "" if nothing says the role.
+        "n", "t", "c", or the name itself for an axis of space; "" if the role is unknown.
 
     Examples:
         >>> named_role("lat", {}), named_role("hour", {"axis": "T"}), named_role("level", {})
@@ -153,7 +153,7 @@ def positional_layout(
         has_samples: Whether there is an axis of samples.
 
     Raises:
-        ShapeError: If the number of axes of space is ambiguous, or the array does not have as many.
+        ShapeError: If the number of axes of space is ambiguous or differs from the dimension.
 
     Examples:
         >>> (
@@ -163,16 +163,16 @@ def positional_layout(
         ('n c x0 x1', 'n c x0')
     """
     leading = (SAMPLE,) * has_samples + (TIME,) * has_time
-    rest = tuple(shape[len(leading) :])
+    remaining = tuple(shape[len(leading) :])
     if dimension is None:
-        if len(rest) > 1 and rest[0] != 1:
+        if len(remaining) > 1 and remaining[0] != 1:
             raise ShapeError(
                 expected=f"axes of {name} whose roles are stated",
                 got=f"{tuple(shape)}, which may be channels on a line or a grid of several axes",
                 remedy=ambiguity_remedy(shape, leading),
             )
-        dimension = max(1, len(rest) - 1)
-    extra = len(rest) - dimension
+        dimension = max(1, len(remaining) - 1)
+    extra = len(remaining) - dimension
     if extra not in (0, 1):
         words = ", ".join({SAMPLE: "n", TIME: "times"}[role] for role in leading)
         raise ShapeError(
@@ -185,18 +185,18 @@ def positional_layout(
 
 def ambiguity_remedy(shape: Sequence[int], leading: Sequence[str] = (SAMPLE,)) -> str:
     """The calls to write for an array whose axes are ambiguous."""
-    rest = len(shape) - len(leading)
+    count = len(shape) - len(leading)
     start = " ".join(leading)
-    if rest < 1:
+    if count < 1:
         return 'state the roles of the axes: axes="n x" for values on a line, axes="n c -> n x" for numbers that are parameters'
-    plain = ("x", "y", "z")[:rest] if rest <= 3 else space_names(rest)
-    choices = [f'axes="{start} {" ".join(plain)}" for a grid of {rest} {"axis" if rest == 1 else "axes"}']
-    if rest == 1:
+    plain = ("x", "y", "z")[:count] if count <= 3 else space_names(count)
+    choices = [f'axes="{start} {" ".join(plain)}" for a grid of {count} {"axis" if count == 1 else "axes"}']
+    if count == 1:
         choices.append(f'axes="{start} c -> {start} x" for inputs that are parameters')
     else:
         choices += [
-            f'axes="{start} c {" ".join(plain[: rest - 1])}" for channels first',
-            f'axes="{start} {" ".join(plain[: rest - 1])} c" for channels last',
+            f'axes="{start} c {" ".join(plain[: count - 1])}" for channels first',
+            f'axes="{start} {" ".join(plain[: count - 1])} c" for channels last',
         ]
     return f"state the roles of the axes: {', '.join(choices)}"
 

@@ -1,8 +1,8 @@
-"""Symmetries that a map between functions is known to have, as further training pairs.
+"""Data augmentation by symmetries of the operator.
 
-Where an operator commutes with a symmetry, the image of a pair is a pair as good as the pair itself, and costs no simulation.
-A network without position embedding commutes with shifts on periodic axes as it is; kernel methods, DeepONets and mirrors or
-turns of any operator need the copies.
+Where an operator commutes with a symmetry, the image of a training pair is a training pair, and costs no simulation. A network
+without position embedding commutes with shifts on periodic axes; kernel methods, DeepONets, and mirrors or turns of any
+operator need augmented pairs.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from probneural.axes import Axis
 from probneural.checks import assign, check_instance, check_integer, check_real, check_sequence, described
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid, check_unmasked
+from probneural.grids.axes import Axis
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 
 _ROUNDING = 1e-6
-"""Of a cell, that a fraction of the period may miss a point by."""
+"""Largest distance of a shifted point from a grid point, as a fraction of a cell."""
 _BY_SIDE = "give a tuple of two symmetries, for inputs and for outputs, where their channels differ"
 
 
 @runtime_checkable
 class Symmetry(Protocol):
-    """A map of functions on a grid to functions on it, with which an operator commutes."""
+    """A map of fields to fields on the same grid, with which an operator commutes."""
 
     def __call__(self, field: Field, /) -> Field:
-        """Map every function of a field."""
+        """Map every sample of a field."""
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Move functions along periodic axes: u(x) becomes u(x − f L), L the length of the axis.
+    """Shift samples along periodic axes: u(x) becomes u(x − f L), L the length of the axis.
 
-    So inputs and outputs are moved alike where their grids differ, as long as that is a whole number of cells on both.
+    Inputs and outputs on different grids shift alike, if the shift is a whole number of cells on both.
 
     Args:
         fractions: Parts f of the period per axis, between −1 and 1, dimensionless; 0 on axes that are not periodic.
 
     Raises:
-        ArgumentError: If a fraction is another number, a number of cells for example.
+        ArgumentError: If a fraction is out of range, such as a number of cells.
 
     Examples:
         >>> field = Field(torch.arange(4.0)[None, None], Grid.uniform(4))
@@ -60,15 +60,15 @@ class Shift:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        given = check_sequence(self.fractions, "fractions", remedy="give a tuple: Shift((0.25,))")
-        assign(self, fractions=tuple(check_real(one, "fractions", above=-1.0, below=1.0) for one in given))
+        fractions = check_sequence(self.fractions, "fractions", remedy="give a tuple: Shift((0.25,))")
+        assign(self, fractions=tuple(check_real(value, "fractions", above=-1.0, below=1.0) for value in fractions))
 
     def __call__(self, field: Field) -> Field:
-        """Move every function.
+        """Shift every sample.
 
         Raises:
-            GridError: If the grid is scattered or has another dimension, an axis that is moved along is not periodic, or points
-                do not move to points.
+            GridError: If the grid is scattered or has another dimension, a shifted axis is not periodic, or points do not
+                move to points.
         """
         axes = _axes(field)
         if len(axes) != len(self.fractions):
@@ -77,27 +77,27 @@ class Shift:
             )
         if any(part and not axis.periodic for part, axis in zip(self.fractions, axes, strict=True)):
             raise GridError(
-                expected="periodic axes where functions are moved",
+                expected="periodic axes where samples are shifted",
                 got=repr(field.grid),
-                remedy="give 0 for the axes that are not periodic: nothing is known beyond their ends",
+                remedy="give 0 for the axes that are not periodic",
             )
         exact = [part * axis.size for part, axis in zip(self.fractions, axes, strict=True)]
-        cells = [round(one) for one in exact]
-        if any(abs(one - whole) > _ROUNDING for one, whole in zip(exact, cells, strict=True)):
+        cells = [round(cell) for cell in exact]
+        if any(abs(cell - whole) > _ROUNDING for cell, whole in zip(exact, cells, strict=True)):
             raise GridError(
                 expected="fractions that are whole numbers of cells",
                 got=f"{exact} cells on {field.grid!r}",
-                remedy="draw shifts on a grid whose points all grids have: of 32 points, for grids of 64 and of 96",
+                remedy="draw shifts on the coarsest common grid: 32 points for grids of 64 and 96",
             )
         return Field(field.values.roll(cells, dims=tuple(range(2, 2 + len(axes)))), field.grid)
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """Reflect functions about the middle of an axis: u(x) becomes u(L − x), for an axis from 0 to L.
+    """Reflect samples about the middle of an axis: u(x) becomes u(L − x), for an axis from 0 to L.
 
     Args:
-        axis: Which axis.
+        axis: Number of the axis.
         odd: Channels that change sign: the component of a vector along the axis, a vorticity, or all for u(x) to −u(L − x).
 
     Raises:
@@ -117,7 +117,7 @@ class Mirror:
         assign(self, axis=check_integer(self.axis, "axis", least=0), odd=_numbers(self.odd, "odd"))
 
     def __call__(self, field: Field) -> Field:
-        """Reflect every function.
+        """Reflect every sample.
 
         Raises:
             GridError: If the grid is scattered or has no such axis, or the axis has one of its two ends and is not periodic.
@@ -136,16 +136,15 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Let axes that have the same points change places.
+    """Permute axes with equal points.
 
     (1, 0) is the mirror of a square about its diagonal, (1, 2, 0) a turn of a cube. A quarter turn of a square is
     `Composition((Transpose((1, 0)), Mirror(0)))`.
 
     Args:
-        order: For each axis, the one that takes its place.
-        channels: For each channel, the one that takes its place: the same as `order` for the components of a vector; None where
-            channels stay.
-        odd: Channels that change sign, a vorticity for example; counted after the exchange.
+        order: Permutation of the axes.
+        channels: Permutation of the channels: the same as `order` for the components of a vector; None to keep channels.
+        odd: Channels that change sign, a vorticity for example; counted after the permutation.
 
     Raises:
         ArgumentError: If an order does not name every number once, or a channel is no integer from 0.
@@ -167,20 +166,20 @@ class Transpose:
             assign(self, channels=_permutation(self.channels, "channels"))
 
     def __call__(self, field: Field) -> Field:
-        """Exchange the axes of every function.
+        """Permute the axes of every sample.
 
         Raises:
-            GridError: If the grid is scattered or has another dimension, or the axes that change places have other points.
-            ShapeError: If the number of channels is another.
+            GridError: If the grid is scattered or has another dimension, or permuted axes have different points.
+            ShapeError: If the number of channels differs.
         """
         axes = _axes(field)
-        if len(self.order) != len(axes) or any(axes[one] != axis for one, axis in zip(self.order, axes, strict=True)):
+        if len(self.order) != len(axes) or any(axes[source] != axis for source, axis in zip(self.order, axes, strict=True)):
             raise GridError(
-                expected=f"a grid whose axes may change places as {self.order}",
+                expected=f"a grid whose axes can be permuted to {self.order}",
                 got=repr(field.grid),
-                remedy="axes that change places need the same points, ends and period",
+                remedy="permuted axes need the same points, ends and period",
             )
-        values = field.values.permute(0, 1, *(2 + one for one in self.order))
+        values = field.values.permute(0, 1, *(2 + source for source in self.order))
         if self.channels is not None:
             if len(self.channels) != field.channels:
                 raise ShapeError(expected=f"{len(self.channels)} channels", got=str(field.channels), remedy=_BY_SIDE)
@@ -193,11 +192,11 @@ class Composition:
     """One symmetry after another.
 
     Args:
-        parts: The first that is applied comes first.
+        parts: Symmetries in the order of their application.
 
     Raises:
         ArgumentError: If there are no parts.
-        DataError: If a part is no map of fields.
+        DataError: If a part is not callable.
 
     Examples:
         >>> field = Field(torch.arange(4.0)[None, None], Grid.uniform(4))
@@ -221,15 +220,15 @@ class Composition:
 
 @undisturbed()
 def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
-    """Draw different shifts along the periodic axes of a grid, by whole cells; never the one that moves nothing.
+    """Draw different shifts along the periodic axes of a grid, by whole cells, without the identity.
 
     Args:
         grid: A uniform grid with a periodic axis.
-        count: How many.
-        seed: Of the draw.
+        count: Number of shifts.
+        seed: Seed of the draw.
 
     Returns:
-        `count` shifts, or all that the grid has where these are fewer.
+        `count` shifts, or all shifts of the grid if it has less.
 
     Raises:
         GridError: If no axis is periodic.
@@ -243,7 +242,7 @@ def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
     check_integer(count, "count")
     if not any(grid.periodic):
         raise GridError(
-            expected="a grid with a periodic axis", got=repr(grid), remedy="functions on other axes have mirrors, not shifts"
+            expected="a grid with a periodic axis", got=repr(grid), remedy="axes that are not periodic have mirrors, not shifts"
         )
     sizes = [axis.size if axis.periodic else 1 for axis in grid.axes]
     total = math.prod(sizes)
@@ -253,12 +252,12 @@ def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
 
 
 def box(grid: Grid) -> list[Symmetry]:
-    """All mirrors and exchanges of axes that map a grid's box to itself, for scalar functions; never what moves nothing.
+    """All mirrors and permutations of axes that map a grid's box to itself, for scalar fields, without the identity.
 
-    A line has 1, a rectangle 3, a square 7, a cube 47. All axes are taken for space: an axis of time is no symmetry's. Vectors
-    and what changes sign under mirrors need symmetries of your own: [`Mirror`][probneural.symmetries.Mirror] and
-    [`Transpose`][probneural.symmetries.Transpose] with `odd` and `channels`, put together by
-    [`Composition`][probneural.symmetries.Composition].
+    A line has 1, a rectangle 3, a square 7, a cube 47. All axes count as space; an axis of time has no symmetry. Vectors and
+    channels that change sign under mirrors need symmetries of your own: [`Mirror`][probneural.augmentation.Mirror] and
+    [`Transpose`][probneural.augmentation.Transpose] with `odd` and `channels`, combined by
+    [`Composition`][probneural.augmentation.Composition].
 
     Args:
         grid: A uniform grid whose axes are periodic or have both ends.
@@ -277,79 +276,78 @@ def box(grid: Grid) -> list[Symmetry]:
     axes = _uniform(grid)
     _check_ends(axes, grid)
     numbers = range(len(axes))
-    mirrored = [(False, True) if axes[one].size > (2 if axes[one].periodic else 1) else (False,) for one in numbers]
-    found: list[Symmetry] = []
+    mirrored = [(False, True) if axes[number].size > (2 if axes[number].periodic else 1) else (False,) for number in numbers]
+    symmetries: list[Symmetry] = []
     for order in permutations(numbers):
-        moved = [one for one, other in enumerate(order) if one != other]
-        if any(axes[order[one]] != axes[one] or axes[one].size == 1 for one in moved):
+        moved = [number for number, target in enumerate(order) if number != target]
+        if any(axes[order[number]] != axes[number] or axes[number].size == 1 for number in moved):
             continue
         for flags in product(*mirrored):
             parts: list[Symmetry] = [Transpose(order)] if moved else []
             parts += [Mirror(axis) for axis, flag in enumerate(flags) if flag]
             if parts:
-                found.append(parts[0] if len(parts) == 1 else Composition(tuple(parts)))
-    return found
+                symmetries.append(parts[0] if len(parts) == 1 else Composition(tuple(parts)))
+    return symmetries
 
 
-def with_copies(pairs: FieldPairs, symmetries: Sequence[Symmetry | tuple[Symmetry, Symmetry]]) -> FieldPairs:
-    """Put the images of pairs under symmetries behind them.
+def augment(pairs: FieldPairs, symmetries: Sequence[Symmetry | tuple[Symmetry, Symmetry]]) -> FieldPairs:
+    """Append the images of pairs under symmetries.
 
-    Copies are no independent data. A posterior that is fitted to them counts each as one, so fit heads to the pairs alone or
-    scale their variances on functions apart, which get no copies.
+    Augmented pairs are not independent. A posterior that is fitted to them counts each as one sample, so fit heads to the pairs
+    alone, or scale their variances on held-out pairs without augmentation.
 
     Args:
         pairs: Pairs in memory.
-        symmetries: What inputs and outputs are mapped by; tuples of two where outputs are mapped by another than inputs.
-            A function of your own is called for both sides: it must not draw, and not change what it is given.
+        symmetries: Symmetries of inputs and outputs; tuples of two where they differ. A callable of your own is applied to both
+            sides: it must be deterministic, and must not change its argument.
 
     Returns:
-        `len(pairs) * (1 + len(symmetries))` pairs: those given, then the images under each symmetry. A pair and its images
-        are one group, with all of its trajectory where there are such, so `split` and the watched part of `fit` never divide
-        them.
+        `len(pairs) * (1 + len(symmetries))` pairs: the pairs, then the images under each symmetry. A pair and its images are
+        one group, together with its trajectory, so neither `split` nor the validation split of `fit` divides them.
 
     Raises:
         ArgumentError: If the symmetries are no sequence.
-        DataError: If the pairs are none in memory, or a symmetry is no map of fields.
-        GridError: If a symmetry does not fit a grid, or leads to another one.
-        ShapeError: If a symmetry changes the number of channels or functions.
+        DataError: If the pairs are not in memory, or a symmetry is not callable.
+        GridError: If a symmetry does not fit a grid, or changes it.
+        ShapeError: If a symmetry changes the number of channels or samples.
 
     Examples:
         >>> grid = Grid.uniform(8)
         >>> pairs = FieldPairs(Field(torch.randn(3, 1, 8), grid), Field(torch.randn(3, 1, 8), grid))
-        >>> len(with_copies(pairs, shifts(grid, 4, seed=0)))
+        >>> len(augment(pairs, shifts(grid, 4, seed=0)))
         15
     """
     check_instance(pairs, FieldPairs, "pairs", remedy="read a part of a data set into memory: pairs[:1000]")
     for field in (pairs.inputs, pairs.outputs):
         check_unmasked(field.grid, "symmetries")
-    given = check_sequence(symmetries, "symmetries", remedy="give a list, of one if there is one")
-    both = [tuple(one) if isinstance(one, tuple) else (one, one) for one in given]
-    if any(len(one) != 2 for one in both):
+    entries = check_sequence(symmetries, "symmetries", remedy="give a list, of one if there is one")
+    both = [tuple(entry) if isinstance(entry, tuple) else (entry, entry) for entry in entries]
+    if any(len(entry) != 2 for entry in both):
         raise DataError(
-            expected="tuples of two symmetries", got=repr(given), remedy="the first is for inputs, the second for outputs"
+            expected="tuples of two symmetries", got=repr(entries), remedy="the first is for inputs, the second for outputs"
         )
     sides = [[pairs.inputs], [pairs.outputs]]
     for maps in both:
         for side, symmetry in zip(sides, maps, strict=True):
-            side.append(check_field(_check_symmetry(symmetry)(side[0]), "what a symmetry returns"))
+            side.append(check_field(_check_symmetry(symmetry)(side[0]), "the image under a symmetry"))
     groups = torch.arange(len(pairs), device="cpu") if pairs.groups is None else pairs.groups
     rows = torch.arange(len(pairs), device="cpu").repeat(1 + len(both))
     clock = None if pairs.clock is None else pairs.clock[rows]
     return FieldPairs(*(Field.cat(side) for side in sides), groups=groups[rows], clock=clock)
 
 
-def _numbers(given: object, name: str) -> tuple[int, ...]:
+def _numbers(values: object, name: str) -> tuple[int, ...]:
     """Integers from 0, as a tuple."""
     remedy = f"give a tuple: {name}=(0,)"
-    return tuple(check_integer(one, name, least=0) for one in check_sequence(given, name, remedy=remedy))
+    return tuple(check_integer(value, name, least=0) for value in check_sequence(values, name, remedy=remedy))
 
 
-def _permutation(given: object, name: str) -> tuple[int, ...]:
+def _permutation(values: object, name: str) -> tuple[int, ...]:
     """Every number from 0 once."""
-    order = _numbers(given, name)
+    order = _numbers(values, name)
     if not order or sorted(order) != list(range(len(order))):
         raise ArgumentError(
-            expected=f"every number from 0 once as {name}", got=repr(given), remedy="(1, 0) exchanges the first two"
+            expected=f"every number from 0 once as {name}", got=repr(values), remedy="(1, 0) exchanges the first two"
         )
     return order
 
@@ -380,7 +378,7 @@ def _check_symmetry(symmetry: object) -> Symmetry:
         raise DataError(
             expected="a symmetry, or for copies also a tuple of one for inputs and one for outputs",
             got=described(symmetry),
-            remedy="for example one of pn.symmetries.box(pairs.inputs.grid)",
+            remedy="for example one of pn.augmentation.box(pairs.inputs.grid)",
         )
     return symmetry
 

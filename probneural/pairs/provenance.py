@@ -11,14 +11,14 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
+from probneural.arrays.plausibility import fill_values, warn_of_counts
 from probneural.contexts import undisturbed
-from probneural.errors import CalibrationError, DataError, DataWarning, ProbneuralError
+from probneural.errors import CalibrationError, DataError, DataWarning, ProbneuralError, warn
 from probneural.fields import Field
-from probneural.fill_values import fill_values, warn_of_counts
 from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
-from probneural.notices import warn
-from probneural.pairs import Dataset, FieldPairs, Rows, batches
+from probneural.pairs.field_pairs import Dataset, FieldPairs, batches
+from probneural.pairs.splits import Rows
 
 _VALUES_AT_ONCE = 2**17
 """Values that are read and hashed together."""
@@ -39,7 +39,7 @@ def row_keys(data: Dataset, *, most: int | None = None, with_inputs: bool = Fals
 
     Args:
         data: n pairs; rows are read a few at a time.
-        most: Maximum number of rows that are read at once; by default as many as fit into some MiB.
+        most: Maximum number of rows that are read at once; by default those that fit into some MiB.
         with_inputs: Append a column, the hash of the input alone.
 
     Warns:
@@ -77,7 +77,7 @@ def shared_rows(keys: Int64[Tensor, "n *w k"], used: Int64[Tensor, " m"]) -> int
     different times.
 
     Args:
-        keys: Keys of pairs, or of w windows in each row, as of [`row_keys`][probneural.provenance.row_keys].
+        keys: Keys of pairs, or of w windows in each row, as of [`row_keys`][probneural.pairs.provenance.row_keys].
         used: Keys of the used rows.
 
     Examples:
@@ -98,7 +98,7 @@ class TrainingRecord:
     """Record of the pairs that trained an operator or a predictor.
 
     Args:
-        row_keys: Sorted unique keys of the training pairs, `(m,)`, see [`row_keys`][probneural.provenance.row_keys].
+        row_keys: Sorted unique keys of the training pairs, `(m,)`, see [`row_keys`][probneural.pairs.provenance.row_keys].
         history: Number of states in an input, where pairs are windows of trajectories.
         lead: Steps from the last state of an input to the output.
         step: Time per step, in the data's unit of time; None if the data have no times.
@@ -126,7 +126,7 @@ class TrainingRecord:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Provenance:
-    """Provenance of a predicted field: what trained and calibrated the predictor, and the inputs.
+    """Provenance of a predicted field: records of training and calibration, and the inputs.
 
     Args:
         is_calibrated: Whether a calibrator was fitted to the predictor.
@@ -166,13 +166,13 @@ def record_of(data: Dataset, *, keys: Int64[Tensor, "n k"] | None = None) -> Tra
 
 def joined_record(records: Iterable[TrainingRecord | None]) -> TrainingRecord | None:
     """Return the union of records: all keys, and times and units of the first record; None if there is no record."""
-    known = [record for record in records if record is not None]
-    if len(known) < 2:
-        return known[0] if known else None
-    inputs = [record.input_keys.cpu() for record in known if record.input_keys is not None]
+    present = [record for record in records if record is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    inputs = [record.input_keys.cpu() for record in present if record.input_keys is not None]
     return replace(
-        known[0],
-        row_keys=torch.cat([record.row_keys.cpu() for record in known]).unique(),
+        present[0],
+        row_keys=torch.cat([record.row_keys.cpu() for record in present]).unique(),
         input_keys=torch.cat(inputs).unique() if inputs else None,
     )
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural import axes
-from probneural.axes import Axis, read_line, transfer
-from probneural.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix, trigonometric_matrix
+from probneural.grids import axes
+from probneural.grids.axes import Axis, read_line, transfer
+from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE, polynomial_matrix, trigonometric_matrix
 
 LENGTH, ORIGIN = 2.5, -0.75
 SIZES = [1, 2, 3, 4, 5, 8, 9, 16, 17]

@@ -1,0 +1,129 @@
+"""Interpolation between grids: matrices of interpolants, and fields at other points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from probneural.contexts import outside_of_export
+from probneural.errors import GridError
+from probneural.grids.axes import read_line, transfer
+from probneural.grids.grid import Grid, check_grid, check_on_grid
+
+_CHUNK_ELEMENTS = 2**21
+"""Largest interpolation matrix built at once (16 MiB in float64)."""
+
+
+def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
+    """Return the matrix that reads the interpolant of a field (or a partial derivative of it) at points.
+
+    Args:
+        grid: A uniform grid of p points in d dimensions.
+        points: Coordinates, `(m, d)`, float64, in the grid's units, within the domain; the two ends of a periodic axis are
+            one point.
+        orders: Order of the derivative along each axis; all zero by default.
+
+    Returns:
+        `(m, p)`, float64.
+
+    Raises:
+        GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
+    """
+    _check_readable(grid, points)
+    matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
+    for number, axis in enumerate(grid.axes):
+        factor = axis.matrix(points[:, number], order=orders[number] if orders else 0)
+        matrix = (matrix[:, :, None] * factor[:, None, :]).flatten(1)
+    return matrix
+
+
+def _check_readable(grid: Grid, points: Tensor) -> None:
+    """Raise a GridError unless the grid is uniform, and the points lie within its domain."""
+    if not check_grid(grid).is_uniform:
+        raise GridError(
+            expected="a uniform grid to interpolate from",
+            got=repr(grid),
+            remedy="evaluate the operator at the points by query=",
+        )
+    if points.ndim != 2 or points.shape[1] != grid.dimension:
+        raise GridError(
+            expected=f"points of shape (m, {grid.dimension})", got=str(tuple(points.shape)), remedy="one row per point"
+        )
+    for number, axis in enumerate(grid.axes):
+        along = points[:, number]
+        slack = 1e-9 * axis.length
+        outside = (along < axis.origin - slack) | (along > axis.origin + axis.length + slack) | ~torch.isfinite(along)
+        if bool(outside.any()):
+            raise GridError(
+                expected=f"points in [{axis.origin:g}, {axis.origin + axis.length:g}] along axis {number}",
+                got=f"{along[outside][0]:g}",
+                remedy="take coordinates modulo the period" if axis.periodic else "move the point into the domain",
+            )
+
+
+def along_axis(values: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    """Apply a matrix `(m, size)` along one (negative) axis of values, in the values' dtype and on their device."""
+    moved = values.movedim(axis, -1) @ matrix.to(values).mT
+    return moved.movedim(-1, axis)
+
+
+def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
+    """Evaluate the interpolant of values on one grid at the points of another.
+
+    The interpolant is trigonometric on periodic axes, so a field whose frequencies the source resolves is moved exactly, up
+    or down; elsewhere it is a local polynomial of degree 5.
+
+    Args:
+        values: `(..., *source.shape)`.
+        source: A uniform grid.
+        target: Any grid in the same domain.
+
+    Returns:
+        `(..., *target.shape)`.
+
+    Raises:
+        GridError: If the source is scattered or has a mask, the target is no grid, or the grids have different dimensions or
+            domains.
+        ShapeError: If the values do not fit the source grid.
+    """
+    check_on_grid(values, source)
+    check_grid(target, "target")
+    if source == target or ((source.is_masked or target.is_masked) and source.has_points_of(target)):
+        return values
+    if source.is_masked:
+        raise GridError(
+            expected="values without a mask to interpolate",
+            got=repr(source),
+            remedy="fill the missing values, and wrap them in a Field on grid.unmasked",
+        )
+    if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
+        for number, (have, want) in enumerate(zip(source.axes, target.axes, strict=True)):
+            if (have.length, have.periodic, have.origin) != (want.length, want.periodic, want.origin):
+                raise GridError(
+                    expected=f"a target on the source's domain, {source!r}",
+                    got=repr(target),
+                    remedy="use source.resized(shape), or scattered points for a part of the domain",
+                )
+            if have != want:
+                values = transfer(values, have, want, dim=number - source.dimension)
+        return values
+    if source.size * target.size <= _CHUNK_ELEMENTS or torch.compiler.is_exporting():
+        with outside_of_export():
+            matrix = interpolation_matrix(source, target.points)
+        return (values.flatten(values.ndim - len(source.shape)) @ matrix.to(values).mT).unflatten(-1, target.shape)
+    _check_readable(source, target.points)
+    lines = values.numel() // max(1, source.shape[-1]) * (math.isqrt(source.shape[-1]) + 1)
+    parts = target.points.split(max(1, _CHUNK_ELEMENTS // max(1, lines)))
+    return torch.cat([_read(values, source, part) for part in parts], dim=-1).unflatten(-1, target.shape)
+
+
+def _read(values: Tensor, source: Grid, points: Tensor) -> Tensor:
+    """Values `(..., *source.shape)` of the interpolant at points `(m, d)`: `(..., m)`, one axis after another."""
+    *others, last = source.axes
+    values = read_line(values, last, points[:, -1])
+    for number in reversed(range(len(others))):
+        values = (values * others[number].matrix(points[:, number]).to(values).mT).sum(-2)
+    return values
