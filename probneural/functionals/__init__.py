@@ -6,9 +6,9 @@ means of regions, line integrals, sensors, derivatives, and their linear combina
 [`maximum`][probneural.functionals.maximum] is nonlinear, and goes through draws: `u.apply_by_draws(maximum(grid))`.
 """
 
-from probneural.functionals.base import AlongAxis, Combination, Functional, MatrixFunctional, Stack, check_functional, stack
+from probneural.functionals.base import Functional, MatrixFunctional, stack
 from probneural.functionals.integrals import average, derivative, integral, line_integral, region, sensors
-from probneural.functionals.regions import Maximum, maximum
+from probneural.functionals.regions import maximum
 
 __all__ = [
     "Functional",
