@@ -70,7 +70,7 @@ class Recipe:
             learning_rate=self.learning_rate,
             optimization=self.optimization,
             show_progress=False,
-            callbacks=[pn.training.EachEpoch(lambda progress: tick())],
+            run=pn.training.RunOptions(callbacks=[pn.training.EachEpoch(lambda progress: tick())]),
         )
         facts |= {
             "epochs": self.epochs,

@@ -2,7 +2,7 @@
 
 from probneural.training.callbacks import Callback, EachEpoch, Progress
 from probneural.training.history import History
-from probneural.training.loading import BatchOrder, Loading
+from probneural.training.loading import BatchOrder
 from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
 from probneural.training.losses import (
     CRPS,
@@ -16,7 +16,7 @@ from probneural.training.losses import (
     relative_l2,
 )
 from probneural.training.muon import Muon
-from probneural.training.options import Checkpoint, EarlyStopping, Optimization
+from probneural.training.options import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions
 from probneural.training.trainer import fit
 from probneural.training.unrolling import Unroll
 
@@ -26,11 +26,11 @@ __all__ = [
     "CSVLog",
     "Callback",
     "Checkpoint",
+    "DataOptions",
     "EachEpoch",
     "EarlyStopping",
     "EnergyScore",
     "History",
-    "Loading",
     "Loss",
     "MLflowLog",
     "Muon",
@@ -39,6 +39,7 @@ __all__ = [
     "Progress",
     "RelativeH1",
     "RelativeL2",
+    "RunOptions",
     "SpectralBands",
     "TensorBoardLog",
     "Unroll",

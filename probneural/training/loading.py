@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -16,46 +15,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
-from probneural.checks import assign, check_flag, check_integer
 from probneural.errors import ArgumentError, ProbneuralError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import own_rows
 from probneural.randomness import stream
+from probneural.training.options import DataOptions
 
 Item = TypeVar("Item")
 Batch = tuple[int, Tensor]
 """The number of a data set, and which of its rows."""
 _Order = tuple[int, NDArray[np.int64]]
 _Read = tuple[int, Tensor | None, Tensor | None, tuple[Grid, Grid] | None] | ProbneuralError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loading:
-    """How batches are read. None of it changes a bit of the result.
-
-    Args:
-        workers: Processes that read; 0 reads in this one, lazy sources in a thread of its own.
-        prefetch: Batches that each of them reads ahead.
-        pin_memory: Whether batches wait in pinned memory; by default if training is on CUDA.
-
-    Raises:
-        ArgumentError: If a number is out of range.
-    """
-
-    workers: int = 0
-    prefetch: int = 2
-    pin_memory: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        assign(
-            self,
-            workers=check_integer(self.workers, "workers", least=0),
-            prefetch=check_integer(self.prefetch, "prefetch"),
-            pin_memory=None if self.pin_memory is None else check_flag(self.pin_memory, "pin_memory"),
-        )
 
 
 class BatchOrder(Sampler[_Order]):
@@ -127,33 +99,33 @@ class Loader:
     Args:
         sources: The data sets.
         order: Which rows make a batch.
-        loading: Workers and prefetching.
+        options: Workers and prefetching.
         device: Where batches are put.
 
     Raises:
         ArgumentError: If workers are asked for and data are on an accelerator, whose memory they do not share.
     """
 
-    def __init__(self, sources: Sequence[Dataset], order: BatchOrder, *, loading: Loading, device: torch.device) -> None:
+    def __init__(self, sources: Sequence[Dataset], order: BatchOrder, *, options: DataOptions, device: torch.device) -> None:
         self.sources = tuple(sources)
         self.device = device
-        self.depth = 0 if loading.workers or _are_in_memory(self.sources) else loading.prefetch
+        self.depth = 0 if options.workers or _are_in_memory(self.sources) else options.prefetch
         on_cpu = all(side.device.type == "cpu" for source in self.sources for side in (source.inputs, source.outputs))
-        if loading.workers and not on_cpu:
+        if options.workers and not on_cpu:
             raise ArgumentError(
                 expected="data on the CPU for workers to read",
                 got="data on an accelerator",
                 remedy="leave the data on the CPU: batches are moved one by one, or set workers=0",
             )
-        wants_pinned = device.type == "cuda" if loading.pin_memory is None else loading.pin_memory
+        wants_pinned = device.type == "cuda" if options.pin_memory is None else options.pin_memory
         self.is_pinned = wants_pinned and on_cpu and torch.cuda.is_available()
         self.batches: DataLoader[_Read] = DataLoader(
             _Reader(self.sources),
             sampler=order,
             batch_size=None,
-            num_workers=loading.workers,
-            prefetch_factor=loading.prefetch if loading.workers else None,
-            persistent_workers=loading.workers > 0,
+            num_workers=options.workers,
+            prefetch_factor=options.prefetch if options.workers else None,
+            persistent_workers=options.workers > 0,
             pin_memory=self.is_pinned,
             collate_fn=_unchanged,
             generator=stream(0, "workers"),  # not the global one, which belongs to the training

@@ -1,4 +1,4 @@
-"""Training through several steps of time: what an operator that will be rolled out is told, and its steps."""
+"""Training through several time steps."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows
+from probneural.training.losses import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,8 @@ class Unroll:
     split is judged by the mean over all K steps, without noise, whatever is trained.
 
     Args:
-        steps: K, how many following states a pair holds.
+        steps: K, the number of following states in a pair.
+        loss: Loss of one step; by default the relative L2 error.
         history: States that an input holds.
         pushforward: Whether gradients stay within a step.
         noise: Standard deviation of the white Gaussian noise on the states of an input, relative to the root mean square of
@@ -55,6 +57,7 @@ class Unroll:
     """
 
     steps: int = 1
+    loss: Loss | None = None
     history: int = 1
     pushforward: bool = False
     noise: float = 0.0
@@ -83,8 +86,8 @@ class Unroll:
         return self.steps if epoch >= growing else 1 + int((self.steps - 1) * epoch / growing)
 
     def settings(self) -> dict[str, Any]:
-        """The options in types that JSON knows."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """All options but the loss, as JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "loss"}
 
     def targets(self, outputs: Float[Tensor, "n kc *grid"]) -> tuple[Float[Tensor, "n c *grid"], ...]:
         """The states that follow, one after the other."""

@@ -163,7 +163,9 @@ def small_loop(folder: Path, problem: pn.problems.Heat) -> ActiveLearner:
         acquisition=StochasticSelection(),
         pool=problem.sample_inputs(40, resolution=32, seed=0),
         store=folder,
-        training=OperatorTraining(small_operator(), functools.partial(pn.fit, epochs=3, validation=0.0)),
+        training=OperatorTraining(
+            small_operator(), functools.partial(pn.fit, epochs=3, data=pn.training.DataOptions(validation=0.0))
+        ),
         plan=LearningPlan(
             initial=8,
             batch=Growth(1.5),
