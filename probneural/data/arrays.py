@@ -26,9 +26,7 @@ def from_arrays(
     axes: str | None = None,
     grid: Grid | None = None,
     out_grid: Grid | None = None,
-    lengths: float | Sequence[float] | None = None,
     periodic: bool | Sequence[bool] | None = None,
-    endpoint: bool | Sequence[bool] | None = None,
     dtype: torch.dtype | None = None,
     mask: Mask | tuple[Mask, Mask] = None,
 ) -> StoredPairs:
@@ -40,12 +38,10 @@ def from_arrays(
         inputs: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array; real, in physical units.
         outputs: Outputs, likewise.
         axes: Roles of the axes, for example `"n x y c"`: see [`open`][probneural.data.open]. By default `(n, c, *grid)`, or
-            `(n, *grid)` where `grid` or a sequence among the options states the number of axes of space.
-        grid: Where the inputs live, and the outputs unless `out_grid` says otherwise. In its place, the next three.
+            `(n, *grid)` where `grid` or the entries of `periodic` state the number of axes of space.
+        grid: Where the inputs live, and the outputs unless there is an `out_grid`; or `periodic` for the unit cube.
         out_grid: Where the outputs live.
-        lengths: Extent per axis, 1 by default.
         periodic: Whether each axis is periodic, one entry per axis or one for all.
-        endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
         dtype: float32 or float64; by default float64 if either array is of it, else float32.
         mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)` in the
             array's order of axes, True at points that are missing in all samples, land for example. A tuple of two where inputs
@@ -65,8 +61,7 @@ def from_arrays(
         >>> len(data), data.outputs.channels, data[2:4].outputs.values.shape
         (10, 2, torch.Size([2, 2, 8]))
     """
-    options = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-    check_grid_alone(grid, **options)
+    check_grid_alone(grid, periodic)
     if dtype not in (None, torch.float32, torch.float64):
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the arrays' own")
     sides: list[tuple[Variable, Grid]] = []
@@ -78,7 +73,7 @@ def from_arrays(
         reader = array_reader(array, name)
         if where is not None:
             check_grid(where)
-        roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, options=options)
+        roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, periodic=periodic)
         if roles.axes(TIME) or not roles.axes(SAMPLE):
             raise ArgumentError(
                 expected=f"a layout of {name} with samples and without times",

@@ -30,6 +30,7 @@ class EnsembleKalmanMethod(ABC):
     inflation: float = 1.0
     localisation: float | None = None
     draws: str = "trajectory"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -40,6 +41,7 @@ class EnsembleKalmanMethod(ABC):
             inflation=check_real(self.inflation, "inflation", least=1.0),
             localisation=None if self.localisation is None else check_positive(self.localisation, "localisation"),
             draws=check_choice(self.draws, ("trajectory", "step"), "draws"),
+            seed=check_seed(self.seed),
         )
 
     @property
@@ -64,7 +66,6 @@ class EnsembleKalmanMethod(ABC):
         parameters: Field | None = None,
         forcing: Forcing | None = None,
         history: int | None = None,
-        seed: int = 0,
     ) -> EnsembleAnalysis:
         """Roll an ensemble out, and take the observations in where they were made.
 
@@ -80,7 +81,6 @@ class EnsembleKalmanMethod(ABC):
             parameters: Channels that stay constant, `(n, k, *grid)`; of a predictor.
             forcing: A function of the lead that returns the channels beside the state at that lead; of a predictor.
             history: States in an input, of a predictor; by default that of its training windows, or 1.
-            seed: Of draws, starts and perturbations.
 
         Returns:
             The members at all leads, a `Forecast`.
@@ -104,11 +104,11 @@ class EnsembleKalmanMethod(ABC):
                 parameters=parameters,
                 forcing=forcing,
                 history=history,
-                seed=seed,
+                seed=self.seed,
             )
             if isinstance(step, Predictor)
             else FunctionMembers.of(
-                step, start, initial, members=self.members, seed=seed, beside=(parameters, forcing, history or 1)
+                step, start, initial, members=self.members, seed=self.seed, beside=(parameters, forcing, history or 1)
             )
         )
         return Assimilation(
@@ -119,7 +119,7 @@ class EnsembleKalmanMethod(ABC):
             taper=None if self.localisation is None else taper(start.grid, self.localisation),
             reach=self._reach(),
             is_filter=self._is_filter,
-            seed=check_seed(seed),
+            seed=self.seed,
         ).run(steps)
 
 
@@ -145,6 +145,7 @@ class EnsembleKalmanFilter(EnsembleKalmanMethod):
         localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
             multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
         draws: `"trajectory"`: a member of a predictor is one operator at all steps. `"step"`: a fresh one at every step.
+        seed: Of draws, starts and perturbations.
 
     Raises:
         ArgumentError: If a setting is out of range.
@@ -176,6 +177,7 @@ class EnsembleKalmanSmoother(EnsembleKalmanMethod):
         inflation: Factor of the deviations of the state at the lead of an observation before each update.
         localisation: Distance from which on covariances count as zero, in the grid's units, at all leads alike; None for none.
         draws: As of the filter.
+        seed: As of the filter.
         lag: How many leads back an observation acts; None for all. With few members a short lag leaves out what is chance.
 
     Raises:

@@ -217,8 +217,7 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
         band=found.band,
         train=run.subset("train"),
         band_pairs=run.independent("conformal"),
-        level=run.config.calibration.level,
-        whole=int(run.config.scores.whole),
+        config=run.config,
         persists=run.persists,
     )
     run.write(SCORES, scores.to_dict())

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -58,12 +58,8 @@ def simulate(
     inputs: Field,
     *,
     store: ResultStore,
-    executor: Executor | None = None,
-    workers: int | None = None,
-    timeout: float | None = None,
-    attempts: int = 2,
+    options: SimulationOptions | None = None,
     out_grid: Grid | None = None,
-    show_progress: bool = True,
 ) -> SimulationReport:
     """Simulate the input functions that a store has no result for, and store each result before it is used.
 
@@ -97,13 +93,8 @@ def simulate(
             that can be pickled. The same function has to give the same result, whoever computes it.
         inputs: n input functions; equal ones are simulated once.
         store: Where results are kept.
-        executor: Any `concurrent.futures.Executor`, for example Dask's `Client.get_executor()`; own processes by default.
-        workers: Number of own processes, by default one per core that may be used.
-        timeout: Seconds for one simulation, counted from its start; None for no limit. Also how long to wait for a function
-            that another process is simulating.
-        attempts: How often a function may fail.
+        options: Executor, number of processes, time limit and attempts.
         out_grid: Where results have to live; by default any grid will do.
-        show_progress: Whether to show a progress bar.
 
     Returns:
         What became of each input; the results are `store.pairs(keys)`.
@@ -121,15 +112,15 @@ def simulate(
         >>> problem = Heat(dimension=1)
         >>> pairs = problem.sample(4, resolution=64, seed=0)
         >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as executor:
-        ...     store = ResultStore(folder)
-        ...     first = simulate(problem.solve, pairs.inputs[:3], store=store, executor=executor, show_progress=False)
-        ...     again = simulate(problem.solve, pairs.inputs, store=store, executor=executor, show_progress=False)
+        ...     store, options = ResultStore(folder), SimulationOptions(executor=executor, show_progress=False)
+        ...     first = simulate(problem.solve, pairs.inputs[:3], store=store, options=options)
+        ...     again = simulate(problem.solve, pairs.inputs, store=store, options=options)
         >>> first.simulated, again.reused, again.simulated
         (3, 3, 1)
     """
-    options = SimulationOptions(
-        executor=executor, workers=workers, timeout=timeout, attempts=attempts, show_progress=show_progress
-    )
+    remedy = "give SimulationOptions(workers=4) for example"
+    options = SimulationOptions() if options is None else options
+    check_instance(options, SimulationOptions, "options", remedy=remedy, error=ArgumentError)
     check_callable(simulator, "simulator", remedy="give a function of a Field of one function, e.g. problem.solve")
     check_instance(store, ResultStore, "store", remedy="open one: pn.active.ResultStore(path)", error=ArgumentError)
     if out_grid is not None:
