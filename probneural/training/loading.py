@@ -74,13 +74,13 @@ class BatchOrder(Sampler[_Order]):
                 for rows in torch.arange(length, device="cpu").split(self.batch_size)
             ]
         generator = stream(self.seed, "batches", self.epoch)
-        found: list[Batch] = []
+        batches: list[Batch] = []
         for source, length in enumerate(self.lengths):
             order = torch.randperm(length, generator=generator, device="cpu")
-            found += [(source, rows) for rows in order.split(self.batch_size)]
+            batches += [(source, rows) for rows in order.split(self.batch_size)]
         if len(self.lengths) == 1:
-            return found
-        return [found[number] for number in torch.randperm(len(found), generator=generator, device="cpu").tolist()]
+            return batches
+        return [batches[number] for number in torch.randperm(len(batches), generator=generator, device="cpu").tolist()]
 
     def __len__(self) -> int:
         """Number of batches of a whole epoch."""
@@ -89,8 +89,8 @@ class BatchOrder(Sampler[_Order]):
     def __iter__(self) -> Iterator[_Order]:
         """This process's share of each batch, from the chosen one on."""
         for source, rows in self.batches()[self.start :]:
-            own = own_rows(len(rows))
-            yield source, rows[own.start : own.stop].numpy()
+            part = own_rows(len(rows))
+            yield source, rows[part.start : part.stop].numpy()
 
 
 class Loader:
@@ -134,10 +134,10 @@ class Loader:
     def __iter__(self) -> Generator[FieldPairs | None]:
         """Batches on the device; None where this process has no row of one."""
         read: Iterator[Any] = iter(self.batches)
-        for found in _ahead(read, self.depth) if self.depth else read:
-            if isinstance(found, ProbneuralError):
-                raise found
-            source, inputs, outputs, masks = found
+        for item in _ahead(read, self.depth) if self.depth else read:
+            if isinstance(item, ProbneuralError):
+                raise item
+            source, inputs, outputs, masks = item
             if inputs is None:
                 yield None
                 continue
@@ -180,10 +180,10 @@ def _are_in_memory(sources: Sequence[Dataset]) -> bool:
 def _ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     """Take items in a thread of its own, so many ahead."""
     end = object()
-    here = copy_context()  # who shares the work is known in the thread, too
+    context = copy_context()  # who shares the work is known in the thread, too
 
     def following() -> Item | object:
-        return here.run(lambda: next(items, end))
+        return context.run(lambda: next(items, end))
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:

@@ -119,8 +119,8 @@ class MLflowLog(Callback):
         import mlflow
 
         self.client = mlflow.MlflowClient(tracking_uri=uri)
-        found = self.client.get_experiment_by_name(experiment)
-        self.experiment = self.client.create_experiment(experiment) if found is None else found.experiment_id
+        existing = self.client.get_experiment_by_name(experiment)
+        self.experiment = self.client.create_experiment(experiment) if existing is None else existing.experiment_id
         self.run = ""
 
     def on_start(self, progress: Progress) -> None:

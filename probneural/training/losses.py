@@ -344,16 +344,17 @@ class PDEResidual:
             raise ShapeError(
                 expected=f"predictions (n, c, *{grid.shape})", got=str(tuple(predicted.shape)), remedy="give their own grid"
             )
-        left = check_instance(
+        residual = check_instance(
             self.residual(predicted, check_field(inputs, "inputs"), grid), Tensor, "residual", remedy="return a tensor"
         )
-        if left.ndim != predicted.ndim or left.shape[0] != predicted.shape[0] or left.shape[2:] != predicted.shape[2:]:
+        shapes = [(tensor.ndim, tensor.shape[:1], tensor.shape[2:]) for tensor in (residual, predicted)]
+        if shapes[0] != shapes[1]:
             raise ShapeError(
                 expected=f"a residual of shape ({predicted.shape[0]}, k, {', '.join(map(str, grid.shape))})",
-                got=str(tuple(left.shape)),
+                got=str(tuple(residual.shape)),
                 remedy="return its values on the predictions' grid",
             )
-        return grid.mean(grid.fill(left).square().flatten(2)).mean()
+        return grid.mean(grid.fill(residual).square().flatten(2)).mean()
 
 
 @dataclass(frozen=True)

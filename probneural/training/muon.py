@@ -66,7 +66,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         remedy = "give those of a module: operator.parameters()"
         weights = () if isinstance(parameters, Tensor) else check_sequence(parameters, "parameters", remedy=remedy)
-        if not weights or not all(isinstance(one, Tensor) and one.is_leaf and _is_inexact(one) for one in weights):
+        if not weights or not all(isinstance(weight, Tensor) and weight.is_leaf and _is_inexact(weight) for weight in weights):
             raise ArgumentError(expected="leaf tensors as parameters, one at least", got=repr(parameters)[:200], remedy=remedy)
         decays = check_sequence(betas, "betas", remedy="give two numbers")
         if len(decays) != 2:
@@ -81,11 +81,11 @@ class Muon(torch.optim.Optimizer):
         most = math.inf if largest is None else check_integer(largest, "largest")
         matrices: list[Tensor] = []
         others: list[Tensor] = []
-        for one in weights:
-            is_matrix = one.ndim == 2 and 1 < min(one.shape) <= most
-            (matrices if is_matrix else others).append(one)
+        for weight in weights:
+            is_matrix = weight.ndim == 2 and 1 < min(weight.shape) <= most
+            (matrices if is_matrix else others).append(weight)
         parts = {"muon": matrices, "adamw": others}
-        super().__init__([{"params": found, "rule": rule} for rule, found in parts.items() if found], options)
+        super().__init__([{"params": tensors, "rule": rule} for rule, tensors in parts.items() if tensors], options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -103,34 +103,34 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            trained = [one for one in group["params"] if one.grad is not None]
+            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             (self._orthogonal if group["rule"] == "muon" else self._adaptive)(group, trained)
         return loss
 
     def _orthogonal(self, group: dict[str, Any], trained: list[Tensor]) -> None:
         alike: dict[Any, list[tuple[Tensor, Tensor]]] = {}
-        for one in trained:
-            state, gradient = self.state[one], _gradient(one)
+        for parameter in trained:
+            state, gradient = self.state[parameter], _gradient(parameter)
             if not state:
-                state["momentum_buffer"] = torch.zeros_like(one)
+                state["momentum_buffer"] = torch.zeros_like(parameter)
             state["momentum_buffer"].lerp_(gradient, 1.0 - group["momentum"])
             update = gradient.lerp(state["momentum_buffer"], group["momentum"])
-            alike.setdefault((one.shape, one.dtype, one.device), []).append((one, update))
+            alike.setdefault((parameter.shape, parameter.dtype, parameter.device), []).append((parameter, update))
         for (shape, _, _), pairs in alike.items():
             updates = orthogonalized(torch.stack([update for _, update in pairs]))
             rate = group["lr"] * _ROOT_MEAN_SQUARE * math.sqrt(max(shape))
-            for (one, _), update in zip(pairs, updates, strict=True):
-                one.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+            for (parameter, _), update in zip(pairs, updates, strict=True):
+                parameter.mul_(1.0 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
     def _adaptive(self, group: dict[str, Any], trained: list[Tensor]) -> None:
-        states = [self.state[one] for one in trained]
-        for one, state in zip(trained, states, strict=True):
+        states = [self.state[parameter] for parameter in trained]
+        for parameter, state in zip(trained, states, strict=True):
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(one), torch.zeros_like(one)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         adamw(
             trained,
-            [_gradient(one) for one in trained],
+            [_gradient(parameter) for parameter in trained],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -142,7 +142,7 @@ class Muon(torch.optim.Optimizer):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
-            has_complex=any(one.is_complex() for one in trained),
+            has_complex=any(parameter.is_complex() for parameter in trained),
         )
 
 
@@ -157,14 +157,14 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         hundredths of the Frobenius norm.
     """
     is_tall = matrices.shape[-2] > matrices.shape[-1]
-    found = matrices.mH if is_tall else matrices
-    norms = torch.linalg.matrix_norm(found, keepdim=True)
-    found = found / norms.clamp(min=torch.finfo(norms.dtype).tiny)
+    orthogonal = matrices.mH if is_tall else matrices
+    norms = torch.linalg.matrix_norm(orthogonal, keepdim=True)
+    orthogonal = orthogonal / norms.clamp(min=torch.finfo(norms.dtype).tiny)
     first, third, fifth = _COEFFICIENTS
     for _ in range(_PASSES):
-        gram = found @ found.mH
-        found = first * found + (third * gram + fifth * (gram @ gram)) @ found
-    return found.mH if is_tall else found
+        gram = orthogonal @ orthogonal.mH
+        orthogonal = first * orthogonal + (third * gram + fifth * (gram @ gram)) @ orthogonal
+    return orthogonal.mH if is_tall else orthogonal
 
 
 def _gradient(weight: Tensor) -> Tensor:

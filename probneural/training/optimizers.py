@@ -98,12 +98,12 @@ def unpacked(tensors: Mapping[str, Tensor], skeleton: Mapping[str, Mapping[str, 
 
 def trial_step(optimizer: Optimizer) -> None:
     """Take a step that decreases half the sum of the squares of the parameters."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def closure() -> float:
-        for one in parameters:
-            one.grad = one.detach().clone()
-        return sum(float(one.detach().abs().square().sum()) / 2 for one in parameters)
+        for parameter in parameters:
+            parameter.grad = parameter.detach().clone()
+        return sum(float(parameter.detach().abs().square().sum()) / 2 for parameter in parameters)
 
     if isinstance(optimizer, torch.optim.LBFGS):
         optimizer.step(closure)

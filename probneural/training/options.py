@@ -179,9 +179,9 @@ class Optimization:
 
     def settings(self) -> dict[str, Any]:
         """The options in types that JSON knows; callables by their names."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
+        options = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
         stop = self.early_stopping
-        plain = {name: identity_of(value) if callable(value) else value for name, value in found.items()}
+        plain = {name: identity_of(value) if callable(value) else value for name, value in options.items()}
         return plain | {"early_stopping": None if stop is None else [stop.patience, stop.restore_best]}
 
 

@@ -169,11 +169,11 @@ class Run:
         """Move the weights once, by the gradient of the mean loss over the pairs of some batches."""
         self.last_rate = self._rate()
         if isinstance(self.optimizer, torch.optim.LBFGS):
-            kept = list(batches)
+            group = list(batches)
             values: list[Tensor] = []
 
             def closure() -> float:
-                values.append(self._gradient(iter(kept), sizes))
+                values.append(self._gradient(iter(group), sizes))
                 return float(parallel.summed(values[-1])) / sum(sizes)
 
             self.optimizer.step(closure)

@@ -153,7 +153,7 @@ def fit(
             remedy="raise it",
         )
     checkpoint = cast("Checkpoint | None", running.checkpoint)
-    names = "" if checkpoint is None else hashlib.sha256("".join(one.fingerprint for one in sets).encode()).hexdigest()
+    names = "" if checkpoint is None else hashlib.sha256("".join(source.fingerprint for source in sets).encode()).hexdigest()
     state = Run(operator, train=first, validation=second, data_fingerprint=names, plan=plan, data=reading)
     keeper = None if checkpoint is None else Keeper(state, checkpoint)
     with weights.modes_kept(operator):
@@ -174,8 +174,8 @@ def _record(operator: nn.Module, sets: Sequence[Dataset], plan: Plan) -> None:
     Pairs of the validation split count where early stopping chose the epoch by them. Of windows of several steps,
     the first step counts.
     """
-    seen = _first_steps(sets, plan.unroll)
-    records = [record_of(data, keys=_shared_keys(data, plan.batch_size)) for data in seen]
+    first_steps = _first_steps(sets, plan.unroll)
+    records = [record_of(data, keys=_shared_keys(data, plan.batch_size)) for data in first_steps]
     operator.trained_on = joined_record([operator_record(operator), *records])  # type: ignore[assignment]
 
 
@@ -197,10 +197,10 @@ def _shared_keys(data: Dataset, most: int) -> Int64[Tensor, "n k"]:
 
 def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, show_progress: bool) -> None:
     """Run the epochs that are left, and tell of them."""
-    told = () if rank() else callbacks
+    active = () if rank() else callbacks
 
     def after_step() -> None:
-        for callback in told:
+        for callback in active:
             with run.interrupted(after_epoch=False):
                 callback.on_step(run.progress(after_epoch=False))
         if keeper is not None:
@@ -208,7 +208,7 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
 
     silent = not show_progress or rank() > 0
     try:
-        for callback in told:
+        for callback in active:
             with run.interrupted(after_epoch=False):
                 callback.on_start(run.progress(after_epoch=True))
         with tqdm(total=run.plan.epochs, initial=len(run.losses), desc="training", unit="epoch", disable=silent) as bar:
@@ -218,11 +218,11 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
                 bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
                 if keeper is not None:
                     keeper.write()
-                for callback in told:
+                for callback in active:
                     with run.interrupted(after_epoch=True):
                         callback.on_epoch(run.progress(after_epoch=True))
     finally:
-        for callback in told:
+        for callback in active:
             callback.on_end(run.history())
 
 

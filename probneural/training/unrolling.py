@@ -95,10 +95,10 @@ class Unroll:
 
     def disturbed(self, inputs: Field, channels: int) -> Field:
         """Inputs with noise on their states of so many channels each, from torch's global generators."""
-        states, rest = inputs.values.tensor_split([self.history * channels], dim=1)
+        states, parameters = inputs.values.tensor_split([self.history * channels], dim=1)
         size = inputs.mean_square().sqrt()[:, : states.shape[1]].reshape(*states.shape[:2], *(1,) * (states.ndim - 2))
         noisy = states + self.noise * size.to(states) * torch.randn_like(states)
-        return Field(torch.cat([noisy, rest], dim=1), inputs.grid)
+        return Field(torch.cat([noisy, parameters], dim=1), inputs.grid)
 
     def following(self, inputs: Field, state: Float[Tensor, "n c *grid"]) -> Field:
         """The input of the next step: without the oldest state, and with the new one."""
@@ -114,8 +114,8 @@ class Unroll:
             GridError: If steps cannot follow each other, because the sides have different grids.
         """
         for data in sets:
-            channels, rest = divmod(data.outputs.channels, self.steps)
-            if rest or data.inputs.channels < self.history * channels:
+            channels, remainder = divmod(data.outputs.channels, self.steps)
+            if remainder or data.inputs.channels < self.history * channels:
                 raise DataError(
                     expected=f"pairs of {self.history} states and the {self.steps} that follow",
                     got=f"{data.inputs.channels} channels in and {data.outputs.channels} out",

@@ -219,17 +219,17 @@ def _reduction(rows: Tensor, moments: Tensor | None, targets: Tensor | None) -> 
 
 
 def _check_targets(rank: int, moments: Tensor | None, targets: Tensor | None) -> None:
-    given = [value for value in (moments, targets) if value is not None]
-    if len(given) != 1:
+    sources = [value for value in (moments, targets) if value is not None]
+    if len(sources) != 1:
         raise ArgumentError(
             expected="either moments or targets",
-            got="both" if given else "neither",
+            got="both" if sources else "neither",
             remedy="moments= of target_moments will do",
         )
-    if given[0].shape[-1] != rank or (moments is not None and tuple(moments.shape) != (rank, rank)):
+    if sources[0].shape[-1] != rank or (moments is not None and tuple(moments.shape) != (rank, rank)):
         raise ShapeError(
             expected=f"targets (t, {rank}) or their moments ({rank}, {rank})",
-            got=str(tuple(given[0].shape)),
+            got=str(tuple(sources[0].shape)),
             remedy="take targets and observations from one predictor",
         )
 

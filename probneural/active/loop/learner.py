@@ -261,8 +261,8 @@ class ActiveLearner:
             raise ArgumentError(expected="an open question", got="none", remedy="call ask first")
         missing = {self._log.keys[position] for position in self._without_result(batch)}  # also of what was called failed
         example = self._log.example
-        told = keys_of(self.store, pairs.inputs)
-        unknown = [number for number, key in enumerate(told) if key not in missing]
+        keys = keys_of(self.store, pairs.inputs)
+        unknown = [number for number, key in enumerate(keys) if key not in missing]
         if unknown:
             raise ArgumentError(
                 expected="inputs that ask() returned, in its dtype, and that have not been told",
@@ -316,8 +316,8 @@ class ActiveLearner:
                 got=str(len(drawn)),
                 remedy="give a larger pool, or find out why simulations fail: store.failures()",
             )
-        wanted = tuple(drawn[calibration : calibration + training])
-        return SimulationBatch(0, self.plan.initial, tuple(drawn[:calibration]), wanted, seconds=0.0)
+        labelled = tuple(drawn[calibration : calibration + training])
+        return SimulationBatch(0, self.plan.initial, tuple(drawn[:calibration]), labelled, seconds=0.0)
 
     def _lacking(self) -> tuple[int, int]:
         """Calibration functions and labels that the random start is short of."""
@@ -423,11 +423,11 @@ class ActiveLearner:
 
     def _warn_of_end(self, labels: int | None) -> None:
         """Say it if the loop ends elsewhere than it was asked to."""
-        there = len(self._log.labelled)
-        if labels is not None and there > labels:
-            warn(f"there are {there} labels already, more than {labels}", RuntimeWarning)
-        elif there != labels:
-            warn(f"the pool is used up at {there} labels", RuntimeWarning)
+        count = len(self._log.labelled)
+        if labels is not None and count > labels:
+            warn(f"there are {count} labels already, more than {labels}", RuntimeWarning)
+        elif count != labels:
+            warn(f"the pool is used up at {count} labels", RuntimeWarning)
 
     def _show(self, bar: Any) -> None:
         bar.n = len(self._log.labelled)

@@ -30,10 +30,10 @@ class SpaceFillingSelection(Selector):
 
     def _choose(self, request: Request) -> Int64[Tensor, " count"]:
         pool = request.pool
-        known = Field(pool.values[:0], pool.grid) if request.labelled is None else request.labelled
-        known = known if known.grid == pool.grid else known.resample(pool.grid)
+        labelled = Field(pool.values[:0], pool.grid) if request.labelled is None else request.labelled
+        labelled = labelled if labelled.grid == pool.grid else labelled.resample(pool.grid)
         mean_weights = pool.grid.mean_weights.sqrt()
-        both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, known)])
+        both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, labelled)])
         points = (both - both[: len(pool)].mean(0)).mul_(mean_weights)
         del both
         scales = points[: len(pool)].square().sum(2).mean(0).sqrt()

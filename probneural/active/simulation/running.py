@@ -257,12 +257,12 @@ class _Run:
     def _has_waited_too_long(self, key: str) -> bool:
         """Look again later at what another process is simulating, unless that has taken too long."""
         now, limit = time.monotonic(), self.options.timeout
-        known = self.elsewhere.get(key)
-        if known is not None and limit is not None and now - known.since > limit:
+        previous = self.elsewhere.get(key)
+        if previous is not None and limit is not None and now - previous.since > limit:
             self.failures[key] = f"another process has been simulating it for more than {limit:g} s"
             return True
-        pause = _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
-        self.elsewhere[key] = _Elsewhere(now if known is None else known.since, pause, now + pause)
+        pause = _FIRST_PAUSE if previous is None else min(2 * previous.pause, _LONGEST_PAUSE)
+        self.elsewhere[key] = _Elsewhere(now if previous is None else previous.since, pause, now + pause)
         self.queue.append(key)
         return False
 
