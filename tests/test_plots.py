@@ -24,7 +24,7 @@ from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import calibration_error, compare, coverage, pit_histogram, sparsification_curve, spread_skill_curve
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from tests.helpers import normal
 
 LINE = Grid.uniform((12,), lengths=3.0, origin=1.0)

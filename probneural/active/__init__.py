@@ -10,9 +10,8 @@ from probneural.active.information.latent_information import information_gain, t
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.active.loop.learner import ActiveLearner
-from probneural.active.loop.plan import LearningPlan, OperatorTraining
-from probneural.active.loop.schedule import Growth
-from probneural.active.selection.greedy_selectors import LCMDSelection
+from probneural.active.loop.plan import Growth, LearningPlan, OperatorTraining
+from probneural.active.selection.greedy_selectors import LCMDSelection, SpaceFillingSelection, space_filling_designs
 from probneural.active.selection.latent_selectors import BAITSelection, IntegratedVarianceSelection
 from probneural.active.selection.pool_features import (
     FeatureSketch,
@@ -23,10 +22,9 @@ from probneural.active.selection.pool_features import (
     posterior_features,
 )
 from probneural.active.selection.selectors import RandomSelection, Request, Selector, StochasticSelection
-from probneural.active.selection.space_filling import SpaceFillingSelection, space_filling_designs
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import SimulationReport, simulate
 from probneural.active.simulation.store import Failure, ResultStore
+from probneural.active.simulation.worker_pools import SimulationOptions
 
 __all__ = [
     "ActiveLearner",

@@ -1,8 +1,7 @@
 """Forecasts that go beyond draws: closed forms of uncertainty in time, and what observations in time say about the states."""
 
 from probneural.forecasts.analysis import EnsembleAnalysis
-from probneural.forecasts.ensembles import EnsembleKalmanFilter, EnsembleKalmanMethod, EnsembleKalmanSmoother
-from probneural.forecasts.localisation import gaspari_cohn
+from probneural.forecasts.ensembles import EnsembleKalmanFilter, EnsembleKalmanMethod, EnsembleKalmanSmoother, gaspari_cohn
 from probneural.forecasts.observations import Observation
 from probneural.forecasts.priors import climatology
 from probneural.forecasts.propagation import propagate

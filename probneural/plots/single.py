@@ -36,7 +36,7 @@ from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
 from probneural.randomness import check_seed
-from probneural.training.history import History
+from probneural.training.callbacks import History
 
 # The colours of Okabe and Ito, which stay apart for every kind of colour vision; maps that are monotone in lightness.
 BLUE, SKY, ORANGE, VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"

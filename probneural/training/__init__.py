@@ -1,9 +1,7 @@
 """Training."""
 
-from probneural.training.callbacks import Callback, EachEpoch, Progress
-from probneural.training.history import History
+from probneural.training.callbacks import Callback, CSVLog, EachEpoch, History, MLflowLog, Progress, TensorBoardLog, WandbLog
 from probneural.training.loading import BatchOrder
-from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
 from probneural.training.losses import (
     CRPS,
     EnergyScore,
@@ -15,7 +13,7 @@ from probneural.training.losses import (
     WeightedSum,
     relative_l2,
 )
-from probneural.training.muon import Muon
+from probneural.training.optimizers import Muon
 from probneural.training.options import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions
 from probneural.training.trainer import fit
 from probneural.training.unrolling import Unroll

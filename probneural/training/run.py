@@ -21,8 +21,7 @@ from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, world_size
 from probneural.randomness import seeded
 from probneural.training import optimizers, parallel, weights
-from probneural.training.callbacks import Progress
-from probneural.training.history import History
+from probneural.training.callbacks import History, Progress
 from probneural.training.loading import BatchOrder, Loader
 from probneural.training.losses import Loss
 from probneural.training.objective import Objective

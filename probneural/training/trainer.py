@@ -30,9 +30,8 @@ from probneural.provenance import joined_record, operator_record, record_of, row
 from probneural.randomness import check_seed, stream_seed
 from probneural.synonyms import checks_keywords
 from probneural.training import parallel, weights
-from probneural.training.callbacks import Callback
+from probneural.training.callbacks import Callback, History
 from probneural.training.devices import resolve_device
-from probneural.training.history import History
 from probneural.training.losses import Loss
 from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions
 from probneural.training.resuming import Keeper

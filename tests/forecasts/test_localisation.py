@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError
 from probneural.forecasts import gaspari_cohn
-from probneural.forecasts.localisation import taper
+from probneural.forecasts.ensembles import taper
 from probneural.grids import Grid
 from tests.helpers import scattered
 

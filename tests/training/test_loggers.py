@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.training import Callback, DataOptions, EachEpoch, Optimization, Progress, RunOptions, files, fit, loggers
-from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
+from probneural.training import Callback, DataOptions, EachEpoch, Optimization, Progress, RunOptions, callbacks, files, fit
+from probneural.training.callbacks import CSVLog, MLflowLog, TensorBoardLog, WandbLog
 from tests.training.cases import built, data, same
 
 QUICK: dict[str, Any] = {"epochs": 4, "data": DataOptions(batch_size=6), "show_progress": False}
@@ -39,12 +39,16 @@ def test_code_is_counted() -> None:
 
 def test_adapters_are_small() -> None:
     """Each logger, and all that makes a `LightningModule`."""
-    folder = Path(loggers.__file__).parent
-    trees = {name: ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("loggers", "lightning")}
-    sizes = {node.name: code_lines(node) for node in trees["loggers"].body if isinstance(node, ast.ClassDef)}
+    folder = Path(callbacks.__file__).parent
+    trees = {name: ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("callbacks", "lightning")}
+    sizes = {
+        node.name: code_lines(node)
+        for node in trees["callbacks"].body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Log")
+    }
     parts = [node for node in trees["lightning"].body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     sizes["lightning"] = sum(map(code_lines, parts))
-    assert {"CSVLog", "TensorBoardLog", "WandbLog", "MLflowLog"} < set(sizes)
+    assert {"CSVLog", "TensorBoardLog", "WandbLog", "MLflowLog"} <= set(sizes)
     assert {name: size for name, size in sizes.items() if not 5 < size <= MOST_LINES} == {}
 
 

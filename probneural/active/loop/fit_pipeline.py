@@ -22,7 +22,7 @@ from probneural.distributions import Predictor
 from probneural.errors import TrainingError
 from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream_seed
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from probneural.training.losses import relative_l2
 
 

@@ -12,15 +12,13 @@ from tqdm.auto import tqdm
 
 from probneural.active.loop.fit_pipeline import FitPipeline, FitResult, measured
 from probneural.active.loop.history import LearningHistory, Round, RoundSeconds, SimulationCounts
-from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining
+from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, next_target
 from probneural.active.loop.run_log import BatchOutcome, RunLog, SimulationBatch
-from probneural.active.loop.schedule import next_target
 from probneural.active.loop.settings import check, digest_of_operator, digest_of_pairs, keys_of, shared
 from probneural.active.selection.selectors import Selector
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store import ResultStore
-from probneural.active.simulation.worker_pools import WorkerPool
+from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import Simulator, kind_of
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor

@@ -14,9 +14,8 @@ from typing import NoReturn
 
 from tqdm.auto import tqdm
 
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.store import ResultStore
-from probneural.active.simulation.worker_pools import WorkerPool
+from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import Outcome, Simulator, Task, packed, unpacked
 from probneural.checks import check_callable, check_instance, described
 from probneural.errors import ArgumentError, DataError

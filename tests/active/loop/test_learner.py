@@ -26,7 +26,7 @@ from probneural.errors import DataError, SimulationError, TrainingError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream, stream_seed
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from tests.active import loops
 from tests.active.loops import (
     GRID,

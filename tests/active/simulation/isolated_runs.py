@@ -25,9 +25,9 @@ import torch
 from safetensors import safe_open
 
 from probneural.active.simulation import worker_pools
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import simulate
 from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import Task, packed
 from probneural.errors import ArgumentError
 from probneural.fields import Field

@@ -19,10 +19,9 @@ import torch
 
 from probneural.active import ResultStore, simulate
 from probneural.active.simulation import workers
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store_files import locked
-from probneural.active.simulation.worker_pools import WorkerPool
+from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import packed, unpacked
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
