@@ -213,13 +213,7 @@ def _plans(predicted: _Predicted, begin: GaussianField | None, *, draws: str, di
 
 
 def _assemble(
-    stepper: Stepper,
-    predicted: _Predicted,
-    plans: tuple[_Plan, _Plan],
-    *,
-    offset: Tensor,
-    discrepancy: str,
-    tolerance: float,
+    stepper: Stepper, predicted: _Predicted, plans: tuple[_Plan, _Plan], *, offset: Tensor, discrepancy: str, tolerance: float
 ) -> GaussianTrajectory:
     """Push the columns through all steps, and make fields of them.
 

@@ -16,15 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.axes import transfer
-from probneural.checks import (
-    assign,
-    check_callable,
-    check_instance,
-    check_integer,
-    check_positive,
-    check_real,
-    check_sequence,
-)
+from probneural.checks import assign, check_callable, check_instance, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field, power_of_two
 from probneural.grids import Grid, check_grid, check_unmasked

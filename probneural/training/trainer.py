@@ -12,14 +12,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import (
-    check_flag,
-    check_instance,
-    check_integer,
-    check_module,
-    check_positive,
-    described,
-)
+from probneural.checks import check_flag, check_instance, check_integer, check_module, check_positive, described
 from probneural.clocks import WindowClock, split_in_time
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError

@@ -117,11 +117,7 @@ def test_resumes_at_the_same_bits_within_an_epoch(name: str, tmp_path: Path) -> 
     path = tmp_path / "run"
     for step in range(2, 8):
         with pytest.raises(Killed):
-            fit(
-                built("Convolutional", seed=step - 2),
-                data(23),
-                **settings(name, path, **options, callbacks=[KillAt(step)]),
-            )
+            fit(built("Convolutional", seed=step - 2), data(23), **settings(name, path, **options, callbacks=[KillAt(step)]))
     resumed = built("Convolutional", seed=99)
     torch.rand(7, device=accelerator())
     assert outcome(fit(resumed, data(23), **settings(name, path, **options))) == outcome(expected)

@@ -427,10 +427,7 @@ def test_a_checkpoint_of_other_data_is_refused(what: str, tmp_path: Path) -> Non
             run=RunOptions(checkpoint=path),
             **QUICK | {"data": DataOptions(batch_size=6, validation=share)},
         )  # type: ignore[arg-type]
-        with pytest.raises(
-            FileError,
-            match="all done., batch size, seed, rates and options; got another one in .*checkpoint",
-        ):
+        with pytest.raises(FileError, match="all done., batch size, seed, rates and options; got another one in .*checkpoint"):
             fit(
                 built("FNO"),
                 change(data(), what),

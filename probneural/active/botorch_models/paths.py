@@ -140,10 +140,7 @@ class OperatorDraws(Undisturbed, DeterministicModel):
             return self._base
         if isinstance(posterior, MemberPosterior):
             drawn = torch.multinomial(  # as `predictor.draw` has it
-                torch.ones(posterior.members),
-                self.sample_shape.numel(),
-                replacement=True,
-                generator=draw_stream(self.seed),
+                torch.ones(posterior.members), self.sample_shape.numel(), replacement=True, generator=draw_stream(self.seed)
             )
             self._base = drawn.reshape(self.sample_shape)
         else:

@@ -67,13 +67,7 @@ class FieldAcquisition(AcquisitionFunction, ABC):
 
     model: OperatorModel
 
-    def __init__(
-        self,
-        model: OperatorModel,
-        *,
-        grid: Grid | None,
-        noise: float | Float[Tensor, " c"] | None,
-    ) -> None:
+    def __init__(self, model: OperatorModel, *, grid: Grid | None, noise: float | Float[Tensor, " c"] | None) -> None:
         if not isinstance(model, OperatorModel):
             raise ArgumentError(
                 expected="an OperatorModel, which knows the field behind its numbers",

@@ -46,10 +46,7 @@ def information_gain(rows: Float[Tensor, "*b m k"]) -> Float64[Tensor, "*b"]:
 
 
 def variance_reduction(
-    rows: Float[Tensor, "*b m k"],
-    *,
-    moments: Float64[Tensor, "k k"] | None = None,
-    targets: Float[Tensor, "t k"] | None = None,
+    rows: Float[Tensor, "*b m k"], *, moments: Float64[Tensor, "k k"] | None = None, targets: Float[Tensor, "t k"] | None = None
 ) -> Float64[Tensor, "*b"]:
     """Variance that observing R xi + N(0, I) takes off target fields T xi: tr T Tᵀ - tr T (I + RᵀR)⁻¹ Tᵀ.
 

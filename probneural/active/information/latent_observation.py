@@ -11,11 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.active.botorch_models.conditioning import LatentPosterior
-from probneural.active.information.latent_information import (
-    information_gain,
-    variance_reduction,
-    variance_reduction_of_moments,
-)
+from probneural.active.information.latent_information import information_gain, variance_reduction, variance_reduction_of_moments
 from probneural.errors import UnsupportedError
 from probneural.linear_algebra.conditioning import information
 from probneural.linear_algebra.principal_components import eigenpairs

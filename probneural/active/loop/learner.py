@@ -404,9 +404,7 @@ class ActiveLearner:
                 labels=len(self._log.labelled),
                 chosen=tuple(position for batch, _ in batches for position in batch.training),
                 simulations=SimulationCounts(
-                    simulated=sum(len(batch.positions) for batch, _ in batches) - reused - failed,
-                    reused=reused,
-                    failed=failed,
+                    simulated=sum(len(batch.positions) for batch, _ in batches) - reused - failed, reused=reused, failed=failed
                 ),
                 loss=result.loss,
                 errors=measured(result.predictor, watched),

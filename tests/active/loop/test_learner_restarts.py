@@ -12,27 +12,11 @@ import torch
 from torch import nn
 
 import probneural as pn
-from probneural.active import (
-    ActiveLearner,
-    Growth,
-    LearningPlan,
-    OperatorTraining,
-    SimulationOptions,
-    StochasticSelection,
-)
+from probneural.active import ActiveLearner, Growth, LearningPlan, OperatorTraining, SimulationOptions, StochasticSelection
 from probneural.active.simulation.store import ResultStore
 from probneural.errors import FileError
 from tests.active import loops
-from tests.active.loops import (
-    POOL,
-    TEST,
-    Counted,
-    Watched,
-    interrupted,
-    learner,
-    same,
-    square,
-)
+from tests.active.loops import POOL, TEST, Counted, Watched, interrupted, learner, same, square
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 

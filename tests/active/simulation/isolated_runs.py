@@ -118,12 +118,7 @@ def killed_runs(
     simulator = Logged(log, folder / "store" / "results")
 
     def work() -> None:
-        report = simulate(
-            simulator,
-            inputs,
-            store=ResultStore(folder / "store"),
-            options=quiet(workers=WORKERS),
-        )
+        report = simulate(simulator, inputs, store=ResultStore(folder / "store"), options=quiet(workers=WORKERS))
         assert all(report.succeeded), report.failures
 
     lost, made, before, moments = 0, Counter(), set(), []
@@ -150,10 +145,7 @@ def killed_runs(
     store = ResultStore(folder / "store")
     whole = ResultStore(folder / "whole")
     keys = simulate(
-        Logged(folder / "other", folder / "whole" / "results"),
-        inputs,
-        store=whole,
-        options=quiet(workers=WORKERS),
+        Logged(folder / "other", folder / "whole" / "results"), inputs, store=whole, options=quiet(workers=WORKERS)
     ).keys
     one, other = store.pairs(keys), whole.pairs(keys)
     return {
@@ -275,19 +267,9 @@ def troubles(folder: Path) -> dict[str, object]:
     inputs = numbered_functions(6)
     store = ResultStore(folder)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
-        broken = simulate(
-            faulty,
-            inputs[[0, 4, 4]],
-            store=store,
-            options=quiet(executor=executor),
-        )
+        broken = simulate(faulty, inputs[[0, 4, 4]], store=store, options=quiet(executor=executor))
     try:
-        simulate(
-            Unloadable(),
-            inputs[1],
-            store=store,
-            options=quiet(workers=1),
-        )
+        simulate(Unloadable(), inputs[1], store=store, options=quiet(workers=1))
         message = ""
     except ArgumentError as error:
         message = str(error)
@@ -304,12 +286,7 @@ def troubles(folder: Path) -> dict[str, object]:
     return {
         "broken": [broken.succeeded, list(broken.failures.values()), store.attempts(broken.keys[1])],
         "message": message,
-        "closing": [
-            time.monotonic() - start,
-            future.result(60).reason,
-            at_work,
-            left_after_a_while(),
-        ],
+        "closing": [time.monotonic() - start, future.result(60).reason, at_work, left_after_a_while()],
         "closing early": [left_after_a_while(), early.done()],
     }
 

@@ -170,17 +170,7 @@ def by_processes(tmp_path_factory):
     problem = Burgers(viscosity=0.05)
     inputs = problem.sample(5, resolution=64, seed=3).inputs
     store = ResultStore(tmp_path_factory.mktemp("by processes"))
-    return (
-        problem,
-        inputs,
-        store,
-        simulate(
-            problem.solve,
-            inputs,
-            store=store,
-            options=quiet(workers=1),
-        ),
-    )
+    return (problem, inputs, store, simulate(problem.solve, inputs, store=store, options=quiet(workers=1)))
 
 
 def test_a_problem_is_solved_by_own_processes(by_processes):
@@ -199,18 +189,8 @@ def test_dask_gives_the_same_data_as_processes(by_processes, tmp_path):
     store = ResultStore(tmp_path / "by Dask")
     with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
         executor = client.get_executor()
-        ours = simulate(
-            problem.solve,
-            inputs,
-            store=store,
-            options=quiet(executor=executor, timeout=60.0),
-        )
-        failing = simulate(
-            _bad,
-            functions(2),
-            store=store,
-            options=quiet(executor=executor),
-        )
+        ours = simulate(problem.solve, inputs, store=store, options=quiet(executor=executor, timeout=60.0))
+        failing = simulate(_bad, functions(2), store=store, options=quiet(executor=executor))
     assert ours.keys == report.keys
     one, two = store.pairs(ours.keys), other.pairs(report.keys)
     assert torch.equal(one.inputs.values, two.inputs.values)
@@ -227,18 +207,8 @@ def test_equal_functions_are_simulated_once(tmp_path):
     store, simulator = ResultStore(tmp_path), Counting()
     inputs = functions(4)
     with ThreadPoolExecutor(3) as executor:
-        first = simulate(
-            simulator,
-            inputs[[2, 0, 2, 2]],
-            store=store,
-            options=quiet(executor=executor),
-        )
-        second = simulate(
-            simulator,
-            inputs,
-            store=store,
-            options=quiet(executor=executor),
-        )
+        first = simulate(simulator, inputs[[2, 0, 2, 2]], store=store, options=quiet(executor=executor))
+        second = simulate(simulator, inputs, store=store, options=quiet(executor=executor))
         assert executor.submit(int, "3").result() == 3  # it was not shut down
     assert (first.simulated, first.reused) == (2, 2)
     assert (second.simulated, second.reused) == (2, 2)
@@ -251,28 +221,13 @@ def test_equal_functions_are_simulated_once(tmp_path):
 def test_what_fails_once_may_succeed(tmp_path):
     store, simulator = ResultStore(tmp_path), Counting(failing=2)
     with ThreadPoolExecutor(2) as executor:
-        first = simulate(
-            simulator,
-            functions(2),
-            store=store,
-            options=quiet(executor=executor),
-        )
+        first = simulate(simulator, functions(2), store=store, options=quiet(executor=executor))
         assert first.succeeded == (False, False)
         assert [reason.split(" (")[0] for reason in first.failures.values()] == ["RuntimeError: call 2"] * 2
-        again = simulate(
-            simulator,
-            functions(2),
-            store=store,
-            options=quiet(executor=executor),
-        )
+        again = simulate(simulator, functions(2), store=store, options=quiet(executor=executor))
         assert again.failures == first.failures
         assert simulator.calls == {0: 2, 1: 2}
-        more = simulate(
-            simulator,
-            functions(2),
-            store=store,
-            options=quiet(executor=executor, attempts=3),
-        )
+        more = simulate(simulator, functions(2), store=store, options=quiet(executor=executor, attempts=3))
     assert more.succeeded == (True, True)
     assert len(store.failures()) == 4
 
@@ -305,10 +260,7 @@ def test_what_a_failing_program_wrote_to_stderr_is_kept(tmp_path, text, wraps):
     store = ResultStore(tmp_path)
     with ThreadPoolExecutor(1) as executor:
         report = simulate(
-            Shell(text=text, wraps=wraps),
-            functions(1),
-            store=store,
-            options=quiet(executor=executor, attempts=1),
+            Shell(text=text, wraps=wraps), functions(1), store=store, options=quiet(executor=executor, attempts=1)
         )
     (reason,) = report.failures.values()
     assert reason.startswith("RuntimeError: the solver failed" if wraps else "subprocess.CalledProcessError: Command ")
@@ -320,10 +272,7 @@ def test_of_a_long_stderr_the_end_is_kept(tmp_path):
     script = "import sys; print(*range(2000), file=sys.stderr); print('the reason', file=sys.stderr); sys.exit(1)"
     with ThreadPoolExecutor(1) as executor:
         report = simulate(
-            Shell(script=script),
-            functions(1),
-            store=ResultStore(tmp_path),
-            options=quiet(executor=executor, attempts=1),
+            Shell(script=script), functions(1), store=ResultStore(tmp_path), options=quiet(executor=executor, attempts=1)
         )
     (reason,) = report.failures.values()
     assert reason.endswith(" 1998 1999 | the reason")
@@ -341,30 +290,15 @@ def test_a_hung_simulation_in_a_borrowed_executor_is_abandoned_and_found_when_it
 
     try:
         with ThreadPoolExecutor(1) as executor:
-            report = simulate(
-                hang,
-                functions(3),
-                store=store,
-                options=quiet(executor=executor, timeout=0.3),
-            )
+            report = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=0.3))
             assert report.succeeded == (True, False, True)
             assert report.failures == {report.keys[1]: "no result within 0.3 s"}
             assert store.attempts(report.keys[1]) == 1
-            waiting = simulate(
-                hang,
-                functions(3),
-                store=store,
-                options=quiet(executor=executor, timeout=0.3),
-            )
+            waiting = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=0.3))
             assert waiting.failures == {report.keys[1]: "another process has been simulating it for more than 0.3 s"}
             assert store.attempts(report.keys[1]) == 1
             release.set()
-            late = simulate(
-                hang,
-                functions(3),
-                store=store,
-                options=quiet(executor=executor, timeout=30.0),
-            )
+            late = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=30.0))
     finally:
         release.set()
     assert late.succeeded == (True, True, True)
@@ -387,12 +321,7 @@ def test_what_another_process_is_simulating_is_waited_for(tmp_path, ends):
     thread.start()
     assert held.wait(10)
     with ThreadPoolExecutor(2) as executor:
-        report = simulate(
-            simulator,
-            inputs,
-            store=store,
-            options=quiet(executor=executor),
-        )
+        report = simulate(simulator, inputs, store=store, options=quiet(executor=executor))
     thread.join()
     assert report.succeeded == (True, True)
     assert (report.reused, report.simulated) == ((1, 1) if ends == "stores" else (0, 2))
@@ -404,24 +333,9 @@ def test_workers_that_do_not_see_the_store_return_their_results(tmp_path, monkey
     monkeypatch.setattr(workers, "store_identity", lambda folder: None)
     monkeypatch.setattr(workers, "write_result", lambda *arguments, **settings: pytest.fail("written"))
     with ThreadPoolExecutor(1) as executor:
-        good = simulate(
-            Counting(),
-            inputs,
-            store=store,
-            options=quiet(executor=executor),
-        )
-        bad = simulate(
-            _bad,
-            functions(3)[2:],
-            store=store,
-            options=quiet(executor=executor),
-        )
-        late = simulate(
-            _late,
-            functions(4)[3:],
-            store=store,
-            options=quiet(executor=executor, timeout=0.1),
-        )
+        good = simulate(Counting(), inputs, store=store, options=quiet(executor=executor))
+        bad = simulate(_bad, functions(3)[2:], store=store, options=quiet(executor=executor))
+        late = simulate(_late, functions(4)[3:], store=store, options=quiet(executor=executor, timeout=0.1))
     assert torch.equal(store.pairs(good.keys).outputs.values, inputs.values.double().exp())
     assert good.simulated == 2
     assert (store.attempts(bad.keys[0]), store.attempts(late.keys[0])) == (2, 1)
@@ -440,34 +354,11 @@ def test_a_worker_that_cannot_write_leaves_it_to_the_parent(tmp_path, monkeypatc
     monkeypatch.setattr(workers, "write_result", full)
     monkeypatch.setattr(workers, "write_failure", full)
     with ThreadPoolExecutor(1) as executor:
-        assert (
-            simulate(
-                Counting(),
-                functions(2),
-                store=store,
-                options=quiet(executor=executor),
-            ).simulated
-            == 2
-        )
-        assert (
-            store.attempts(
-                simulate(
-                    _bad,
-                    functions(3)[2:],
-                    store=store,
-                    options=quiet(executor=executor),
-                ).keys[0]
-            )
-            == 2
-        )
+        assert simulate(Counting(), functions(2), store=store, options=quiet(executor=executor)).simulated == 2
+        assert store.attempts(simulate(_bad, functions(3)[2:], store=store, options=quiet(executor=executor)).keys[0]) == 2
         monkeypatch.setattr("probneural.active.simulation.store.write_result", full)
         with pytest.raises(FileError, match="make some"):
-            simulate(
-                Counting(),
-                functions(4),
-                store=store,
-                options=quiet(executor=executor),
-            )
+            simulate(Counting(), functions(4), store=store, options=quiet(executor=executor))
 
 
 def test_a_result_that_is_damaged_after_it_was_written_is_simulated_again(tmp_path, monkeypatch):
@@ -482,12 +373,7 @@ def test_a_result_that_is_damaged_after_it_was_written_is_simulated_again(tmp_pa
 
     monkeypatch.setattr(workers, "write_result", careless)
     with ThreadPoolExecutor(1) as executor, pytest.warns(RuntimeWarning, match="cannot be used"):
-        report = simulate(
-            simulator,
-            functions(2),
-            store=store,
-            options=quiet(executor=executor),
-        )
+        report = simulate(simulator, functions(2), store=store, options=quiet(executor=executor))
     assert report.succeeded == (True, True)
     assert sorted(simulator.calls.values()) == [1, 2]
 
@@ -510,30 +396,15 @@ class Strange(Executor):
 
 def test_an_executors_own_troubles_are_reported(tmp_path):
     store = ResultStore(tmp_path)
-    report = simulate(
-        Counting(),
-        functions(1),
-        store=store,
-        options=quiet(executor=Strange(OSError("no route to host"))),
-    )
+    report = simulate(Counting(), functions(1), store=store, options=quiet(executor=Strange(OSError("no route to host"))))
     assert list(report.failures.values()) == ["the executor's own OSError: no route to host"]
     assert store.attempts(report.keys[0]) == 0  # which says nothing about the simulation
     assert report.lost == {report.keys[0]}
     full = FileError(expected="space", got="none", remedy="make some")
     with pytest.raises(FileError, match="make some"):  # the store's trouble ends the call
-        simulate(
-            Counting(),
-            functions(1),
-            store=store,
-            options=quiet(executor=Strange(full)),
-        )
+        simulate(Counting(), functions(1), store=store, options=quiet(executor=Strange(full)))
     assert store.failures() == []
-    report = simulate(
-        Counting(),
-        functions(2)[1:],
-        store=store,
-        options=quiet(executor=Strange(None)),
-    )
+    report = simulate(Counting(), functions(2)[1:], store=store, options=quiet(executor=Strange(None)))
     assert list(report.failures.values()) == ["the executor cancelled it"]
     assert store.attempts(report.keys[0]) == 0
 
@@ -547,12 +418,7 @@ def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as executor:
         patch.setattr(fcntl, "flock", refuse)
         with pytest.raises(FileError, match="a file system that knows flock; got .*No locks available"):
-            simulate(
-                Counting(),
-                functions(1),
-                store=store,
-                options=quiet(executor=executor),
-            )
+            simulate(Counting(), functions(1), store=store, options=quiet(executor=executor))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert store.failures() == []
 
@@ -562,12 +428,7 @@ def test_undecodable_names_in_a_message_do_no_harm(tmp_path):
         raise OSError("no file caf\udce9.dat")
 
     with ThreadPoolExecutor(1) as executor:
-        report = simulate(
-            fail,
-            functions(1),
-            store=ResultStore(tmp_path),
-            options=quiet(executor=executor),
-        )
+        report = simulate(fail, functions(1), store=ResultStore(tmp_path), options=quiet(executor=executor))
     assert "caf\\udce9.dat" in report.failures[report.keys[0]]
     assert "caf\\udce9.dat" in ResultStore(tmp_path).failures()[0].reason
 
@@ -598,12 +459,7 @@ def test_progress_is_shown_on_request(tmp_path, capsys):
     with ThreadPoolExecutor(1) as executor:
         simulate(Counting(failing=9), functions(3), store=ResultStore(tmp_path), options=SimulationOptions(executor=executor))
         assert "3/3" in capsys.readouterr().err
-        simulate(
-            Counting(),
-            functions(3),
-            store=ResultStore(tmp_path),
-            options=quiet(executor=executor, attempts=5),
-        )
+        simulate(Counting(), functions(3), store=ResultStore(tmp_path), options=quiet(executor=executor, attempts=5))
     assert capsys.readouterr().err == ""
 
 
@@ -611,12 +467,7 @@ def test_progress_is_shown_on_request(tmp_path, capsys):
 def test_simulators_that_cannot_travel_are_refused(tmp_path, executor):
     made, store = None if executor is None else executor(1), ResultStore(tmp_path)
     with pytest.raises(ArgumentError, match="that can be sent to worker processes.*ThreadPoolExecutor"):
-        simulate(
-            lambda inputs: inputs,
-            functions(1),
-            store=store,
-            options=quiet(executor=made),
-        )
+        simulate(lambda inputs: inputs, functions(1), store=store, options=quiet(executor=made))
 
 
 @pytest.mark.parametrize(
@@ -651,12 +502,7 @@ def test_an_executor_that_is_shut_down_is_refused(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         pass
     with pytest.raises(ArgumentError, match="an executor that takes work"):
-        simulate(
-            Counting(),
-            functions(1),
-            store=ResultStore(tmp_path),
-            options=quiet(executor=executor),
-        )
+        simulate(Counting(), functions(1), store=ResultStore(tmp_path), options=quiet(executor=executor))
 
 
 def _forking(inputs: Field, *, kind: str) -> Field:
