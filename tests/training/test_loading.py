@@ -51,7 +51,7 @@ def test_training_never_asks_for_more_than_a_batch() -> None:
     """But for the units, which are read in blocks first: so an operator that has them reads batches alone."""
     operator = built("Convolutional")
     pairs = lazy(data(33), most=6)
-    fit(operator, pairs, **SETTINGS)  # type: ignore[arg-type]
+    fit(operator, pairs, data=DataOptions(batch_size=6), **SETTINGS)  # type: ignore[arg-type]
     # Three epochs, and the training part once more for the record of what it was.
     assert sorted(Counter(pairs.read).values()) == [3] * 3 + [4] * 30
 
