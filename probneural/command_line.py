@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -37,9 +37,15 @@ def _unchecked(kind: type[Any]) -> type[Any]:
 
 
 if TYPE_CHECKING:
-    from probneural.runs.config import Calibration, Data, Head, Operator, Scores, Split, Training
+    from probneural.runs.config import Data, Head, Operator
+
+    Settings = Config
 else:
-    Data, Split, Operator, Training, Head, Calibration, Scores = map(_unchecked, hints_of(Config).values())
+    _sections = {name: tyro.conf.FlagConversionOff[_unchecked(kind)] for name, kind in hints_of(Config).items()}
+    _sections["data"] = OmitArgPrefixes[_sections["data"]]
+    described = {"__doc__": Config.__doc__}
+    Settings = dataclasses.make_dataclass("Settings", _sections.items(), frozen=True, kw_only=True, namespace=described)
+    Data, Operator, Head = (_sections[name] for name in ("data", "operator", "head"))
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """An option that is there or not."""
@@ -67,13 +73,7 @@ Args:
     files: The data, one file or several; short for --path.
     config: A TOML file with settings, as `probneural init` writes; options on the command line come first.
     folder: The run's folder; by default named after the data. Repeated, a command goes on in it and remembers its settings.
-    data: Which functions are learned from.
-    split: Who sees which pairs.
-    operator: What is trained.
-    training: How it is trained.
-    head: What turns the trained operator into a distribution over operators.
-    calibration: How error bars are made honest.
-    scores: What is computed on the test pairs.
+    settings: The sections of the configuration.
     quiet: Say nothing of how far it is.
     debug: Show where an error comes from.
 """
@@ -187,34 +187,19 @@ def _parsed(words: list[str], base: Config) -> Call:
 
 def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., Call]:
     """A command that does a step of a run; its options begin with these settings."""
-    begun = _begun(base)
+    begun: Any = Settings(**_begun(base))
 
     def step(
         files: DataFiles = (),
         *,
         config: str = "",
         folder: str = "",
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
-        split: Split = begun["split"],
-        operator: Operator = begun["operator"],
-        training: tyro.conf.FlagConversionOff[Training] = begun["training"],
-        head: Head = begun["head"],
-        calibration: tyro.conf.FlagConversionOff[Calibration] = begun["calibration"],
-        scores: Scores = begun["scores"],
+        settings: Annotated[Settings, tyro.conf.arg(name="")] = begun,
         quiet: Switch = False,
         debug: Switch = False,
     ) -> Call:
-        settings = _checked(
-            base,
-            data=dataclasses.replace(data, path=os.pathsep.join(files) or data.path),
-            split=split,
-            operator=operator,
-            training=training,
-            head=head,
-            calibration=calibration,
-            scores=scores,
-        )
-        return Call(run=partial(show, quiet=quiet), is_step=True, config=settings, file=config, folder=folder, debug=debug)
+        checked = _checked(base, files, **vars(settings))
+        return Call(run=partial(show, quiet=quiet), is_step=True, config=checked, file=config, folder=folder, debug=debug)
 
     step.__doc__ = _summary(getattr(runs, name)) + _OPTIONS
     step.__name__ = name
@@ -223,7 +208,7 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
 
 def _begun(base: Config) -> dict[str, Any]:
     """What sections begin with, unchecked."""
-    return {name: _loose(getattr(base, name), globals()[kind.__name__]) for name, kind in hints_of(Config).items()}
+    return {name: _loose(getattr(base, name), get_args(kind)[0]) for name, kind in hints_of(Settings).items()}
 
 
 def _loose(section: Any, kind: type[Any]) -> Any:
@@ -235,9 +220,11 @@ def _loose(section: Any, kind: type[Any]) -> Any:
     return kind(**values)
 
 
-def _checked(base: Config, **sections: Any) -> Config:
+def _checked(base: Config, files: Sequence[str], **sections: Any) -> Config:
     """The settings on a command line, upon those that it began with; wrong ones end the program with what is wrong usage."""
     checked: dict[str, Any] = {}
+    data = sections["data"]
+    sections["data"] = dataclasses.replace(data, path=os.pathsep.join(files) or data.path)
     for section, part in sections.items():
         name = "--" if section == "data" else f"--{section}"
         try:
@@ -289,7 +276,7 @@ def _init(base: Config) -> Callable[..., Call]:
         *,
         output: str = "run.toml",
         overwrite: Switch = False,
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
+        data: Data = begun["data"],
         operator: Operator = begun["operator"],
         head: Head = begun["head"],
         debug: Switch = False,
@@ -305,9 +292,7 @@ def _init(base: Config) -> Callable[..., Call]:
             head: What turns the trained operator into a distribution over operators.
             debug: Show where an error comes from.
         """
-        settings = _checked(
-            base, data=dataclasses.replace(data, path=os.pathsep.join(files) or data.path), operator=operator, head=head
-        )
+        settings = _checked(base, files, data=data, operator=operator, head=head)
         return Call(run=partial(_write_initial, settings, output, overwrite=overwrite), debug=debug)
 
     return init

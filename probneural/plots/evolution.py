@@ -187,8 +187,8 @@ def space_time(
         origin=(along.origin, 0.0),
     )
     mean, sd, drawn = columns[:3]
-    sample = Sample(plane, mean, None if truth is None else columns[3], drawn[None])
-    figure = draw_planes(sample, sd, "sd", label=label, axes=(axes[0], time_name(times)))
+    sample = Sample(plane, mean, truth=None if truth is None else columns[3], draws=drawn[None])
+    figure = draw_planes(sample, sd, spread="sd", label=label, axes=(axes[0], time_name(times)))
     return noted(figure, u.is_uncalibrated)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import matplotlib
@@ -104,12 +104,14 @@ def field(
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     if u.grid.dimension == 2:
-        spread = "sd with noise" if noisy else "sd"
-        return noted(draw_planes(Sample(u.grid, mean, true, drawn[:1]), sd, spread, label=label, axes=axes), u.is_uncalibrated)
+        spread, sample = "sd with noise" if noisy else "sd", Sample(u.grid, mean, truth=true, draws=drawn[:1])
+        return noted(draw_planes(sample, sd, spread=spread, label=label, axes=axes), u.is_uncalibrated)
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
     edges = (mean - half, mean + half)
-    return noted(_curves(Sample(u.grid, mean, true, drawn), edges, name, label=label, axis=axes[0]), u.is_uncalibrated)
+    return noted(
+        _curves(Sample(u.grid, mean, truth=true, draws=drawn), edges, name, label=label, axis=axes[0]), u.is_uncalibrated
+    )
 
 
 def band(
@@ -152,9 +154,9 @@ def band(
     outside = None if true is None else (true - middle).abs() > half
     for values, name in ((mean, "predicted means"), (half, "half widths")):
         check_finite(values, name)
-    sample = Sample(bands.grid, mean, true, outside=outside)
+    sample = Sample(bands.grid, mean, truth=true, outside=outside)
     if bands.grid.dimension == 2:
-        return draw_planes(sample, half, "half width", label=label, axes=axes)
+        return draw_planes(sample, half, spread="half width", label=label, axes=axes)
     return _curves(sample, (middle - half, middle + half), "band", label=label, axis=axes[0])
 
 
@@ -317,6 +319,7 @@ class Sample:
 
     grid: Grid
     mean: Float64[Tensor, "*grid"]
+    _: KW_ONLY
     truth: Float64[Tensor, "*grid"] | None = None
     draws: Float64[Tensor, "s *grid"] | tuple[()] = ()
     outside: Bool[Tensor, "*grid"] | None = None
@@ -362,7 +365,7 @@ def _curves(
     return figure
 
 
-def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], spread: str, *, label: str, axes: Sequence[str]) -> Figure:
+def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], *, spread: str, label: str, axes: Sequence[str]) -> Figure:
     """Maps in two rows: values above, errors below, one colour scale a row."""
     grid, mean, truth, outside = sample.grid, sample.mean, sample.truth, sample.outside
     values = {} if truth is None else {"truth": truth}

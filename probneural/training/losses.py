@@ -16,7 +16,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.axes import transfer
-from probneural.checks import assign, check_callable, check_instance, check_integer, check_positive, check_real, check_sequence
+from probneural.checks import (
+    assign,
+    check_callable,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_real,
+    check_sequence,
+    described,
+)
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field, power_of_two
 from probneural.grids import Grid, check_grid, check_unmasked
@@ -34,6 +43,27 @@ def takes_inputs(loss: Loss) -> bool:
         return "inputs" in inspect.signature(getattr(loss, "forward", loss)).parameters
     except ValueError:  # some built-in callables have no signature
         return False
+
+
+def check_loss(loss: Loss | None) -> Loss | None:
+    """Return a loss that can be called with predictions, targets and their grid, or raise an ArgumentError."""
+    if loss is None:
+        return None
+    if not callable(loss):
+        raise ArgumentError(expected="a callable as loss", got=repr(loss), remedy="leave it out for the relative L2 error")
+    try:
+        signature = inspect.signature(getattr(loss, "forward", loss))
+    except ValueError:  # some built-in callables have no signature
+        return loss
+    try:
+        signature.bind(None, None, None, **({"inputs": None} if "inputs" in signature.parameters else {}))
+    except TypeError as error:
+        raise ArgumentError(
+            expected="a loss called as loss(predicted, target, grid)",
+            got=f"{described(loss)}: {error}",
+            remedy="wrap one of two arguments: lambda predicted, target, grid: torch.nn.functional.mse_loss(predicted, target)",
+        ) from error
+    return loss
 
 
 def relative_l2(

@@ -13,6 +13,7 @@ from probneural.checks import (
     assign,
     check_callable,
     check_choice,
+    check_device,
     check_flag,
     check_instance,
     check_integer,
@@ -270,7 +271,7 @@ class RunOptions:
         callbacks: Callbacks and loggers, in the order in which they are called.
 
     Raises:
-        ArgumentError: If the checkpoint is no path, or a callback is no `Callback`.
+        ArgumentError: If there is no such device, the checkpoint is no path, or a callback is no `Callback`.
 
     Examples:
         >>> RunOptions(device="auto", checkpoint="run.safetensors").checkpoint.seconds
@@ -289,5 +290,7 @@ class RunOptions:
             if isinstance(callback, type):
                 raise ArgumentError(expected="a Callback among callbacks", got=described(callback), remedy="build it")
             check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
+        if self.device is not None:
+            check_device(self.device)
         is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
         assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]

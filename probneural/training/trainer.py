@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import check_flag, check_instance, check_integer, check_module, check_positive, described
+from probneural.checks import check_flag, check_instance, check_integer, check_module, check_positive
 from probneural.clocks import WindowClock, split_in_time
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError
@@ -25,7 +24,7 @@ from probneural.synonyms import checks_keywords
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback, History
 from probneural.training.devices import resolve_device
-from probneural.training.losses import Loss
+from probneural.training.losses import Loss, check_loss
 from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions
 from probneural.training.resuming import Keeper
 from probneural.training.run import Plan, Run
@@ -124,7 +123,7 @@ def fit(
         seed=check_seed(seed),
         learning_rate=check_positive(learning_rate, "learning_rate"),
         validation=validation if isinstance(validation, float) else validation.fingerprint,
-        loss=_checked_loss(loss.loss if isinstance(loss, Unroll) else loss),
+        loss=loss.loss if isinstance(loss, Unroll) else check_loss(loss),
         optimization=options,
         unroll=unroll,
     )
@@ -221,28 +220,6 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
 def _checked_option(value: Option | None, kind: type[Option], name: str, *, remedy: str) -> Option:
     """Return options of a class, by default all defaults, or raise an ArgumentError."""
     return kind() if value is None else check_instance(value, kind, name, remedy=remedy, error=ArgumentError)
-
-
-def _checked_loss(loss: Loss | None) -> Loss | None:
-    """Return a loss that can be called with predictions, targets and their grid, or raise an ArgumentError."""
-    if loss is None:
-        return None
-    if not callable(loss):
-        raise ArgumentError(expected="a callable as loss", got=repr(loss), remedy="leave it out for the relative L2 error")
-    function: Callable[..., Any] = getattr(loss, "forward", loss)
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some built-in callables have no signature
-        return loss
-    try:
-        signature.bind(None, None, None, **({"inputs": None} if "inputs" in signature.parameters else {}))
-    except TypeError as error:
-        raise ArgumentError(
-            expected="a loss called as loss(predicted, target, grid)",
-            got=f"{described(loss)}: {error}",
-            remedy="wrap one of two arguments: lambda predicted, target, grid: torch.nn.functional.mse_loss(predicted, target)",
-        ) from error
-    return loss
 
 
 def _checked_data(train: object) -> list[Dataset]:

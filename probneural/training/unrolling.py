@@ -15,7 +15,7 @@ from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows
-from probneural.training.losses import Loss
+from probneural.training.losses import Loss, check_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Unroll:
             from the beginning.
 
     Raises:
-        ArgumentError: If a number is out of range, or an option needs more than one step.
+        ArgumentError: If a number is out of range, the loss is none, or an option needs more than one step.
 
     Reference:
         Brandstetter, Worrall and Welling (2022), Message passing neural PDE solvers, section 3.1, for the push-forward;
@@ -68,6 +68,7 @@ class Unroll:
         assign(
             self,
             steps=check_integer(self.steps, "steps"),
+            loss=check_loss(self.loss),
             history=check_integer(self.history, "history"),
             pushforward=check_flag(self.pushforward, "pushforward"),
             noise=check_real(self.noise, "noise", least=0.0),
