@@ -204,11 +204,11 @@ def _plans(predicted: _Predicted, begin: GaussianField | None, *, draws: str, di
     latent, window = predicted.fields[0].latent, predicted.window
     is_same = begin is not None and draws != "step" and (begin.latent.id, begin.latent.rank) == (latent.id, latent.rank)
     ranks = [field.latent.rank for field in predicted.fields]
-    ranks = [0 if root is None else root.shape[3] for root in predicted.discrepancies(discrepancy)]
+    own_ranks = [0 if root is None else root.shape[3] for root in predicted.discrepancies(discrepancy)]
     first, own_first = (None, None) if begin is None else (begin.root, begin.discrepancy)
     return (
         _Plan.of(window, first, ranks, kind=draws, is_same=is_same, is_shared=True),
-        _Plan.of(window, own_first, ranks, kind=discrepancy, is_same=False, is_shared=False),
+        _Plan.of(window, own_first, own_ranks, kind=discrepancy, is_same=False, is_shared=False),
     )
 
 
