@@ -104,9 +104,8 @@ class FNOTraining:
             tiled,
             epochs=max(1, round(self.steps / per_epoch)),
             seed=seed,
-            batch_size=self.batch_size,
+            data=pn.training.DataOptions(batch_size=self.batch_size, validation=0.0),
             learning_rate=self.learning_rate,
-            validation=0.0,
             loss=loss,
             show_progress=False,
         )

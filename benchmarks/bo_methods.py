@@ -271,7 +271,14 @@ def _trained(history: History, budget: Budget) -> tuple[torch.nn.Module, pn.Fiel
             history.operator = pn.operators.DeepONet(*channels, sensors=grid, domain=box, basis=512, seed=history.seed)
         history.operator.double()
         epochs = budget.epochs
-    pn.fit(history.operator, pairs, epochs=epochs, seed=history.seed, validation=0.0, show_progress=False)
+    pn.fit(
+        history.operator,
+        pairs,
+        epochs=epochs,
+        seed=history.seed,
+        data=pn.training.DataOptions(validation=0.0),
+        show_progress=False,
+    )
     return history.operator, pairs
 
 

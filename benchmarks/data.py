@@ -168,5 +168,5 @@ def _tensors(file: Path) -> pn.FieldPairs:
     inputs, outputs = (arrays[name] for name in names)
     if inputs.ndim < 2:
         raise DataError(expected="functions (n, *grid)", got=str(inputs.shape), remedy="space comes last")
-    dimension = inputs.ndim - 1
-    return pn.FieldPairs.from_numpy(inputs, outputs, periodic=(False,) * dimension, endpoint=(False,) * dimension)
+    grid, out_grid = (pn.Grid.uniform(side.shape[1:], periodic=False, endpoint=False) for side in (inputs, outputs))
+    return pn.FieldPairs.from_numpy(inputs, outputs, grid=grid, out_grid=out_grid)

@@ -32,7 +32,7 @@ from benchmarks.recipes import Recipe
 from benchmarks.scheduling import Job, run
 from benchmarks.sources import SEEDS, FileSource, ProblemSource, Source
 from benchmarks.workers import spawned
-from probneural.training.history import History
+from probneural.training.callbacks import History
 
 Runs = list[dict[str, Any]]
 Figures = dict[str, dict[str, bytes]]

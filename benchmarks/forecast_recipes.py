@@ -95,7 +95,15 @@ def trained(case: Case, recipe: str, *, seed: int, number: int, folder: Path, co
     budget = len(one) * duration(Unroll(), epochs=case.sizes.epochs)
     epochs = epochs_for(unroll, budget=budget, windows=len(several))
     start = time.process_time()
-    history = pn.fit(operator, several, epochs=epochs, seed=own, unroll=unroll, validation=0.0, show_progress=False)
+    history = pn.fit(
+        operator,
+        several,
+        epochs=epochs,
+        seed=own,
+        loss=unroll,
+        data=pn.training.DataOptions(validation=0.0),
+        show_progress=False,
+    )
     facts = {
         "epochs": epochs,
         "seconds": time.process_time() - start,

@@ -154,7 +154,14 @@ def swag(shop: Workshop) -> tuple[Predictor, float]:
     """Weights around those of the same operator, from ten further epochs at a constant learning rate."""
     operator, seconds = shop.member(0)
     rate, constant = 0.1 * shop.recipe.learning_rate, replace(shop.recipe.optimization, schedule=None)
-    train = partial(pn.fit, epochs=1, learning_rate=rate, optimization=constant, validation=0.0, show_progress=False)
+    train = partial(
+        pn.fit,
+        epochs=1,
+        learning_rate=rate,
+        optimization=constant,
+        data=pn.training.DataOptions(validation=0.0),
+        show_progress=False,
+    )
     head = pn.heads.SWAG(10, train=train, seed=shop.seed_of(0), show_progress=False)
     return head.fit(operator, shop.pairs).sampled(16, seed=shop.seed_of(1)), seconds
 
@@ -198,7 +205,13 @@ def noise_conditioned(shop: Workshop) -> tuple[Predictor, float]:
         condition=lambda one: pn.operators.NoiseConditionedOperator(
             one, layers=_modulated(one), noise=pn.operators.NoiseField(4), samples=2, seed=shop.seed_of(0)
         ),
-        train=partial(pn.fit, loss=pn.training.EnergyScore(2), validation=0.0, show_progress=False, **settings),
+        train=partial(
+            pn.fit,
+            loss=pn.training.EnergyScore(2),
+            data=pn.training.DataOptions(validation=0.0),
+            show_progress=False,
+            **settings,
+        ),
         seed=shop.seed_of(0),
     )
     return head.fit(operator, shop.pairs), seconds

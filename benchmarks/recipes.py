@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from probneural.training.history import History
+from probneural.training.callbacks import History
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Recipe:
             learning_rate=self.learning_rate,
             optimization=self.optimization,
             show_progress=False,
-            callbacks=[pn.training.EachEpoch(lambda progress: tick())],
+            run=pn.training.RunOptions(callbacks=[pn.training.EachEpoch(lambda progress: tick())]),
         )
         facts |= {
             "epochs": self.epochs,

@@ -159,7 +159,7 @@ def _trained(number: int, optimization: Optimization, rate: float, seed: int, sm
         seed=seed,
         learning_rate=rate,
         optimization=optimization,
-        device=device,
+        run=pn.training.RunOptions(device=device),
         show_progress=False,
     )
     return history.validation[-1], clock() - start

@@ -42,7 +42,9 @@ def loop(acquisition):
         store=folder / type(acquisition).__name__,
         training=pn.active.OperatorTraining(
             pn.operators.FNO(in_channels=2, out_channels=1, modes=(12,), width=WIDTH, seed=0),
-            train=functools.partial(pn.fit, epochs=EPOCHS, validation=0.0),  # no label is spent on watching
+            train=functools.partial(
+                pn.fit, epochs=EPOCHS, data=pn.training.DataOptions(validation=0.0)
+            ),  # no label is spent on watching
         ),
         plan=pn.active.LearningPlan(
             initial=16,

@@ -11,7 +11,7 @@ EPOCHS = 60
 solver = pn.problems.Burgers(viscosity=0.02).sample(700, resolution=128, seed=0)
 inputs, outputs = solver.inputs.values.numpy(), solver.outputs.values.numpy()  # yours: (n, points) or (n, c, points)
 
-pairs = pn.FieldPairs.from_numpy(inputs, outputs, periodic=True, lengths=[1.0])
+pairs = pn.FieldPairs.from_numpy(inputs, outputs, periodic=[True])
 train, rest = pairs.split(300, seed=0)
 calibration, test = rest.split(200, seed=0)
 

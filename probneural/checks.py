@@ -33,6 +33,7 @@ from probneural.errors import (
     KeywordError,
     MissingAttributeError,
     ProbneuralError,
+    ShapeError,
     UnsupportedError,
 )
 
@@ -526,6 +527,17 @@ _KEYWORDS = {
     "verbose": "show_progress",
 }
 """Keywords of other libraries, and ours."""
+_FIT_OPTIONS = {
+    "batch_size": "data=DataOptions(batch_size=...)",
+    "callbacks": "run=RunOptions(callbacks=[...])",
+    "checkpoint": "run=RunOptions(checkpoint=...)",
+    "device": "run=RunOptions(device=...)",
+    "loading": "data=DataOptions(workers=...)",
+    "num_workers": "data=DataOptions(workers=...)",
+    "unroll": "loss=Unroll(...)",
+    "validation": "data=DataOptions(validation=...)",
+}
+"""Keywords that belong to the options objects of `pn.fit`."""
 ATTRIBUTES = {
     "forward": "call the predictor: predictor(inputs)",
     "posterior": "call the predictor: predictor(inputs)",
@@ -568,6 +580,8 @@ def checks_keywords(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def _meant(name: str, names: list[str]) -> str:
+    if name in _FIT_OPTIONS and {"data", "run"} <= set(names):
+        return f"give {_FIT_OPTIONS[name]}, from pn.training"
     near = [_KEYWORDS[name]] if _KEYWORDS.get(name) in names else difflib.get_close_matches(name, names, n=1)
     return (
         f"did you mean {near[0]!r}?"

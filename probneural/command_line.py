@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -37,9 +37,15 @@ def _unchecked(kind: type[Any]) -> type[Any]:
 
 
 if TYPE_CHECKING:
-    from probneural.runs.config import Calibration, Data, Head, Operator, Scores, Split, Training
+    from probneural.runs.config import Data, Head, Operator
+
+    Settings = Config
 else:
-    Data, Split, Operator, Training, Head, Calibration, Scores = map(_unchecked, hints_of(Config).values())
+    _sections = {name: tyro.conf.FlagConversionOff[_unchecked(kind)] for name, kind in hints_of(Config).items()}
+    _sections["data"] = OmitArgPrefixes[_sections["data"]]
+    described = {"__doc__": Config.__doc__}
+    Settings = dataclasses.make_dataclass("Settings", _sections.items(), frozen=True, kw_only=True, namespace=described)
+    Data, Operator, Head = (_sections[name] for name in ("data", "operator", "head"))
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """An option that is there or not."""
@@ -67,13 +73,7 @@ Args:
     files: The data, one file or several; short for --path.
     config: A TOML file with settings, as `probneural init` writes; options on the command line come first.
     folder: The run's folder; by default named after the data. Repeated, a command goes on in it and remembers its settings.
-    data: Which functions are learned from.
-    split: Who sees which pairs.
-    operator: What is trained.
-    training: How it is trained.
-    head: What turns the trained operator into a distribution over operators.
-    calibration: How error bars are made honest.
-    scores: What is computed on the test pairs.
+    settings: The sections of the configuration.
     quiet: Say nothing of how far it is.
     debug: Show where an error comes from.
 """
@@ -164,9 +164,9 @@ def _told(error: Exception) -> str:
     return f"expected {error.expected}; got {error.got}; {'; '.join(clauses)}"
 
 
-def _option(found: re.Match[str]) -> str:
-    name = found[1] or found[2]
-    return f"--{_SECTIONS[name]}.{name}{' ' if found[1] else ''}"
+def _option(match: re.Match[str]) -> str:
+    name = match[1] or match[2]
+    return f"--{_SECTIONS[name]}.{name}{' ' if match[1] else ''}"
 
 
 def _parsed(words: list[str], base: Config) -> Call:
@@ -187,34 +187,19 @@ def _parsed(words: list[str], base: Config) -> Call:
 
 def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., Call]:
     """A command that does a step of a run; its options begin with these settings."""
-    begun = _begun(base)
+    begun: Any = Settings(**_begun(base))
 
     def step(
         files: DataFiles = (),
         *,
         config: str = "",
         folder: str = "",
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
-        split: Split = begun["split"],
-        operator: Operator = begun["operator"],
-        training: tyro.conf.FlagConversionOff[Training] = begun["training"],
-        head: Head = begun["head"],
-        calibration: tyro.conf.FlagConversionOff[Calibration] = begun["calibration"],
-        scores: Scores = begun["scores"],
+        settings: Annotated[Settings, tyro.conf.arg(name="")] = begun,
         quiet: Switch = False,
         debug: Switch = False,
     ) -> Call:
-        settings = _checked(
-            base,
-            data=dataclasses.replace(data, path=os.pathsep.join(files) or data.path),
-            split=split,
-            operator=operator,
-            training=training,
-            head=head,
-            calibration=calibration,
-            scores=scores,
-        )
-        return Call(run=partial(show, quiet=quiet), is_step=True, config=settings, file=config, folder=folder, debug=debug)
+        checked = _checked(base, files, **vars(settings))
+        return Call(run=partial(show, quiet=quiet), is_step=True, config=checked, file=config, folder=folder, debug=debug)
 
     step.__doc__ = _summary(getattr(runs, name)) + _OPTIONS
     step.__name__ = name
@@ -223,29 +208,31 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
 
 def _begun(base: Config) -> dict[str, Any]:
     """What sections begin with, unchecked."""
-    return {name: _loose(getattr(base, name), globals()[kind.__name__]) for name, kind in hints_of(Config).items()}
+    return {name: _loose(getattr(base, name), get_args(kind)[0]) for name, kind in hints_of(Settings).items()}
 
 
 def _loose(section: Any, kind: type[Any]) -> Any:
     """A section as one that does not check itself."""
     values = {}
-    for one in dataclasses.fields(kind):
-        value, hint = getattr(section, one.name), one.type
-        values[one.name] = _loose(value, hint) if isinstance(hint, type) and is_section(hint) else value
+    for entry in dataclasses.fields(kind):
+        value, hint = getattr(section, entry.name), entry.type
+        values[entry.name] = _loose(value, hint) if isinstance(hint, type) and is_section(hint) else value
     return kind(**values)
 
 
-def _checked(base: Config, **sections: Any) -> Config:
+def _checked(base: Config, files: Sequence[str], **sections: Any) -> Config:
     """The settings on a command line, upon those that it began with; wrong ones end the program with what is wrong usage."""
-    found: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
+    data = sections["data"]
+    sections["data"] = dataclasses.replace(data, path=os.pathsep.join(files) or data.path)
     for section, part in sections.items():
         name = "--" if section == "data" else f"--{section}"
         try:
-            found[section] = convert(dataclasses.asdict(part), hints_of(Config)[section], name)
+            checked[section] = convert(dataclasses.asdict(part), hints_of(Config)[section], name)
         except ArgumentError as error:
             sys.stderr.write(f"probneural: {error}\n")
             sys.exit(_WRONG_USAGE)
-    return Config(**found, source=base.source)
+    return Config(**checked, source=base.source)
 
 
 def _train(config: Config, folder: Path, *, quiet: bool) -> None:
@@ -264,9 +251,9 @@ def _fit(config: Config, folder: Path, *, quiet: bool) -> None:
 
 
 def _calibrate(config: Config, folder: Path, *, quiet: bool) -> None:
-    found = runs.calibrate(config, folder, show_progress=not quiet)
-    band = "no bands" if found.band is None else f"bands of {found.band.quantile:.3g} standard deviations"
-    _say(f"{folder}: {type(found.predictor).__name__}, {band}")
+    calibrated = runs.calibrate(config, folder, show_progress=not quiet)
+    band = "no bands" if calibrated.band is None else f"bands of {calibrated.band.quantile:.3g} standard deviations"
+    _say(f"{folder}: {type(calibrated.predictor).__name__}, {band}")
 
 
 def _score(config: Config, folder: Path, *, quiet: bool) -> None:
@@ -274,8 +261,8 @@ def _score(config: Config, folder: Path, *, quiet: bool) -> None:
 
 
 def _report(config: Config, folder: Path, *, quiet: bool) -> None:
-    found = runs.report(config, folder, show_progress=not quiet)
-    _say("\n".join((str(found.scores), "", *found.verdict, str(found.path))))
+    report = runs.report(config, folder, show_progress=not quiet)
+    _say("\n".join((str(report.scores), "", *report.verdict, str(report.path))))
 
 
 _STEPS = {"train": _train, "fit": _fit, "calibrate": _calibrate, "score": _score, "report": _report}
@@ -289,7 +276,7 @@ def _init(base: Config) -> Callable[..., Call]:
         *,
         output: str = "run.toml",
         overwrite: Switch = False,
-        data: Annotated[OmitArgPrefixes[Data], tyro.conf.FlagConversionOff] = begun["data"],
+        data: Data = begun["data"],
         operator: Operator = begun["operator"],
         head: Head = begun["head"],
         debug: Switch = False,
@@ -305,16 +292,14 @@ def _init(base: Config) -> Callable[..., Call]:
             head: What turns the trained operator into a distribution over operators.
             debug: Show where an error comes from.
         """
-        given = _checked(
-            base, data=dataclasses.replace(data, path=os.pathsep.join(files) or data.path), operator=operator, head=head
-        )
-        return Call(run=partial(_write_initial, given, output, overwrite=overwrite), debug=debug)
+        settings = _checked(base, files, data=data, operator=operator, head=head)
+        return Call(run=partial(_write_initial, settings, output, overwrite=overwrite), debug=debug)
 
     return init
 
 
-def _write_initial(given: Config, output: str, *, overwrite: bool) -> None:
-    config = runs.init(given, output, overwrite=overwrite)
+def _write_initial(settings: Config, output: str, *, overwrite: bool) -> None:
+    config = runs.init(settings, output, overwrite=overwrite)
     missing = [name for name in ("path", "inputs", "outputs", "periodic") if not getattr(config.data, name)]
     _say(f"{output}" + (f"; still to be filled in: {', '.join(missing)}" if missing else ""))
 
@@ -355,7 +340,7 @@ def info(path: Annotated[Positional[str], tyro.conf.arg(metavar="PATH")], *, deb
     def run() -> None:
         for name, value in runs.info(path).items():
             shown = value if isinstance(value, list) else [value]
-            _say("\n".join(f"{name if not number else '':<24}{one}" for number, one in enumerate(shown)))
+            _say("\n".join(f"{name if not number else '':<24}{line}" for number, line in enumerate(shown)))
 
     return Call(run=run, debug=debug)
 
@@ -370,11 +355,11 @@ def bench(name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME ...")] = 
 
 
 def _bench(words: list[str]) -> None:
-    here = (Path.cwd(), Path(__file__).parents[1])
-    places = [folder for folder in here if (folder / "benchmarks" / "__main__.py").is_file()]
+    folders = (Path.cwd(), Path(__file__).parents[1])
+    places = [folder for folder in folders if (folder / "benchmarks" / "__main__.py").is_file()]
     if not places:
         raise FileError(
-            expected=f"the repository's folder benchmarks in {here[0]}",
+            expected=f"the repository's folder benchmarks in {folders[0]}",
             got="none: an installed package does not hold it",
             remedy="clone the repository of probneural, and run the command in its folder",
         )
@@ -419,7 +404,7 @@ def _truth_values(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool] | N
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="{true,false}",
-        instance_from_str=lambda given: words[given[0]],
+        instance_from_str=lambda values: words[values[0]],
         is_instance=lambda value: isinstance(value, bool),
         str_from_instance=lambda value: [str(value).lower()],
         choices=tuple(words),
@@ -434,7 +419,7 @@ def _tables(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]]
     return PrimitiveConstructorSpec(
         nargs="*",
         metavar="NAME=VALUE ...",
-        instance_from_str=lambda given: dict(map(_entry, given)),
+        instance_from_str=lambda values: dict(map(_entry, values)),
         is_instance=lambda value: isinstance(value, dict),
         str_from_instance=lambda value: [f"{name}={entry}" for name, entry in value.items()],
     )

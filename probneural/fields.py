@@ -156,9 +156,7 @@ class Field(Undisturbed):
         *,
         axes: str | None = None,
         grid: Grid | None = None,
-        lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
-        endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
         mask: Mask = None,
     ) -> Field:
@@ -169,10 +167,8 @@ class Field(Undisturbed):
         Args:
             values: `(n, *grid)` for one channel, or `(n, c, *grid)`; real and finite, in physical units.
             axes: Roles of the axes, for example `"n x y c"`.
-            grid: Where they live. In its place, the next three.
-            lengths: Extent per axis, 1 by default.
+            grid: Where they live. In its place, `periodic` for the unit cube.
             periodic: Whether each axis is periodic.
-            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
             mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
                 missing points. A point where a channel is missing does not count in its sample: see `Grid.masked`.
@@ -191,13 +187,11 @@ class Field(Undisturbed):
             >>> Field.from_numpy(np.zeros((10, 8)), periodic=False).values.shape
             torch.Size([10, 1, 8])
         """
-        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-        check_grid_alone(grid, **options)
+        check_grid_alone(grid, periodic)
         where = None if grid is None else check_grid(grid)
         kind = common_dtype(values) if dtype is None else dtype
-        layout = layouts_of(axes)[0]
-        settings = {"option": "grid", "dtype": kind, "mask": mask, **options}
-        return _looked_at(cls(*read_numpy(values, "values", layout=layout, grid=where, **settings)))
+        options: dict[str, Any] = {"option": "grid", "dtype": kind, "mask": mask, "periodic": periodic}
+        return _looked_at(cls(*read_numpy(values, "values", layout=layouts_of(axes)[0], grid=where, **options)))
 
     @classmethod
     def from_xarray(

@@ -39,7 +39,7 @@ def test_a_small_operator_learns_burgers_equation() -> None:
         torch.manual_seed(0)
         operator = pn.operators.FNO(1, 1, modes=(12,), width=16, depth=3, projection=32)
     untrained = relative_error(operator, test)
-    pn.fit(operator, train, epochs=15, validation=0.0, show_progress=False)
+    pn.fit(operator, train, epochs=15, data=pn.training.DataOptions(validation=0.0), show_progress=False)
     assert relative_error(operator, test) <= 0.015
     assert untrained > 0.5
     assert relative_error(pn.operators.LinearRegression.fitted(train), test) > 0.05

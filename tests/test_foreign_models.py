@@ -22,7 +22,7 @@ from probneural.randomness import stream_seed
 from tests.foreign import ForeignFNO, build
 
 BURGERS = pn.problems.Burgers(random_field=pn.problems.GaussianRandomField(1, 3), design_dim=2)
-TRAIN = functools.partial(pn.fit, epochs=2, batch_size=4, validation=0.0, show_progress=False)
+TRAIN = functools.partial(pn.fit, epochs=2, data=pn.training.DataOptions(batch_size=4, validation=0.0), show_progress=False)
 GIVEN = {"noise": 1e-2, "prior_precision": 1.0}
 HEADS = {
     "last layer": pn.heads.LastLayerLaplace(),

@@ -25,7 +25,7 @@ def too_much_noise() -> None:
 
 def far_away() -> None:
     operator = pn.operators.FNO(1, 1, modes=(4,), width=4, depth=1, seed=0)
-    pn.fit(operator, PAIRS[:20], epochs=2, batch_size=20, learning_rate=1e4, seed=0)
+    pn.fit(operator, PAIRS[:20], epochs=2, data=pn.training.DataOptions(batch_size=20), learning_rate=1e4, seed=0)
 
 
 @pytest.mark.parametrize("call", [too_much_noise, far_away])

@@ -27,7 +27,7 @@ from probneural.metrics import calibration_error, compare, coverage
 from probneural.metrics.reliability import pit_histogram
 from probneural.metrics.sparsification import sparsification_curve
 from probneural.metrics.spread import spread_skill_curve
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from tests.helpers import normal
 
 LINE = Grid.uniform((12,), lengths=3.0, origin=1.0)

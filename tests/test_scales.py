@@ -302,8 +302,14 @@ class TestTrainingThatLeadsAway:
             if progress.epoch == 2:
                 raise KilledError
 
-        settings: dict[str, Any] = {"epochs": 3, "learning_rate": 30.0, "checkpoint": tmp_path / "run", "show_progress": False}
+        path = tmp_path / "run"
+        settings: dict[str, Any] = {"epochs": 3, "learning_rate": 30.0, "show_progress": False}
         with pytest.raises(KilledError):
-            pn.fit(operator("FNO", SINGLE), pairs(SINGLE), callbacks=[pn.training.EachEpoch(kill)], **settings)
+            pn.fit(
+                operator("FNO", SINGLE),
+                pairs(SINGLE),
+                run=pn.training.RunOptions(checkpoint=path, callbacks=[pn.training.EachEpoch(kill)]),
+                **settings,
+            )
         with pytest.warns(ConvergenceWarning, match="having begun at"):
-            pn.fit(operator("FNO", SINGLE), pairs(SINGLE), **settings)
+            pn.fit(operator("FNO", SINGLE), pairs(SINGLE), run=pn.training.RunOptions(checkpoint=path), **settings)

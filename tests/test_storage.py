@@ -23,7 +23,7 @@ from probneural.heads import Laplace
 from probneural.operators import FNO, Operator
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
-from probneural.training import EarlyStopping, Optimization, files, fit
+from probneural.training import EarlyStopping, Optimization, RunOptions, files, fit
 from tests.calibration.synthetic import scaled_by
 from tests.heads import cases
 from tests.helpers import accelerator, held_out
@@ -223,7 +223,7 @@ def test_a_wrapper_around_a_module_that_describes_itself_is_saved_trained_and_re
     save(module, tmp_path / "operator")
     loaded = load(tmp_path / "operator", operator=Wrapper())
     assert torch.equal(loaded.inner.weight, module.inner.weight)
-    settings: dict[str, Any] = {"epochs": 2, "checkpoint": tmp_path / "checkpoint", "show_progress": False}
+    settings: dict[str, Any] = {"epochs": 2, "run": RunOptions(checkpoint=tmp_path / "checkpoint"), "show_progress": False}
     settings["optimization"] = Optimization(early_stopping=EarlyStopping(patience=5))
     fit(module, data(), **settings)
     again = Wrapper()
@@ -550,7 +550,7 @@ def test_a_damaged_predictor_is_refused(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="a safetensors file at .*missing"):
         load(tmp_path / "missing")
-    fit(made("FNO"), data(), epochs=1, checkpoint=tmp_path / "fit", show_progress=False)
+    fit(made("FNO"), data(), epochs=1, run=RunOptions(checkpoint=tmp_path / "fit"), show_progress=False)
     with pytest.raises(FileError, match="an operator or a predictor; got checkpoint; is this a fit's checkpoint"):
         load(tmp_path / "fit")
     for metadata in ({"kind": "something"}, {}):

@@ -38,10 +38,12 @@ def test_keywords_of_operators(theirs: str, ours: str, value: object) -> None:
 
 def test_keywords_of_fit() -> None:
     operator = pn.operators.FNO(1, 1, modes=(2,), width=4, depth=1)
-    for theirs, ours, value in (("lr", "learning_rate", 1e-3), ("n_epochs", "epochs", 1), ("batch_sise", "batch_size", 3)):
+    for theirs, ours, value in (("lr", "learning_rate", 1e-3), ("n_epochs", "epochs", 1), ("los", "loss", None)):
         with pytest.raises(KeywordError, match=f"expected keywords of fit; got '{theirs}'; did you mean '{ours}'?"):
             pn.fit(operator, PAIRS, **{theirs: value})  # type: ignore[arg-type]
         pn.fit(operator, PAIRS, **{"epochs": 1, "show_progress": False, ours: value})  # type: ignore[arg-type]
+    with pytest.raises(KeywordError, match=r"give data=DataOptions\(batch_size=...\), from pn.training"):
+        pn.fit(operator, PAIRS, batch_size=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="got 'colour'; there are operator, train, epochs"):
         pn.fit(operator, PAIRS, colour=1)  # type: ignore[call-arg]
     assert issubclass(KeywordError, ArgumentError)

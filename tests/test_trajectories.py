@@ -78,7 +78,7 @@ def test_training_watches_whole_trajectories(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(FieldPairs, "split", watched)
     operator = pn.operators.FNO(3, 2, modes=(2, 2), width=4, depth=1, seed=0)
-    pn.fit(operator, FORCED.windows(), epochs=1, validation=0.2, seed=0)
+    pn.fit(operator, FORCED.windows(), epochs=1, data=pn.training.DataOptions(validation=0.2), seed=0)
     assert len(seen) == 1
     assert [len(part) % 5 for part in seen[0]] == [0, 0]
 

@@ -146,7 +146,7 @@ def _measured(chain: Chain, seed: int, *, epochs: int) -> dict[str, float]:
     operator = chain.operator(seed)
     ends = [time.process_time()]
     clock = pn.training.EachEpoch(lambda progress: ends.append(time.process_time()))
-    pn.fit(operator, train, epochs=epochs, seed=seed, show_progress=False, callbacks=[clock])
+    pn.fit(operator, train, epochs=epochs, seed=seed, show_progress=False, run=pn.training.RunOptions(callbacks=[clock]))
     times = {"epoch (ms)": 1e3 * statistics.median(after - before for before, after in pairwise(ends))}
     predictor, times["fit (s)"] = _timed(lambda: pn.heads.Laplace(chain.structure, show_progress=False).fit(operator, train))
     if chain.scaled:

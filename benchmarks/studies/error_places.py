@@ -109,7 +109,7 @@ class Unit:
                         pairs,
                         epochs=epochs,
                         learning_rate=recipe.learning_rate,
-                        validation=0.2,
+                        data=pn.training.DataOptions(validation=0.2),
                         optimization=pn.training.Optimization(early_stopping=stop),
                         seed=self._seed(3),
                         show_progress=False,

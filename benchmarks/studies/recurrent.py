@@ -104,7 +104,7 @@ def trained(is_bidirectional: bool, seed: int, mode: str) -> Measured:
         train,
         epochs=size.epochs,
         seed=seed,
-        batch_size=32,
+        data=pn.training.DataOptions(batch_size=32),
         learning_rate=1e-2,
         loss=mean_square,
         optimization=Optimization(gradient_clip=1.0),

@@ -140,7 +140,7 @@ class Unit:
         kept = environment.file_name(
             f"{name}, seed {self.seed}", self.sizes, self.seed, self.commit, name, suffix=".safetensors"
         )
-        fit(checkpoint=folder / kept)
+        fit(run=pn.training.RunOptions(checkpoint=folder / kept))
 
     def _seed(self, number: int) -> int:
         return stream_seed(self.seed, "sampling training", number)

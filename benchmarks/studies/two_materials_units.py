@@ -262,7 +262,9 @@ class Unit:
         width = shop.recipe.build(pairs, seed=shop.seed_of(1))
         epochs = self.sizes.epochs * self.sizes.pairs // len(unseen)  # as many steps as the first network has
         stop = replace(shop.recipe.optimization, early_stopping=pn.training.EarlyStopping(patience=max(1, epochs // 3)))
-        fit: Callable[..., object] = partial(pn.fit, epochs=epochs, learning_rate=LEARNING_RATE, validation=0.2)
+        fit: Callable[..., object] = partial(
+            pn.fit, epochs=epochs, learning_rate=LEARNING_RATE, data=pn.training.DataOptions(validation=0.2)
+        )
         fit(width, pairs, loss=Pinball(SECOND_LEVEL), optimization=stop, seed=shop.seed_of(1), show_progress=False)
         return TwoNetworks(operator, width, like=shop.pairs)
 

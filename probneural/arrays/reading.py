@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -187,7 +187,13 @@ def stated_dimension(*options: object) -> int | None:
 
 
 def array_layout(
-    shape: Sequence[int], name: str, *, stated: Layout | None, grid: Grid | None, options: Mapping[str, Any], **leading: bool
+    shape: Sequence[int],
+    name: str,
+    *,
+    stated: Layout | None,
+    grid: Grid | None,
+    periodic: bool | Sequence[bool] | None,
+    **leading: bool,
 ) -> tuple[Layout, Grid | None]:
     """The layout and the grid of an array whose axes have no names.
 
@@ -196,7 +202,7 @@ def array_layout(
         name: The array's name in messages.
         stated: The layout, if it is stated.
         grid: The grid, if it is stated.
-        options: `lengths`, `periodic` and `endpoint`, which make a grid where none is stated.
+        periodic: Whether each axis is periodic, for the unit cube where no grid is stated.
         leading: `has_time` and `has_samples` of `positional_layout`.
 
     Returns:
@@ -210,20 +216,16 @@ def array_layout(
         stated.check(shape, name)
         layout = stated
     else:
-        if grid is None and options["periodic"] is None:
-            raise ArgumentError(
-                expected="grid=, or periodic= to build one",
-                got="neither",
-                remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
-            )
-        dimension = len(grid.shape) if grid is not None else stated_dimension(*options.values())
+        if grid is None and periodic is None:
+            raise _no_grid()
+        dimension = len(grid.shape) if grid is not None else stated_dimension(periodic)
         layout = positional_layout(shape, name, dimension=dimension, **leading)
         if grid is None:
             check_channels(shape, layout, name)
     if grid is not None or not layout.space:
         return layout, grid
     names = layout.space if stated is not None else ("",) * len(layout.space)
-    return layout, grid_of([shape[axis] for axis in layout.space_axes], name, names=names, **options)
+    return layout, grid_of([shape[axis] for axis in layout.space_axes], name, names=names, periodic=periodic)
 
 
 def check_channels(shape: Sequence[int], layout: Layout, name: str) -> None:
@@ -243,9 +245,8 @@ def grid_of(
     name: str,
     *,
     names: Sequence[str] = (),
-    lengths: float | Sequence[float] | None,
+    lengths: float | Sequence[float] | None = None,
     periodic: bool | Sequence[bool] | None,
-    endpoint: bool | Sequence[bool] | None,
 ) -> Grid:
     """The uniform grid with these numbers of points per axis.
 
@@ -255,18 +256,13 @@ def grid_of(
         names: Names of the axes.
         lengths: Extent per axis, 1 by default.
         periodic: Whether each axis is periodic.
-        endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
 
     Raises:
         ArgumentError: If `periodic` is missing, or the options name another number of axes.
         ShapeError: If an axis has one point.
     """
     if periodic is None:
-        raise ArgumentError(
-            expected="grid=, or periodic= to build one",
-            got="neither",
-            remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
-        )
+        raise _no_grid()
     if 1 in shape:
         raise ShapeError(
             expected=f"axes of space of {name} of more than one point",
@@ -274,8 +270,16 @@ def grid_of(
             remedy='call an axis of length 1 "-" in axes=, or state the grid: grid=',
         )
     spans = 1.0 if lengths is None else lengths
-    grid = Grid.uniform(tuple(shape), lengths=spans, periodic=periodic, endpoint=endpoint)
+    grid = Grid.uniform(tuple(shape), lengths=spans, periodic=periodic)
     return grid.named(names) if any(names) else grid
+
+
+def _no_grid() -> ArgumentError:
+    return ArgumentError(
+        expected="grid=, or periodic= to build one",
+        got="neither",
+        remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
+    )
 
 
 def read_numpy(
@@ -286,8 +290,8 @@ def read_numpy(
     grid: Grid | None,
     option: str,
     dtype: torch.dtype,
+    periodic: bool | Sequence[bool] | None = None,
     mask: Mask = None,
-    **options: Any,
 ) -> tuple[Tensor, Grid]:
     """Values `(n, c, *grid)` and grid of an array.
 
@@ -295,11 +299,11 @@ def read_numpy(
         array: Real, finite numbers.
         name: The array's name in messages.
         layout: Roles of its axes, if they are stated; by default `(n, *grid)` or `(n, c, *grid)`.
-        grid: Where the values live; by default `options` make it.
+        grid: Where the values live; by default on the unit cube.
         option: Name of the argument that states the grid.
         dtype: float32 or float64.
+        periodic: Whether each axis is periodic, if there is no grid.
         mask: See [`grid_with_mask`][probneural.arrays.reading.grid_with_mask].
-        options: `lengths`, `periodic` and `endpoint`.
 
     Raises:
         DataError: If values are no real numbers, finite where they are not masked.
@@ -308,7 +312,7 @@ def read_numpy(
     """
     tensor = to_tensor(array, name, dtype=dtype, takes_nan=mask is not None and mask is not False)
     shape = tuple(tensor.shape)
-    roles, where = array_layout(shape, name, stated=layout, grid=grid, options=options)
+    roles, where = array_layout(shape, name, stated=layout, grid=grid, periodic=periodic)
     check_samples(roles, name)
     if where is None:
         raise ArgumentError(
@@ -356,11 +360,10 @@ def check_not_parameters(inputs: Grid, outputs: Grid) -> None:
         )
 
 
-def check_grid_alone(grid: Grid | None, **options: Any) -> None:
-    """Raise an ArgumentError if a grid is given beside options that describe one."""
-    names = [name for name, value in options.items() if value is not None]
-    if grid is not None and names:
-        raise ArgumentError(expected="grid= alone", got=f"grid with {', '.join(names)}", remedy="the grid determines them")
+def check_grid_alone(grid: Grid | None, periodic: object) -> None:
+    """Raise an ArgumentError if both a grid and `periodic` are given."""
+    if grid is not None and periodic is not None:
+        raise ArgumentError(expected="grid= alone", got="grid with periodic", remedy="the grid contains it")
 
 
 def read_xarray(

@@ -25,9 +25,7 @@ def from_arrays(
     axes: str | None = None,
     grid: Grid | None = None,
     out_grid: Grid | None = None,
-    lengths: float | Sequence[float] | None = None,
     periodic: bool | Sequence[bool] | None = None,
-    endpoint: bool | Sequence[bool] | None = None,
     dtype: torch.dtype | None = None,
     mask: Mask | tuple[Mask, Mask] = None,
 ) -> StoredPairs:
@@ -39,12 +37,10 @@ def from_arrays(
         inputs: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array; real, in physical units.
         outputs: Outputs, likewise.
         axes: Roles of the axes, for example `"n x y c"`: see [`open`][probneural.data.open]. By default `(n, c, *grid)`, or
-            `(n, *grid)` where `grid` or a sequence among the options states the number of axes of space.
-        grid: Where the inputs live, and the outputs unless `out_grid` is given. In its place, the next three.
+            `(n, *grid)` where `grid` or the entries of `periodic` state the number of axes of space.
+        grid: Where the inputs live, and the outputs unless there is an `out_grid`; or `periodic` for the unit cube.
         out_grid: Where the outputs live.
-        lengths: Extent per axis, 1 by default.
         periodic: Whether each axis is periodic, one entry per axis or one for all.
-        endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
         dtype: float32 or float64; by default float64 if either array is of it, else float32.
         mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)` in the
             array's order of axes, True at points that are missing in all samples, land for example. A tuple of two where inputs
@@ -64,8 +60,7 @@ def from_arrays(
         >>> len(data), data.outputs.channels, data[2:4].outputs.values.shape
         (10, 2, torch.Size([2, 2, 8]))
     """
-    options = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-    check_grid_alone(grid, **options)
+    check_grid_alone(grid, periodic)
     if dtype not in (None, torch.float32, torch.float64):
         raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the arrays' own")
     sides: list[tuple[Variable, Grid]] = []
@@ -77,7 +72,7 @@ def from_arrays(
         reader = array_reader(array, name)
         if where is not None:
             check_grid(where)
-        roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, options=options)
+        roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, periodic=periodic)
         check_samples(roles, name)
         side_grid = own_grid or (sides[0][1] if sides else None)
         if side_grid is None:

@@ -179,7 +179,7 @@ def _grid(source: Source, layout: Layout, request: Request, *, is_input: bool) -
         )
     if not source.has_names and request.layouts == (None, None):
         check_channels(source.reader.shape, layout, source.name)
-    return grid_of(shape, source.name, names=labels, lengths=request.lengths, periodic=request.periodic, endpoint=None)
+    return grid_of(shape, source.name, names=labels, lengths=request.lengths, periodic=request.periodic)
 
 
 def _coordinate(source: Source, dim: str) -> NDArray[Any]:

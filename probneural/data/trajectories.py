@@ -86,9 +86,7 @@ class Trajectories:
         times: Sequence[float] | Tensor,
         axes: str | None = None,
         grid: Grid | None = None,
-        lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
-        endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
         mask: Mask | str = None,
     ) -> Trajectories:
@@ -98,11 +96,9 @@ class Trajectories:
             values: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array.
             times: One per step, ascending.
             axes: Roles of its axes, for example `"t n x"`; by default `(n, times, c, *grid)`, or `(n, times, *grid)` where
-                `grid` or a sequence among the options states the number of axes of space.
-            grid: Where they live. In its place, the next three, as in [`from_numpy`][probneural.pairs.FieldPairs.from_numpy].
-            lengths: Extent per axis, 1 by default.
+                `grid` or the entries of `periodic` state the number of axes of space.
+            grid: Where they live. In its place, `periodic` for the unit cube.
             periodic: Whether each axis of space is periodic.
-            endpoint: Whether the right end is a point.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
             mask: Which values are missing, as in [`open`][probneural.data.open].
 
@@ -110,12 +106,11 @@ class Trajectories:
             ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
         """
         reader = array_reader(values, "values")
-        options = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-        check_grid_alone(grid, **options)
+        check_grid_alone(grid, periodic)
         if grid is not None:
             check_grid(grid)
         stated = layouts_of(axes)[0]
-        layout, where = array_layout(reader.shape, "values", stated=stated, grid=grid, options=options, has_time=True)
+        layout, where = array_layout(reader.shape, "values", stated=stated, grid=grid, periodic=periodic, has_time=True)
         if where is None or not layout.axes("t"):
             raise ArgumentError(
                 expected="a layout with times and space", got=f'axes="{layout}"', remedy='name them: axes="n t c x"'

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Float64
@@ -254,9 +255,9 @@ def _descend(constraint: Constraint, *, iterations: int, tolerance: float) -> tu
         step = step - update.transform.product(bent)
         moved = constraint.deviation(step)
         merit, slope = merit.along(step, latents, tangent)
-        fraction, stuck = _search(
-            constraint, merit, slope, latents, step, deviation=deviation, moved=moved, tangent=tangent, done=done
-        )
+        merit_at = partial(_merit_along, constraint, merit, (latents, step), (deviation, moved))
+        value = merit(latents, tangent.residual)
+        fraction, stuck = _search(merit_at, value, slope, slack=merit.rounding(value, tangent), done=done)
         latents = latents + fraction[:, None] * step
         deviation = deviation + _per_function(fraction, deviation) * moved
         tangent = constraint.tangent(deviation)
@@ -313,25 +314,22 @@ class _Merit:
         return error + 16 * torch.finfo(value.dtype).eps * (1.0 + value)
 
 
+def _merit_along(
+    constraint: Constraint, merit: _Merit, latents: tuple[Tensor, Tensor], deviation: tuple[Tensor, Tensor], fraction: Tensor
+) -> Tensor:
+    """The merit after a fraction of a step, of latents and deviations with their steps."""
+    residual = constraint.numbers(deviation[0] + _per_function(fraction, deviation[0]) * deviation[1])
+    return merit(latents[0] + fraction[:, None] * latents[1], residual)
+
+
 def _search(
-    constraint: Constraint,
-    merit: _Merit,
-    slope: Tensor,
-    latents: Tensor,
-    step: Tensor,
-    *,
-    deviation: Tensor,
-    moved: Tensor,
-    tangent: _Tangent,
-    done: Tensor,
+    merit_at: Callable[[Tensor], Tensor], value: Tensor, slope: Tensor, *, slack: Tensor, done: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Halve each function's step until the merit falls enough; returns the fractions, and which functions found none."""
-    value = merit(latents, tangent.residual)
-    slack, fraction = merit.rounding(value, tangent), torch.where(done, 0.0, torch.ones_like(value))
+    """Halve each sample's step until the merit falls enough; returns the fractions, and which samples have none."""
+    fraction = torch.where(done, 0.0, torch.ones_like(value))
     lowered = done
     for _ in range(_HALVINGS):
-        residual = constraint.numbers(deviation + _per_function(fraction, deviation) * moved)
-        lowered = done | (merit(latents + fraction[:, None] * step, residual) <= value + _SUFFICIENT * fraction * slope + slack)
+        lowered = done | (merit_at(fraction) <= value + _SUFFICIENT * fraction * slope + slack)
         if bool(lowered.all()):
             break
         fraction = torch.where(lowered, fraction, fraction / 2)

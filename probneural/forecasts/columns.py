@@ -102,15 +102,15 @@ class Columns:
         wide = self.columns.to(torch.float64)
         sizes = wide.square().sum((2, 3), keepdim=True).sqrt()
         unit = torch.where(sizes > 0, sizes, 1.0)
-        left, strengths, right = singular_values((wide / unit).reshape(batch, values, count))
+        left_vectors, strengths, right = singular_values((wide / unit).reshape(batch, values, count))
         squares = strengths.square()
         beyond = squares.flip(-1).cumsum(-1).flip(-1)  # what is lost if this one and all smaller ones are left out
         needed = beyond > tolerance**2 * squares.sum(-1, keepdim=True)
-        kept = max(1, int(needed.sum(-1).max()))
-        scaled = (left * strengths[..., None, :]).reshape(functions, channels, points, -1)
-        dropped = float(scaled[..., kept:].square().sum((2, 3)).max().sqrt())
-        rows = right[..., :kept, :] if self.rows is None else right[..., :kept, :] @ self.rows
-        return Columns((scaled[..., :kept] * unit).to(self.columns), rows, self.is_shared, dropped)
+        rank = max(1, int(needed.sum(-1).max()))
+        scaled = (left_vectors * strengths[..., None, :]).reshape(functions, channels, points, -1)
+        dropped = float(scaled[..., rank:].square().sum((2, 3)).max().sqrt())
+        rows = right[..., :rank, :] if self.rows is None else right[..., :rank, :] @ self.rows
+        return Columns((scaled[..., :rank] * unit).to(self.columns), rows, self.is_shared, dropped)
 
     def _check_size(self, count: int) -> None:
         functions, channels, points, _ = self.columns.shape

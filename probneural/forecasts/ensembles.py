@@ -7,17 +7,86 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
 
-from probneural.checks import assign, check_choice, check_integer, check_positive, check_real
-from probneural.contexts import undisturbed
+from probneural.checks import assign, check_choice, check_floating, check_integer, check_positive, check_real
+from probneural.contexts import remembered, undisturbed
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.distributions.members import Forcing, members_of
+from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field
 from probneural.forecasts.analysis import Assimilation, EnsembleAnalysis, FunctionMembers, Source, Step
-from probneural.forecasts.localisation import taper
 from probneural.forecasts.observations import Observation, by_lead
 from probneural.forecasts.updates import KINDS
+from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed
+
+_LARGEST = 8192
+"""Points of a grid whose distances are formed (512 MiB)."""
+
+
+def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The fifth-order piecewise rational function of Gaspari and Cohn: a correlation that is zero from distance 1 on.
+
+    It looks like a Gaussian of standard deviation √(3/40) ≈ 0.27, and is positive definite in up to three dimensions.
+
+    Args:
+        distance: At least 0, as a fraction of the distance at which it vanishes; dimensionless.
+
+    Reference:
+        Gaspari and Cohn (1999), Construction of correlation functions in two and three dimensions, equation 4.10, with c = 1/2.
+
+    Examples:
+        >>> [round(one, 6) for one in gaspari_cohn(torch.tensor([0.0, 0.5, 1.0, 2.0])).tolist()]
+        [1.0, 0.208333, 0.0, 0.0]
+    """
+    z = 2.0 * check_floating(distance, "distance")
+    near = 1.0 + z.square() * (-5.0 / 3.0 + z * (5.0 / 8.0 + z * (0.5 - 0.25 * z)))
+    inverse = torch.where(z > 0, 2.0 / (3.0 * torch.where(z > 0, z, 1.0)), 0.0)
+    far = 4.0 + z * (-5.0 + z * (5.0 / 3.0 + z * (5.0 / 8.0 + z * (-0.5 + z / 12.0)))) - inverse
+    return torch.where(z <= 1.0, near, torch.where(z < 2.0, far, 0.0)).clamp_min(0.0)
+
+
+def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
+    """Correlations of the values at any two points of a grid, by their distance; the shorter way around on periodic axes.
+
+    Args:
+        grid: Of p points.
+        radius: Distance from which on values do not correlate, in the grid's units; at most half of a periodic axis, so that
+            the correlations remain positive definite.
+
+    Raises:
+        ArgumentError: If the radius is not positive, or too large for a periodic axis.
+        GridError: If the grid has more than 8192 points.
+    """
+    radius = check_positive(radius, "localisation")
+    shortest = min((axis.length for axis in check_grid(grid).axes if axis.periodic), default=float("inf"))
+    if radius > 0.5 * shortest * (1.0 + 1e-12):
+        raise ArgumentError(
+            expected=f"a localisation of at most {0.5 * shortest:g}, half of the shortest periodic axis",
+            got=f"{radius:g}",
+            remedy="choose a shorter distance, or localisation=None for none",
+        )
+    if grid.size > _LARGEST:
+        raise GridError(
+            expected=f"a grid of at most {_LARGEST} points to localise on",
+            got=str(grid.size),
+            remedy="assimilate on a coarser grid, or without localisation and with more members",
+        )
+    return _taper(grid, radius)
+
+
+@remembered(8 * _LARGEST**2)
+def _taper(grid: Grid, radius: float) -> Tensor:
+    points = grid.points
+    squares = torch.zeros(grid.size, grid.size, dtype=torch.float64)
+    for number in range(points.shape[1]):
+        along = (points[:, None, number] - points[None, :, number]).abs()
+        if grid.axes and grid.axes[number].periodic:
+            along = torch.minimum(along, grid.axes[number].length - along)
+        squares += along.square()
+    return gaspari_cohn(squares.sqrt() / radius)
 
 
 @dataclass(frozen=True)
@@ -30,6 +99,7 @@ class EnsembleKalmanMethod(ABC):
     inflation: float = 1.0
     localisation: float | None = None
     draws: str = "trajectory"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -40,6 +110,7 @@ class EnsembleKalmanMethod(ABC):
             inflation=check_real(self.inflation, "inflation", least=1.0),
             localisation=None if self.localisation is None else check_positive(self.localisation, "localisation"),
             draws=check_choice(self.draws, ("trajectory", "step"), "draws"),
+            seed=check_seed(self.seed),
         )
 
     @property
@@ -64,7 +135,6 @@ class EnsembleKalmanMethod(ABC):
         parameters: Field | None = None,
         forcing: Forcing | None = None,
         history: int | None = None,
-        seed: int = 0,
     ) -> EnsembleAnalysis:
         """Roll an ensemble out, and take the observations in where they were made.
 
@@ -80,7 +150,6 @@ class EnsembleKalmanMethod(ABC):
             parameters: Channels that stay constant, `(n, k, *grid)`; of a predictor.
             forcing: A function of the lead that returns the channels beside the state at that lead; of a predictor.
             history: States in an input, of a predictor; by default that of its training windows, or 1.
-            seed: Of draws, starts and perturbations.
 
         Returns:
             The members at all leads, a `Forecast`.
@@ -104,11 +173,11 @@ class EnsembleKalmanMethod(ABC):
                 parameters=parameters,
                 forcing=forcing,
                 history=history,
-                seed=seed,
+                seed=self.seed,
             )
             if isinstance(step, Predictor)
             else FunctionMembers.of(
-                step, start, initial, members=self.members, seed=seed, beside=(parameters, forcing, history or 1)
+                step, start, initial, members=self.members, seed=self.seed, beside=(parameters, forcing, history or 1)
             )
         )
         return Assimilation(
@@ -119,7 +188,7 @@ class EnsembleKalmanMethod(ABC):
             taper=None if self.localisation is None else taper(start.grid, self.localisation),
             reach=self._reach(),
             is_filter=self._is_filter,
-            seed=check_seed(seed),
+            seed=self.seed,
         ).run(steps)
 
 
@@ -145,6 +214,7 @@ class EnsembleKalmanFilter(EnsembleKalmanMethod):
         localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
             multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
         draws: `"trajectory"`: a member of a predictor is one operator at all steps. `"step"`: a fresh one at every step.
+        seed: Of draws, starts and perturbations.
 
     Raises:
         ArgumentError: If a setting is out of range.
@@ -176,6 +246,7 @@ class EnsembleKalmanSmoother(EnsembleKalmanMethod):
         inflation: Factor of the deviations of the state at the lead of an observation before each update.
         localisation: Distance from which on covariances count as zero, in the grid's units, at all leads alike; None for none.
         draws: As of the filter.
+        seed: As of the filter.
         lag: How many leads back an observation acts; None for all. With few members a short lag leaves out what is chance.
 
     Raises:

@@ -77,12 +77,13 @@ def by_lead(observations: Sequence[Observation], steps: float) -> dict[int, list
         DataError: If one is none.
         ArgumentError: If there are none, or one was made after the last lead.
     """
-    given = check_sequence(observations, "observations", remedy="give a list of pn.forecasts.Observation")
+    sequence = check_sequence(observations, "observations", remedy="give a list of pn.forecasts.Observation")
     sorted_: dict[int, list[Observation]] = {}
-    for one in given:
-        check_instance(one, Observation, "an observation", remedy="pn.forecasts.Observation(functional, values, lead=, noise=)")
-        sorted_.setdefault(one.lead, []).append(one)
-    if not given:
+    for observation in sequence:
+        remedy = "pn.forecasts.Observation(functional, values, lead=, noise=)"
+        check_instance(observation, Observation, "an observation", remedy=remedy)
+        sorted_.setdefault(observation.lead, []).append(observation)
+    if not sequence:
         raise ArgumentError(
             expected="one observation or more", got="none", remedy="without any, roll out: predictor.rollout(start, steps=20)"
         )

@@ -35,11 +35,11 @@ def climatology(states: Field, *, functions: int = 1) -> GaussianField:
         raise DataError(expected="two states or more", got=str(len(states)), remedy="a covariance takes many")
     mean = states.values.mean(0)
     columns = ((states.values - mean) / (len(states) - 1.0) ** 0.5).flatten(2).movedim(0, -1)
-    own = DenseRoot(columns.expand(functions, -1, -1, -1))
+    root = DenseRoot(columns.expand(functions, -1, -1, -1))
     return GaussianField(
         mean.expand(functions, *mean.shape),
         DenseRoot(columns[None, ..., :0].expand(functions, -1, -1, -1)),
         latent=f"climatology-{digest(states.values)}",
         grid=states.grid,
-        discrepancy=own,
+        discrepancy=root,
     )

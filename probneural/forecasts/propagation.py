@@ -115,7 +115,7 @@ def propagate(
     mean = ensemble.start.values[:, :states] if begin is None else begin.mean.to(ensemble.start.values)
     window = mean if about is None else _checked_about(about, begin).values.to(mean)
     stepper = Stepper(ensemble)
-    stepper = stepper if begin is None else stepper.given(begin.latent)
+    stepper = stepper if begin is None else stepper.conditioned_on(begin.latent)
     predicted = _Predicted.of(stepper, window, steps=steps, keeps_operator=draws == "trajectory")
     plans = _plans(predicted, begin, draws=draws, discrepancy=discrepancy)
     return _assemble(stepper, predicted, plans, offset=window - mean, discrepancy=discrepancy, tolerance=tolerance)
@@ -205,55 +205,50 @@ def _plans(predicted: _Predicted, begin: GaussianField | None, *, draws: str, di
     latent, window = predicted.fields[0].latent, predicted.window
     is_same = begin is not None and draws != "step" and (begin.latent.id, begin.latent.rank) == (latent.id, latent.rank)
     ranks = [field.latent.rank for field in predicted.fields]
-    own = [0 if root is None else root.shape[3] for root in predicted.discrepancies(discrepancy)]
+    own_ranks = [0 if root is None else root.shape[3] for root in predicted.discrepancies(discrepancy)]
     first, own_first = (None, None) if begin is None else (begin.root, begin.discrepancy)
     return (
         _Plan.of(window, first, ranks, kind=draws, is_same=is_same, is_shared=True),
-        _Plan.of(window, own_first, own, kind=discrepancy, is_same=False, is_shared=False),
+        _Plan.of(window, own_first, own_ranks, kind=discrepancy, is_same=False, is_shared=False),
     )
 
 
 def _assemble(
-    stepper: Stepper,
-    predicted: _Predicted,
-    plans: tuple[_Plan, _Plan],
-    *,
-    offset: Tensor,
-    discrepancy: str,
-    tolerance: float,
+    stepper: Stepper, predicted: _Predicted, plans: tuple[_Plan, _Plan], *, offset: Tensor, discrepancy: str, tolerance: float
 ) -> GaussianTrajectory:
     """Push the columns through all steps, and make fields of them.
 
     The offset of the trajectory's start from its mean, `(n, h * c, *grid)`, goes the same way, and is taken off again.
     """
     (plan, own_plan), window, channels = plans, predicted.window, stepper.ensemble.channels
-    shared, own = plan.start, own_plan.start
-    means, pairs = [(window - offset)[:, window.shape[1] - channels :]], [(shared, own)]
-    apart = offset.flatten(2)[..., None]
+    shared, specific = plan.start, own_plan.start
+    means, pairs = [(window - offset)[:, window.shape[1] - channels :]], [(shared, specific)]
+    offsets = offset.flatten(2)[..., None]
     roots = predicted.discrepancies(discrepancy)
     for number, (inputs, u) in enumerate(zip(predicted.inputs, predicted.fields, strict=True)):
-        narrow, own_narrow = shared.truncated(tolerance), own.truncated(tolerance)
-        together = torch.cat([narrow.columns, own_narrow.columns, apart], dim=3)
+        narrow, own_narrow = shared.truncated(tolerance), specific.truncated(tolerance)
+        together = torch.cat([narrow.columns, own_narrow.columns, offsets], dim=3)
         pushed, own_pushed, ahead = stepper.tangents(inputs, together).split([narrow.count, own_narrow.count, 1], dim=3)
-        apart = torch.cat([apart, ahead], dim=1)[:, channels:]
+        offsets = torch.cat([offsets, ahead], dim=1)[:, channels:]
         shared = plan.step(narrow, pushed, u.root, number=number)
-        own = own_plan.step(own_narrow, own_pushed, roots[number], number=number)
+        specific = own_plan.step(own_narrow, own_pushed, roots[number], number=number)
         means.append(u.mean - ahead.reshape(u.mean.shape))
-        pairs.append((shared, own))
+        pairs.append((shared, specific))
     latent = predicted.fields[0].latent
     rank = plan.rank + len(window) * own_plan.rank
     is_predictors = latent.is_shared_across_calls and not plan.is_fresh and rank == latent.rank
     if not is_predictors:
         last = pairs[-1]
-        name = digest(*means, *(one.state(channels) for one in last))
+        name = digest(*means, *(columns.state(channels) for columns in last))
         latent = Latent(id=f"trajectory-{name}", rank=rank, is_shared_across_calls=False, source=latent.key)
     positions = torch.arange(len(window), device=window.device)
     fields = []
-    for mean, (left, right) in zip(means, pairs, strict=True):
-        rows = None if left.rows is None else left.rows[0]
-        root = PropagatedRoot(left.state(channels), rows, right.state(channels), right.rows, positions, functions=len(window))
+    for mean, (shared, specific) in zip(means, pairs, strict=True):
+        rows = None if shared.rows is None else shared.rows[0]
+        states = [part.state(channels) for part in (shared, specific)]
+        root = PropagatedRoot(states[0], rows, states[1], specific.rows, positions, functions=len(window))
         fields.append(GaussianField(mean, root, latent=latent, grid=stepper.ensemble.grid))
-    dropped = torch.tensor([max(left.dropped, right.dropped) for left, right in pairs], dtype=torch.float64)
+    dropped = torch.tensor([max(shared.dropped, specific.dropped) for shared, specific in pairs], dtype=torch.float64)
     return GaussianTrajectory(
         fields, stepper.ensemble.start, dropped=dropped, duration=step_duration(stepper.ensemble.predictor)
     )

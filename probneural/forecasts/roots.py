@@ -44,14 +44,15 @@ class PropagatedRoot(Root):
 
     def __post_init__(self) -> None:
         """Check that they fit together."""
-        left, right = tuple(self.columns.shape), tuple(self.own_columns.shape)
-        rows = left[3:] if self.rows is None else tuple(self.rows.shape[:1])
-        own_rows = (left[0], *right[3:]) if self.own_rows is None else tuple(self.own_rows.shape[:2])
-        fits = len(left) == 4 and left[:3] == right[:3] and rows == left[3:] and own_rows == (left[0], *right[3:])
-        if not fits or len(self.positions) != left[0]:
+        shared_shape, own_shape = tuple(self.columns.shape), tuple(self.own_columns.shape)
+        rows = shared_shape[3:] if self.rows is None else tuple(self.rows.shape[:1])
+        own_rows = (shared_shape[0], *own_shape[3:]) if self.own_rows is None else tuple(self.own_rows.shape[:2])
+        fits = len(shared_shape) == 4 and shared_shape[:3] == own_shape[:3]
+        fits = fits and rows == shared_shape[3:] and own_rows == (shared_shape[0], *own_shape[3:])
+        if not fits or len(self.positions) != shared_shape[0]:
             raise ShapeError(
                 expected="columns (n, c, p, r) with r rows, own columns (n, c, p, q) with (n, q) rows, and n positions",
-                got=f"{left} with {rows}, {right} with {own_rows}, {len(self.positions)}",
+                got=f"{shared_shape} with {rows}, {own_shape} with {own_rows}, {len(self.positions)}",
                 remedy="one row per column",
             )
 
@@ -78,31 +79,32 @@ class PropagatedRoot(Root):
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
-        shared, own = self._split(latents)
-        return self._image(shared, own[:, self.positions])
+        shared, specific = self._split(latents)
+        return self._image(shared, specific[:, self.positions])
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
-        shared, own = self._split(latents)
+        shared, specific = self._split(latents)
         along = self._along(shared).to(self.columns)
-        each = self._own_along(own[torch.arange(len(own), device=own.device), self.positions][None])[0].to(self.columns)
+        selected = specific[torch.arange(len(specific), device=specific.device), self.positions]
+        coefficients = self._own_along(selected[None])[0].to(self.columns)
         moved = torch.einsum("ncpr,nr->ncp", self.columns, along)
-        return moved + torch.einsum("ncpq,nq->ncp", self.own_columns, each)
+        return moved + torch.einsum("ncpq,nq->ncp", self.own_columns, coefficients)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
         values = values.to(self.columns)
         shared = self._back(torch.einsum("ncpr,sncp->sr", self.columns, values))
-        each = self._own_back(torch.einsum("ncpq,sncp->nsq", self.own_columns, values)).movedim(0, 1)
-        own = each.new_zeros(len(values), self.functions, self.own_rank).index_add(1, self.positions, each)
-        return torch.cat([shared, own.flatten(1)], dim=1)
+        coefficients = self._own_back(torch.einsum("ncpq,sncp->nsq", self.own_columns, values)).movedim(0, 1)
+        specific = coefficients.new_zeros(len(values), self.functions, self.own_rank).index_add(1, self.positions, coefficients)
+        return torch.cat([shared, specific.flatten(1)], dim=1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's own transpose."""
         cotangents = cotangents.to(self.columns)
         shared = self._back(torch.einsum("ncpr,nmcp->nmr", self.columns, cotangents))
-        each = self._own_back(torch.einsum("ncpq,nmcp->nmq", self.own_columns, cotangents))
-        return torch.cat([shared, self._placed(each).flatten(2)], dim=2)
+        coefficients = self._own_back(torch.einsum("ncpq,nmcp->nmq", self.own_columns, cotangents))
+        return torch.cat([shared, self._placed(coefficients).flatten(2)], dim=2)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares: those of the columns, since rows are orthonormal."""
@@ -134,8 +136,8 @@ class PropagatedRoot(Root):
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
-        shared, each = self.formed()
-        placed = self._placed(each.flatten(1, 2)).unflatten(1, each.shape[1:3])
+        shared, coefficients = self.formed()
+        placed = self._placed(coefficients.flatten(1, 2)).unflatten(1, coefficients.shape[1:3])
         return torch.cat([shared, placed.flatten(3)], dim=3)
 
     def formed(self) -> tuple[Float[Tensor, "n c p k"], Float[Tensor, "n c p l"]]:
@@ -151,34 +153,34 @@ class PropagatedRoot(Root):
     def _split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Latent vectors as `(s, k)` and `(s, N, l)`, in float64."""
         latents = latents.to(self.device, torch.float64)
-        shared, own = latents[:, : self.rank], latents[:, self.rank :]
-        return shared, own.reshape(len(own), self.functions, self.own_rank)
+        shared, specific = latents[:, : self.rank], latents[:, self.rank :]
+        return shared, specific.reshape(len(specific), self.functions, self.own_rank)
 
     def _along(self, shared: Tensor) -> Tensor:
         """V xi of vectors `(..., k)`."""
         return shared if self.rows is None else shared @ self.rows.mT
 
-    def _own_along(self, own: Tensor) -> Tensor:
+    def _own_along(self, specific: Tensor) -> Tensor:
         """W_i zeta_i of vectors `(s, n, l)`."""
-        return own if self.own_rows is None else torch.einsum("nql,snl->snq", self.own_rows, own)
+        return specific if self.own_rows is None else torch.einsum("nql,snl->snq", self.own_rows, specific)
 
     def _back(self, shared: Tensor) -> Tensor:
         """V^T of numbers `(..., r)`, in float64."""
         shared = shared.to(torch.float64)
         return shared if self.rows is None else shared @ self.rows
 
-    def _own_back(self, own: Tensor) -> Tensor:
+    def _own_back(self, specific: Tensor) -> Tensor:
         """W_i^T of numbers `(n, m, q)`, in float64."""
-        own = own.to(torch.float64)
-        return own if self.own_rows is None else own @ self.own_rows
+        specific = specific.to(torch.float64)
+        return specific if self.own_rows is None else specific @ self.own_rows
 
-    def _image(self, shared: Tensor, own: Tensor) -> Tensor:
+    def _image(self, shared: Tensor, specific: Tensor) -> Tensor:
         """The draws of `(s, k)` shared numbers and `(s, n, l)` own ones."""
         moved = torch.einsum("ncpr,sr->sncp", self.columns, self._along(shared).to(self.columns))
-        return moved + torch.einsum("ncpq,snq->sncp", self.own_columns, self._own_along(own).to(self.columns))
+        return moved + torch.einsum("ncpq,snq->sncp", self.own_columns, self._own_along(specific).to(self.columns))
 
-    def _placed(self, each: Tensor) -> Tensor:
+    def _placed(self, coefficients: Tensor) -> Tensor:
         """`(n, m, l)` of each function's own latent numbers, among those of all, `(n, m, N, l)`."""
-        placed = each.new_zeros(len(each), each.shape[1], self.functions, each.shape[2])
-        placed[torch.arange(len(each), device=each.device), :, self.positions] = each
+        placed = coefficients.new_zeros(len(coefficients), coefficients.shape[1], self.functions, coefficients.shape[2])
+        placed[torch.arange(len(coefficients), device=coefficients.device), :, self.positions] = coefficients
         return placed

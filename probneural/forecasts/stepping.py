@@ -33,7 +33,7 @@ class Stepper:
     ensemble: Members
     latent: Latent | None = None
 
-    def given(self, latent: Latent) -> Stepper:
+    def conditioned_on(self, latent: Latent) -> Stepper:
         """The stepper after what a latent has learned, if that was conditioned from the predictor's; this one otherwise."""
         u = self.predict(self.inputs(self.ensemble.starts()[0], 1))
         try:
@@ -82,9 +82,9 @@ class Stepper:
         for piece in directions.split(max(1, _POINTS // max(1, functions * points)), dim=3):
             width = piece.shape[3]
             tangent = piece.movedim(3, 0).flatten(0, 1).unflatten(2, inputs.grid.shape).to(inputs.values)
-            rest = tangent.new_zeros(len(tangent), inputs.channels - channels, *inputs.grid.shape)
+            constant = tangent.new_zeros(len(tangent), inputs.channels - channels, *inputs.grid.shape)
             point = inputs.values.repeat(width, *(1,) * (inputs.values.ndim - 1))
-            pushed = self._pushed(Field(point, inputs.grid), torch.cat([tangent, rest], dim=1))
+            pushed = self._pushed(Field(point, inputs.grid), torch.cat([tangent, constant], dim=1))
             pieces.append(pushed.unflatten(0, (width, functions)).flatten(3))
         return torch.cat(pieces).movedim(0, -1)
 

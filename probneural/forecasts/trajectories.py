@@ -142,8 +142,8 @@ class GaussianTrajectory(Undisturbed):
     def _chosen(self, leads: Sequence[int] | None) -> tuple[int, ...]:
         if leads is None:
             return tuple(range(1, self.steps + 1))
-        given = check_sequence(leads, "leads", remedy="give a list of numbers")
-        chosen = tuple(check_integer(lead, "lead", least=0, most=self.steps) for lead in given)
+        numbers = check_sequence(leads, "leads", remedy="give a list of numbers")
+        chosen = tuple(check_integer(lead, "lead", least=0, most=self.steps) for lead in numbers)
         if not chosen or any(later <= earlier for earlier, later in itertools.pairwise(chosen)):
             raise ArgumentError(expected="rising leads, one at least", got=repr(leads), remedy="for example [1, 5, 10]")
         return chosen

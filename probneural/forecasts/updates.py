@@ -89,9 +89,9 @@ def _square_root(
     mean, deviations, chi2 = members.mean(0), members - members.mean(0), values.new_zeros(())
     for number in range(channels * numbers):
         channel, row = number // numbers - channels, observed.rows[number % numbers]
-        seen = (deviations[:, channel] * row)[:, None, None]  # (s, 1, 1, p)
-        along = seen.sum((1, 2, 3))
-        covariance = _covariance(deviations, observed, seen)[..., 0, 0]
+        projected = (deviations[:, channel] * row)[:, None, None]  # (s, 1, 1, p)
+        along = projected.sum((1, 2, 3))
+        covariance = _covariance(deviations, observed, projected)[..., 0, 0]
         variance = covariance[channel] @ row + noise[channel, number % numbers]
         lacking = values[channel, number % numbers] - mean[channel] @ row
         gain = covariance / variance
@@ -102,9 +102,9 @@ def _square_root(
     return mean + deviations, chi2
 
 
-def _covariance(deviations: Tensor, observed: ObservedNumbers, seen: Tensor) -> Tensor:
+def _covariance(deviations: Tensor, observed: ObservedNumbers, projected: Tensor) -> Tensor:
     """Covariance of all values with numbers, `(a, p, c, m)`, from what each point adds to each number, `(s, c, m, p)`."""
     count = len(deviations) - 1.0
     if observed.taper is None:
-        return torch.einsum("sap,scm->apcm", deviations, seen.sum(-1)) / count
-    return torch.einsum("sap,scmp->apcm", deviations, seen @ observed.taper) / count
+        return torch.einsum("sap,scm->apcm", deviations, projected.sum(-1)) / count
+    return torch.einsum("sap,scmp->apcm", deviations, projected @ observed.taper) / count

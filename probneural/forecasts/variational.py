@@ -112,8 +112,8 @@ def four_d_var(
         advance, channels = _advance(step, initial, parameters=parameters, forcing=forcing, history=history)
         shape, device = (len(initial), channels), initial.mean.device
         numbers = {
-            lead: [observed_numbers(one, initial.grid, shape=shape, taper=None).to(device) for one in given]
-            for lead, given in sorted_.items()
+            lead: [observed_numbers(part, initial.grid, shape=shape, taper=None).to(device) for part in simultaneous]
+            for lead, simultaneous in sorted_.items()
         }
     root = initial.root if initial.discrepancy is None else SideBySideRoot(initial.root, initial.discrepancy)
     return _Window(initial, root, advance, channels, numbers).minimised(iterations, tolerance)
@@ -188,9 +188,10 @@ class _Window:
         """Standardised residuals of all observations."""
         _, states = self.trajectory(latents)
         parts = []
-        for lead, given in self.numbers.items():
+        for lead, simultaneous in self.numbers.items():
             values = states[lead].flatten(2).to(torch.float64)
-            parts += [((one.values - values @ one.rows.mT) / one.noise.sqrt()).flatten(1) for one in given]
+            residuals = [(observed.values - values @ observed.rows.mT) / observed.noise.sqrt() for observed in simultaneous]
+            parts += [residual.flatten(1) for residual in residuals]
         return torch.cat(parts, dim=1)
 
     @torch.no_grad()
@@ -202,15 +203,15 @@ class _Window:
         """Take Gauss-Newton steps until all gradients are small."""
         count, rank = len(self.initial), self.root.shape[3]
         latents = torch.zeros(count, rank, dtype=torch.float64, device=self.initial.mean.device)
-        cost, scale, taken = self.cost(latents), None, 0
+        cost, scale, iteration = self.cost(latents), None, 0
         while True:
             gradient, direction = self._direction(latents)
             size = gradient.norm(dim=1)
             scale = size.clamp_min(1.0) if scale is None else scale
             done = size <= tolerance * scale
-            if bool(done.all()) or taken == iterations:
+            if bool(done.all()) or iteration == iterations:
                 break
-            taken += 1
+            iteration += 1
             moved, lower = self._searched(latents, direction, gradient, cost)
             if not bool((lower < cost).any()):
                 break
@@ -223,7 +224,7 @@ class _Window:
             latents=latents,
             cost=cost,
             has_converged=done,
-            iterations=taken,
+            iterations=iteration,
         )
 
     @torch.enable_grad()
@@ -253,9 +254,9 @@ class _Window:
         open_ = torch.ones_like(cost, dtype=torch.bool)
         for _ in range(_HALVINGS):
             tried = latents + length[:, None] * direction
-            found = self.cost(tried)
-            falls = open_ & (found <= cost + 1e-4 * length * promised)
-            best, lowest = torch.where(falls[:, None], tried, best), torch.where(falls, found, lowest)
+            value = self.cost(tried)
+            falls = open_ & (value <= cost + 1e-4 * length * promised)
+            best, lowest = torch.where(falls[:, None], tried, best), torch.where(falls, value, lowest)
             open_ = open_ & ~falls
             if not bool(open_.any()):
                 break

@@ -233,15 +233,13 @@ class FieldPairs(Paired):
         axes: str | None = None,
         grid: Grid | None = None,
         out_grid: Grid | None = None,
-        lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
-        endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
         mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
         """Make pairs of arrays.
 
-        The number of grid axes d is the grid's, or the number of entries in `periodic`, `lengths` or `endpoint`. An array of
+        The number of grid axes d is the grid's, or the number of entries in `periodic`. An array of
         d + 1 axes is `(n, *grid)`, one channel; one of d + 2 axes is `(n, c, *grid)`. Where single numbers leave d open, only
         `(n, points)` and `(n, 1, *grid)` are accepted; `axes` states any other layout.
 
@@ -250,11 +248,9 @@ class FieldPairs(Paired):
             outputs: Output samples, likewise.
             axes: Roles of the axes: n samples, c channels, - an axis of length 1, any other name an axis of space;
                 `"n x y c"`, or `"n x -> n x c"` where outputs differ.
-            grid: Where the inputs live, and the outputs unless `out_grid` is given. In its place, the next three.
+            grid: Where the inputs live, and the outputs unless there is an `out_grid`; or `periodic` for the unit cube.
             out_grid: Where the outputs live.
-            lengths: Extent per axis, 1 by default.
             periodic: Whether each axis is periodic.
-            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
             mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)` in the
                 array's order of axes, True at missing points; a tuple of two where inputs and outputs differ. A point where a
@@ -275,15 +271,14 @@ class FieldPairs(Paired):
             >>> pairs.inputs.channels, pairs.outputs.channels
             (1, 2)
         """
-        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-        check_grid_alone(grid, **options)
+        check_grid_alone(grid, periodic)
         kind = common_dtype(inputs, outputs) if dtype is None else dtype
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
         stated = layouts_of(axes)
         masks = mask if isinstance(mask, tuple) else (mask, mask)
-        options |= {"dtype": kind}
+        options: dict[str, Any] = {"dtype": kind, "periodic": periodic}
         first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", mask=masks[0], **options)
         where = out_grid or grid
         second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options)
@@ -300,9 +295,7 @@ class FieldPairs(Paired):
         as_points: bool = False,
         axes: str | None = None,
         grid: Grid | None = None,
-        lengths: float | Sequence[float] | None = None,
         periodic: bool | Sequence[bool] | None = None,
-        endpoint: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
     ) -> FieldPairs:
         """Make pairs of a table of parameters and the fields that belong to them.
@@ -314,10 +307,8 @@ class FieldPairs(Paired):
                 `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
                 operators take.
             axes: Roles of the outputs' axes, for example `"n x y c"`.
-            grid: Where the outputs live. In its place, the next three.
-            lengths: Extent per axis, 1 by default.
+            grid: Where the outputs live. In its place, `periodic` for the unit cube.
             periodic: Whether each axis is periodic.
-            endpoint: Whether the right end is a point; by default exactly on the axes that are not periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
 
         Returns:
@@ -334,12 +325,11 @@ class FieldPairs(Paired):
             >>> pairs.inputs.values.shape
             torch.Size([10, 3, 8])
         """
-        options: dict[str, Any] = {"lengths": lengths, "periodic": periodic, "endpoint": endpoint}
-        check_grid_alone(grid, **options)
+        check_grid_alone(grid, periodic)
         kind = common_dtype(parameters, outputs) if dtype is None else dtype
         where = None if grid is None else check_grid(grid)
         values, out_grid = read_numpy(
-            outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, **options
+            outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, periodic=periodic
         )
         table = to_tensor(parameters, "parameters", dtype=kind)
         check_flag(as_points, "as_points")

@@ -28,6 +28,7 @@ from probneural.plots.single import (
     SKY,
     VALUE_MAP,
     WIDTH,
+    Sample,
     check_axis_names,
     checked_position,
     draw_map,
@@ -187,16 +188,8 @@ def space_time(
         origin=(along.origin, 0.0),
     )
     mean, sd, drawn = columns[:3]
-    figure = draw_planes(
-        plane,
-        None if truth is None else columns[3],
-        mean=mean,
-        sd=sd,
-        draws=drawn[None],
-        spread="sd",
-        label=label,
-        axes=(axes[0], time_name(times)),
-    )
+    sample = Sample(plane, mean, truth=None if truth is None else columns[3], draws=drawn[None])
+    figure = draw_planes(sample, sd, spread="sd", label=label, axes=(axes[0], time_name(times)))
     return noted(figure, u.is_uncalibrated)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import matplotlib
@@ -28,7 +29,7 @@ from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
 from probneural.randomness import check_seed
-from probneural.training.history import History
+from probneural.training.callbacks import History
 
 # The colours of Okabe and Ito, which stay apart for every kind of colour vision; maps that are monotone in lightness.
 BLUE, SKY, ORANGE, VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
@@ -96,14 +97,14 @@ def field(
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     if u.grid.dimension == 2:
-        figure = draw_planes(
-            u.grid, true, mean=mean, sd=sd, draws=drawn[:1], spread="sd with noise" if noisy else "sd", label=label, axes=axes
-        )
-        return noted(figure, u.is_uncalibrated)
+        spread, sample = "sd with noise" if noisy else "sd", Sample(u.grid, mean, truth=true, draws=drawn[:1])
+        return noted(draw_planes(sample, sd, spread=spread, label=label, axes=axes), u.is_uncalibrated)
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
     edges = (mean - half, mean + half)
-    return noted(_curves(u.grid, true, mean, edges, drawn, name=name, label=label, axis=axes[0]), u.is_uncalibrated)
+    return noted(
+        _curves(Sample(u.grid, mean, truth=true, draws=drawn), edges, name, label=label, axis=axes[0]), u.is_uncalibrated
+    )
 
 
 def band(
@@ -146,13 +147,10 @@ def band(
     outside = None if true is None else (true - middle).abs() > half
     for values, name in ((mean, "predicted means"), (half, "half widths")):
         check_finite(values, name)
-    none = mean.new_zeros(0, *mean.shape)
+    sample = Sample(bands.grid, mean, truth=true, outside=outside)
     if bands.grid.dimension == 2:
-        return draw_planes(
-            bands.grid, true, mean=mean, sd=half, draws=none, spread="half width", label=label, axes=axes, outside=outside
-        )
-    edges = (middle - half, middle + half)
-    return _curves(bands.grid, true, mean, edges, none, name="band", label=label, axis=axes[0], outside=outside)
+        return draw_planes(sample, half, spread="half width", label=label, axes=axes)
+    return _curves(sample, (middle - half, middle + half), "band", label=label, axis=axes[0])
 
 
 def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
@@ -304,19 +302,32 @@ def legend_above(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9, columnspacing=1.2)
 
 
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One channel of one predicted sample.
+
+    Attributes:
+        outside: Points where the truth leaves a band.
+    """
+
+    grid: Grid
+    mean: Float64[Tensor, "*grid"]
+    _: KW_ONLY
+    truth: Float64[Tensor, "*grid"] | None = None
+    draws: Float64[Tensor, "s *grid"] | tuple[()] = ()
+    outside: Bool[Tensor, "*grid"] | None = None
+
+
 def _curves(
-    grid: Grid,
-    truth: Float64[Tensor, "*grid"] | None,
-    mean: Float64[Tensor, "*grid"],
+    sample: Sample,
     edges: tuple[Float64[Tensor, "*grid"], Float64[Tensor, "*grid"]],
-    draws: Float64[Tensor, "s *grid"],
-    *,
     name: str,
+    *,
     label: str,
     axis: str,
-    outside: Bool[Tensor, "*grid"] | None = None,
 ) -> Figure:
-    """Curves on a line above their deviations from the mean, with the region between the edges shaded in both."""
+    """Curves on a line above their deviations from the mean, with the interval between the edges shaded in both."""
+    grid, mean, truth, draws, outside = sample.grid, sample.mean, sample.truth, sample.draws, sample.outside
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
     figure = new_figure(WIDTH, 4.8)
@@ -332,16 +343,10 @@ def _curves(
             continue
         axes.plot(x, (truth - centre)[order].numpy(), color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
         if outside is not None and bool(outside.any()):
-            exceeding = outside[order]
-            shown = f"outside at {int(exceeding.sum())} of {exceeding.numel()} points"
-            axes.plot(
-                x[exceeding.numpy()],
-                (truth - centre)[order][exceeding].numpy(),
-                ".",
-                color=VERMILION,
-                markersize=6,
-                label=shown,
-            )
+            excluded = outside[order]
+            shown = f"outside at {int(excluded.sum())} of {excluded.numel()} points"
+            positions, deviations = x[excluded.numpy()], (truth - centre)[order][excluded].numpy()
+            axes.plot(positions, deviations, ".", color=VERMILION, markersize=6, label=shown)
     above.set_ylabel(label)
     below.set(xlabel=axis, ylabel="deviation\nfrom the mean")
     if x[0] < x[-1]:
@@ -353,21 +358,11 @@ def _curves(
     return figure
 
 
-def draw_planes(
-    grid: Grid,
-    truth: Float64[Tensor, "*grid"] | None,
-    *,
-    mean: Float64[Tensor, "*grid"],
-    sd: Float64[Tensor, "*grid"],
-    draws: Float64[Tensor, "s *grid"],
-    spread: str,
-    label: str,
-    axes: Sequence[str],
-    outside: Bool[Tensor, "*grid"] | None = None,
-) -> Figure:
+def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], *, spread: str, label: str, axes: Sequence[str]) -> Figure:
     """Maps in two rows: values above, errors below, one colour scale a row."""
+    grid, mean, truth, outside = sample.grid, sample.mean, sample.truth, sample.outside
     values = {} if truth is None else {"truth": truth}
-    values |= {"mean": mean} | dict(zip(["one draw"], draws, strict=False))
+    values |= {"mean": mean} | dict(zip(["one draw"], sample.draws, strict=False))
     errors = {} if truth is None else {"|truth - mean|": (truth - mean).abs()}
     errors[spread] = sd
     columns = max(len(values), len(errors))

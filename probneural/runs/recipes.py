@@ -19,8 +19,8 @@ from probneural.pairs import Dataset
 from probneural.runs.config import NO_OPERATOR, Config, Head, Loss, Operator, Training
 from probneural.runs.places import located, place_of
 from probneural.runs.toml import nearest
-from probneural.training import EachEpoch, EarlyStopping, Loading, Optimization, fit, losses
-from probneural.training.history import History
+from probneural.training import DataOptions, EachEpoch, EarlyStopping, Optimization, RunOptions, fit, losses
+from probneural.training.callbacks import History
 
 _WHOLE = {1: 200, 2: 20, 3: 10}
 """Functions that scores of whole functions are computed on, by dimension: points cost."""
@@ -139,9 +139,8 @@ def train_operator(
 ) -> History:
     """Train with the settings of a run; the one place that calls `fit`."""
     callbacks = () if on_epoch is None else (EachEpoch(lambda progress: on_epoch(progress.epoch, dict(progress.losses))),)
-    return fit(
-        operator, data, **_fit_settings(training), checkpoint=checkpoint, show_progress=show_progress, callbacks=callbacks
-    )
+    run = RunOptions(device=training.device, checkpoint=checkpoint, callbacks=callbacks)
+    return fit(operator, data, **_fit_settings(training), run=run, show_progress=show_progress)
 
 
 @dataclass(frozen=True)
@@ -161,8 +160,8 @@ class MemberTraining:
     def __call__(self, operator: nn.Module, data: Dataset, *, seed: int, show_progress: bool = True) -> History:
         """Train in place."""
         checkpoint = self.folder / f"{MEMBER}{seed}.safetensors"
-        settings = _fit_settings(self.training) | {"seed": seed, "show_progress": show_progress}
-        return fit(operator, data, **settings, checkpoint=checkpoint)
+        run = RunOptions(device=self.training.device, checkpoint=checkpoint)
+        return fit(operator, data, **_fit_settings(self.training) | {"seed": seed}, run=run, show_progress=show_progress)
 
 
 def build_head(settings: Head, *, training: Training, folder: Path, show_progress: bool) -> Any:
@@ -180,7 +179,7 @@ def build_head(settings: Head, *, training: Training, folder: Path, show_progres
 
 
 def _fit_settings(training: Training) -> dict[str, Any]:
-    names = ("epochs", "batch_size", "learning_rate", "validation", "seed", "device")
+    names = ("epochs", "learning_rate", "seed")
     settings: dict[str, Any] = {name: getattr(training, name) for name in names}
     options: dict[str, Any] = {name: None if value == "none" else value for name, value in vars(training.optimization).items()}
     stop = training.early_stopping
@@ -189,7 +188,7 @@ def _fit_settings(training: Training) -> dict[str, Any]:
     return settings | {
         "loss": build_loss(training.loss),
         "optimization": Optimization(**options),
-        "loading": Loading(workers=training.workers),
+        "data": DataOptions(batch_size=training.batch_size, validation=training.validation, workers=training.workers),
     }
 
 

@@ -22,7 +22,7 @@ from probneural.runs.progress import Progress
 from probneural.runs.scoring import TestScores, batch_size, predicted
 from probneural.runs.steps import REPORT, Calibrated, calibrated_in, read_history, score_in
 from probneural.training import atomic
-from probneural.training.history import History
+from probneural.training.callbacks import History
 
 _DRAWN_VALUES = 2**18
 """Values whose calibration is drawn, about."""

@@ -18,7 +18,7 @@ from probneural.runs.recipes import MEMBER, build_head, build_operator, has_no_o
 from probneural.runs.scoring import TestScores, scores_of
 from probneural.storage import load, save
 from probneural.training import atomic, schema
-from probneural.training.history import History
+from probneural.training.callbacks import History
 
 OPERATOR, HISTORY, CHECKPOINT = "operator.safetensors", "history.json", "checkpoint.safetensors"
 HEAD, PREDICTOR, CALIBRATION = "head.safetensors", "predictor.safetensors", "calibration.json"
@@ -219,8 +219,7 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
         band=found.band,
         train=run.subset("train"),
         band_pairs=run.independent("conformal"),
-        level=run.config.calibration.level,
-        whole=int(run.config.scores.whole),
+        config=run.config,
         persists=run.persists,
     )
     run.write(SCORES, scores.to_dict())

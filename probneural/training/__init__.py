@@ -1,8 +1,6 @@
 """Training."""
 
-from probneural.training.callbacks import Callback, EachEpoch
-from probneural.training.loading import Loading
-from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
+from probneural.training.callbacks import Callback, CSVLog, EachEpoch, MLflowLog, TensorBoardLog, WandbLog
 from probneural.training.losses import (
     CRPS,
     EnergyScore,
@@ -13,8 +11,8 @@ from probneural.training.losses import (
     WeightedSum,
     relative_l2,
 )
-from probneural.training.muon import Muon
-from probneural.training.options import Checkpoint, EarlyStopping, Optimization
+from probneural.training.optimizers import Muon
+from probneural.training.options import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions
 from probneural.training.trainer import fit
 from probneural.training.unrolling import Unroll
 
@@ -23,16 +21,17 @@ __all__ = [
     "CSVLog",
     "Callback",
     "Checkpoint",
+    "DataOptions",
     "EachEpoch",
     "EarlyStopping",
     "EnergyScore",
-    "Loading",
     "MLflowLog",
     "Muon",
     "Optimization",
     "PDEResidual",
     "RelativeH1",
     "RelativeL2",
+    "RunOptions",
     "SpectralBands",
     "TensorBoardLog",
     "Unroll",

@@ -111,8 +111,8 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
                 if old.exists() and not target.exists():  # interrupted between the two
                     os.replace(old, target)
         finally:
-            for left in (temporary, old):
-                shutil.rmtree(left, ignore_errors=True)
+            for folder in (temporary, old):
+                shutil.rmtree(folder, ignore_errors=True)
             if descriptor is not None:
                 os.close(descriptor)
         _sync_folder(target.parent)
@@ -145,10 +145,10 @@ def remove_abandoned(folder: str | os.PathLike[str], *, name: str | None = None)
         name: Of the file or folder that was being written; by default any file. Folders are removed where the one of that name
             exists: otherwise one of them may be the old one.
     """
-    wanted = "" if name is None else f".{name[:_PREFIX]}."
+    prefix = "" if name is None else f".{name[:_PREFIX]}."
     with contextlib.suppress(OSError):
         for file in list(os.scandir(folder)):
-            if _TEMPORARY.fullmatch(file.name) and file.name.startswith(wanted):
+            if _TEMPORARY.fullmatch(file.name) and file.name.startswith(prefix):
                 with contextlib.suppress(OSError):
                     _remove_if_abandoned(Path(file.path), has_folders=name is not None and Path(folder, name).is_dir())
 

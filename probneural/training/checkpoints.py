@@ -100,7 +100,7 @@ def check_progress(
     within = 0 <= step < steps and (step == 0 or count < epochs) and len(metadata["totals"]) > 0
     plain = all(math.isfinite(number) for number in (*metadata["totals"], metadata["elapsed"]))
     if not (is_alike and lengths and reached and within and plain and count <= epochs):
-        raise other("the state of this run's optimiser, and numbers for each epoch")
+        raise mismatch("the state of this run's optimiser, and numbers for each epoch")
     if not is_builtin:
         return metadata["groups"], now
     rates = [{name: group[name] for name in _RATES if name in group} for group in metadata["groups"]]
@@ -114,31 +114,31 @@ def sorted_tensors(tensors: Mapping[str, Tensor]) -> Tensors:
     Raises:
         FileError: If one belongs to none.
     """
-    found = Tensors()
+    by_owner = Tensors()
     for name, tensor in tensors.items():
         owner, _, inner_name = name.partition(".")
-        if owner not in vars(found):
-            raise other(f"weights, moments and random states, not {name[:80]}")
-        vars(found)[owner][inner_name] = tensor
-    return found
+        if owner not in vars(by_owner):
+            raise mismatch(f"weights, moments and random states, not {name[:80]}")
+        vars(by_owner)[owner][inner_name] = tensor
+    return by_owner
 
 
 def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise a FileError unless weights have the names, shapes and dtypes of others."""
     forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in side.items()} for side in (weights, expected)]
     if forms[0] != forms[1]:
-        raise other("weights and moments of this run's names, shapes and dtypes")
+        raise mismatch("weights and moments of this run's names, shapes and dtypes")
 
 
 def check_moments(moments: Mapping[int, Mapping[str, Any]], expected: Mapping[int, Mapping[str, Any]]) -> None:
     """Raise a FileError unless the moments of each parameter have the names, shapes and dtypes of others."""
     for number, tensors in moments.items():
         if number not in expected or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise other("moments of this run's parameters")
+            raise mismatch("moments of this run's parameters")
         check_weights(tensors, expected[number])
 
 
-def other(expected: str) -> FileError:
+def mismatch(expected: str) -> FileError:
     """The error about a checkpoint that holds something else than it should."""
     return FileError(
         expected=expected,
@@ -147,10 +147,10 @@ def other(expected: str) -> FileError:
     )
 
 
-def _same_form(one: object, other: object) -> bool:
+def _same_form(first: object, second: object) -> bool:
     """Whether JSON has the keys, lengths and types of other JSON."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_form(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same_form, one, other))
-    return type(one) is type(other)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_same_form(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_same_form, first, second))
+    return type(first) is type(second)

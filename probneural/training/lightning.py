@@ -18,11 +18,7 @@ from probneural.training.options import Optimization
 
 
 def lightning_module(
-    operator: nn.Module,
-    *,
-    loss: Loss | None = None,
-    learning_rate: float = 3e-3,
-    optimization: Optimization | None = None,
+    operator: nn.Module, *, loss: Loss | None = None, learning_rate: float = 3e-3, optimization: Optimization | None = None
 ) -> Any:
     """Return a `LightningModule` that does in a step what `pn.fit` does; Lightning's trainer does the rest.
 

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -16,46 +15,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
-from probneural.checks import assign, check_flag, check_integer
 from probneural.errors import ArgumentError, ProbneuralError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import own_rows
 from probneural.randomness import stream
+from probneural.training.options import DataOptions
 
 Item = TypeVar("Item")
 Batch = tuple[int, Tensor]
 """The number of a data set, and which of its rows."""
 _Order = tuple[int, NDArray[np.int64]]
 _Read = tuple[int, Tensor | None, Tensor | None, tuple[Grid, Grid] | None] | ProbneuralError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loading:
-    """How batches are read. None of it changes a bit of the result.
-
-    Args:
-        workers: Processes that read; 0 reads in this one, lazy sources in a thread of its own.
-        prefetch: Batches that each of them reads ahead.
-        pin_memory: Whether batches wait in pinned memory; by default if training is on CUDA.
-
-    Raises:
-        ArgumentError: If a number is out of range.
-    """
-
-    workers: int = 0
-    prefetch: int = 2
-    pin_memory: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        assign(
-            self,
-            workers=check_integer(self.workers, "workers", least=0),
-            prefetch=check_integer(self.prefetch, "prefetch"),
-            pin_memory=None if self.pin_memory is None else check_flag(self.pin_memory, "pin_memory"),
-        )
 
 
 class BatchOrder(Sampler[_Order]):
@@ -102,13 +74,13 @@ class BatchOrder(Sampler[_Order]):
                 for rows in torch.arange(length, device="cpu").split(self.batch_size)
             ]
         generator = stream(self.seed, "batches", self.epoch)
-        found: list[Batch] = []
+        batches: list[Batch] = []
         for source, length in enumerate(self.lengths):
             order = torch.randperm(length, generator=generator, device="cpu")
-            found += [(source, rows) for rows in order.split(self.batch_size)]
+            batches += [(source, rows) for rows in order.split(self.batch_size)]
         if len(self.lengths) == 1:
-            return found
-        return [found[number] for number in torch.randperm(len(found), generator=generator, device="cpu").tolist()]
+            return batches
+        return [batches[number] for number in torch.randperm(len(batches), generator=generator, device="cpu").tolist()]
 
     def __len__(self) -> int:
         """Number of batches of a whole epoch."""
@@ -117,8 +89,8 @@ class BatchOrder(Sampler[_Order]):
     def __iter__(self) -> Iterator[_Order]:
         """This process's share of each batch, from the chosen one on."""
         for source, rows in self.batches()[self.start :]:
-            own = own_rows(len(rows))
-            yield source, rows[own.start : own.stop].numpy()
+            part = own_rows(len(rows))
+            yield source, rows[part.start : part.stop].numpy()
 
 
 class Loader:
@@ -127,33 +99,33 @@ class Loader:
     Args:
         sources: The data sets.
         order: Which rows make a batch.
-        loading: Workers and prefetching.
+        options: Workers and prefetching.
         device: Where batches are put.
 
     Raises:
         ArgumentError: If workers are asked for and data are on an accelerator, whose memory they do not share.
     """
 
-    def __init__(self, sources: Sequence[Dataset], order: BatchOrder, *, loading: Loading, device: torch.device) -> None:
+    def __init__(self, sources: Sequence[Dataset], order: BatchOrder, *, options: DataOptions, device: torch.device) -> None:
         self.sources = tuple(sources)
         self.device = device
-        self.depth = 0 if loading.workers or _are_in_memory(self.sources) else loading.prefetch
+        self.depth = 0 if options.workers or _are_in_memory(self.sources) else options.prefetch
         on_cpu = all(side.device.type == "cpu" for source in self.sources for side in (source.inputs, source.outputs))
-        if loading.workers and not on_cpu:
+        if options.workers and not on_cpu:
             raise ArgumentError(
                 expected="data on the CPU for workers to read",
                 got="data on an accelerator",
                 remedy="leave the data on the CPU: batches are moved one by one, or set workers=0",
             )
-        wants_pinned = device.type == "cuda" if loading.pin_memory is None else loading.pin_memory
+        wants_pinned = device.type == "cuda" if options.pin_memory is None else options.pin_memory
         self.is_pinned = wants_pinned and on_cpu and torch.cuda.is_available()
         self.batches: DataLoader[_Read] = DataLoader(
             _Reader(self.sources),
             sampler=order,
             batch_size=None,
-            num_workers=loading.workers,
-            prefetch_factor=loading.prefetch if loading.workers else None,
-            persistent_workers=loading.workers > 0,
+            num_workers=options.workers,
+            prefetch_factor=options.prefetch if options.workers else None,
+            persistent_workers=options.workers > 0,
             pin_memory=self.is_pinned,
             collate_fn=_unchanged,
             generator=stream(0, "workers"),  # not the global one, which belongs to the training
@@ -162,10 +134,10 @@ class Loader:
     def __iter__(self) -> Generator[FieldPairs | None]:
         """Batches on the device; None where this process has no row of one."""
         read: Iterator[Any] = iter(self.batches)
-        for found in _ahead(read, self.depth) if self.depth else read:
-            if isinstance(found, ProbneuralError):
-                raise found
-            source, inputs, outputs, masks = found
+        for item in _ahead(read, self.depth) if self.depth else read:
+            if isinstance(item, ProbneuralError):
+                raise item
+            source, inputs, outputs, masks = item
             if inputs is None:
                 yield None
                 continue
@@ -208,10 +180,10 @@ def _are_in_memory(sources: Sequence[Dataset]) -> bool:
 def _ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
     """Take items in a thread of its own, so many ahead."""
     end = object()
-    here = copy_context()  # who shares the work is known in the thread, too
+    context = copy_context()  # who shares the work is known in the thread, too
 
     def following() -> Item | object:
-        return here.run(lambda: next(items, end))
+        return context.run(lambda: next(items, end))
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:

@@ -23,6 +23,7 @@ from probneural.checks import (
     check_positive,
     check_real,
     check_sequence,
+    described,
 )
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, check_field, power_of_two
@@ -42,6 +43,27 @@ def takes_inputs(loss: Loss) -> bool:
         return "inputs" in inspect.signature(getattr(loss, "forward", loss)).parameters
     except ValueError:  # some built-in callables have no signature
         return False
+
+
+def check_loss(loss: Loss | None) -> Loss | None:
+    """Return a loss that can be called with predictions, targets and their grid, or raise an ArgumentError."""
+    if loss is None:
+        return None
+    if not callable(loss):
+        raise ArgumentError(expected="a callable as loss", got=repr(loss), remedy="leave it out for the relative L2 error")
+    try:
+        signature = inspect.signature(getattr(loss, "forward", loss))
+    except ValueError:  # some built-in callables have no signature
+        return loss
+    try:
+        signature.bind(None, None, None, **({"inputs": None} if "inputs" in signature.parameters else {}))
+    except TypeError as error:
+        raise ArgumentError(
+            expected="a loss called as loss(predicted, target, grid)",
+            got=f"{described(loss)}: {error}",
+            remedy="wrap one of two arguments: lambda predicted, target, grid: torch.nn.functional.mse_loss(predicted, target)",
+        ) from error
+    return loss
 
 
 def relative_l2(
@@ -344,16 +366,17 @@ class PDEResidual:
             raise ShapeError(
                 expected=f"predictions (n, c, *{grid.shape})", got=str(tuple(predicted.shape)), remedy="give their own grid"
             )
-        left = check_instance(
+        residual = check_instance(
             self.residual(predicted, check_field(inputs, "inputs"), grid), Tensor, "residual", remedy="return a tensor"
         )
-        if left.ndim != predicted.ndim or left.shape[0] != predicted.shape[0] or left.shape[2:] != predicted.shape[2:]:
+        shapes = [(tensor.ndim, tensor.shape[:1], tensor.shape[2:]) for tensor in (residual, predicted)]
+        if shapes[0] != shapes[1]:
             raise ShapeError(
                 expected=f"a residual of shape ({predicted.shape[0]}, k, {', '.join(map(str, grid.shape))})",
-                got=str(tuple(left.shape)),
+                got=str(tuple(residual.shape)),
                 remedy="return its values on the predictions' grid",
             )
-        return grid.mean(grid.fill(left).square().flatten(2)).mean()
+        return grid.mean(grid.fill(residual).square().flatten(2)).mean()
 
 
 @dataclass(frozen=True)

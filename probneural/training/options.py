@@ -1,9 +1,9 @@
-"""Options of a training beside its rate, length and data: small frozen objects with defaults that work."""
+"""Options of a training: the optimisation, the data loading and the run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -13,15 +13,20 @@ from probneural.checks import (
     assign,
     check_callable,
     check_choice,
+    check_device,
     check_flag,
     check_instance,
     check_integer,
     check_path,
     check_positive,
     check_real,
+    check_sequence,
+    described,
 )
 from probneural.errors import ArgumentError
 from probneural.fingerprints import identity_of
+from probneural.pairs import Dataset, check_dataset
+from probneural.training.callbacks import Callback
 
 MakeOptimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 """Called as `make(parameters, lr=learning_rate)`: any class of `torch.optim`, or a `functools.partial` of one."""
@@ -175,9 +180,9 @@ class Optimization:
 
     def settings(self) -> dict[str, Any]:
         """The options in types that JSON knows; callables by their names."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
+        options = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
         stop = self.early_stopping
-        plain = {name: identity_of(value) if callable(value) else value for name, value in found.items()}
+        plain = {name: identity_of(value) if callable(value) else value for name, value in options.items()}
         return plain | {"early_stopping": None if stop is None else [stop.patience, stop.restore_best]}
 
 
@@ -210,3 +215,82 @@ class Checkpoint:
             seconds=None if self.seconds is None else check_real(self.seconds, "seconds", least=0.0),
             steps=None if self.steps is None else check_integer(self.steps, "steps"),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """Batches, the validation split and the loading of data, as in a `torch.utils.data.DataLoader`.
+
+    Args:
+        batch_size: Pairs per batch, over all processes.
+        validation: Fraction of the pairs that is only watched; 0 trains on all. Of a series in time, these are the latest
+            pairs. Or a data set of your own to watch, in addition to the training pairs.
+        workers: Processes that read; 0 reads in this one, lazy sources in a separate thread. Changes no bit of the result.
+        prefetch: Batches that each worker reads ahead. Changes no bit of the result.
+        pin_memory: Whether batches wait in pinned memory; by default if training is on CUDA. Changes no bit of the result.
+
+    Raises:
+        ArgumentError: If a number is out of range.
+        DataError: If the validation data set is empty.
+
+    Examples:
+        >>> DataOptions(batch_size=64, workers=4).validation
+        0.1
+    """
+
+    batch_size: int = 20
+    validation: float | Dataset = 0.1
+    workers: int = 0
+    prefetch: int = 2
+    pin_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        is_dataset = hasattr(self.validation, "subset")
+        assign(
+            self,
+            batch_size=check_integer(self.batch_size, "batch_size"),
+            validation=check_dataset(self.validation, "validation")
+            if is_dataset
+            else check_real(self.validation, "validation", least=0.0, below=1.0),
+            workers=check_integer(self.workers, "workers", least=0),
+            prefetch=check_integer(self.prefetch, "prefetch"),
+            pin_memory=None if self.pin_memory is None else check_flag(self.pin_memory, "pin_memory"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The device, the checkpoint and the callbacks of a training.
+
+    Args:
+        device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
+            at a time.
+        checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
+            exists; `Checkpoint(path, seconds=..., steps=...)` sets the intervals.
+        callbacks: Callbacks and loggers, in the order in which they are called.
+
+    Raises:
+        ArgumentError: If there is no such device, the checkpoint is no path, or a callback is no `Callback`.
+
+    Examples:
+        >>> RunOptions(device="auto", checkpoint="run.safetensors").checkpoint.seconds
+        60.0
+    """
+
+    device: str | torch.device | None = None
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None
+    callbacks: Sequence[Callback] = ()
+
+    def __post_init__(self) -> None:
+        """Check the checkpoint and the callbacks."""
+        remedy = "derive from pn.training.Callback, or wrap a function: [EachEpoch(lambda progress: ...)]"
+        callbacks = check_sequence(self.callbacks, "callbacks", remedy=remedy)
+        for callback in callbacks:
+            if isinstance(callback, type):
+                raise ArgumentError(expected="a Callback among callbacks", got=described(callback), remedy="build it")
+            check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
+        if self.device is not None:
+            check_device(self.device)
+        is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
+        assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]

@@ -38,9 +38,9 @@ def own_device(device: torch.device) -> torch.device:
     """This process's own CUDA device, where several share a machine; other devices as they are."""
     if device.type != "cuda" or world_size() == 1 or "LOCAL_RANK" not in os.environ:
         return device
-    own = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(own)
-    return own
+    local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(local)
+    return local
 
 
 def check_batch(batch_size: int) -> None:

@@ -46,17 +46,17 @@ class Keeper:
         """
         if rank() == 0:
             atomic.remove_abandoned(self.path.resolve().parent, name=self.path.resolve().name)
-        seen = [bool(one) for one in gathered(torch.tensor(self.path.exists(), device="cpu", dtype=torch.uint8))]
-        if any(seen) and not all(seen):
+        exists = [bool(flag) for flag in gathered(torch.tensor(self.path.exists(), device="cpu", dtype=torch.uint8))]
+        if any(exists) and not all(exists):
             raise FileError(
                 expected=f"a checkpoint {self.path} that all processes see",
-                got=f"{sum(seen)} of {len(seen)} that do",
+                got=f"{sum(exists)} of {len(exists)} that do",
                 remedy="put it into a folder that they share",
             )
-        if seen[0]:
+        if exists[0]:
             self._read()
         self.written = time.perf_counter()
-        return seen[0]
+        return exists[0]
 
     def after_step(self) -> None:
         """Write the file if it is time to, within an epoch."""
@@ -76,10 +76,10 @@ class Keeper:
         """
         run = self.run
         self.written, self.steps = time.perf_counter(), 0
-        totals = [float(one) for one in gathered(run.total)]
+        totals = [float(total) for total in gathered(run.total)]
         random: dict[str, torch.Tensor] = {}
         for kind, state in weights.random_states(run.device).items() if run.step else ():
-            random |= {f"{number}.{kind}": one for number, one in enumerate(gathered(state))}
+            random |= {f"{number}.{kind}": value for number, value in enumerate(gathered(state))}
         moments, skeleton = optimizers.packed(run.optimizer.state_dict()["state"])
         tensors = checkpoints.Tensors(
             model=weights.state_of(run.operator),
@@ -111,9 +111,9 @@ class Keeper:
         run, options = self.run, self.run.plan.optimization
         tensors, metadata = files.read(self.path)
         extends = self._check_identity(metadata)
-        found = checkpoints.sorted_tensors(tensors)
+        stored = checkpoints.sorted_tensors(tensors)
         is_builtin = options.optimizer in WITH_DECAY and (options.schedule is None or isinstance(options.schedule, str))
-        checkpoints.check_weights(found.model, weights.state_of(run.operator))
+        checkpoints.check_weights(stored.model, weights.state_of(run.operator))
         groups, schedule = checkpoints.check_progress(
             metadata,
             _optimization(run),
@@ -125,22 +125,22 @@ class Keeper:
         if extends:
             groups, schedule = self._moved_on(len(metadata["losses"]) * run.steps)
         has_average = run.average is not None and bool(metadata["losses"] or metadata["step"])
-        checkpoints.check_weights(found.average, run.average.trained if run.average is not None and has_average else {})
+        checkpoints.check_weights(stored.average, run.average.trained if run.average is not None and has_average else {})
         stop = options.early_stopping
         has_best = stop is not None and stop.restore_best and bool(metadata["watched"])
-        checkpoints.check_weights(found.best, weights.state_of(run.operator) if has_best else {})
+        checkpoints.check_weights(stored.best, weights.state_of(run.operator) if has_best else {})
         names = dict(run.operator.named_parameters())
-        if not all(weights.are_finite({name: one[name] for name in names if name in one}) for one in vars(found).values()):
-            raise checkpoints.other("finite weights")
-        if bool(found.random) != bool(metadata["step"]):
-            raise checkpoints.other("states of random generators within an epoch, and none between epochs")
-        weights.check_random_states(found.random, run.device)
+        if not all(weights.are_finite({name: part[name] for name in names if name in part}) for part in vars(stored).values()):
+            raise checkpoints.mismatch("finite weights")
+        if bool(stored.random) != bool(metadata["step"]):
+            raise checkpoints.mismatch("states of random generators within an epoch, and none between epochs")
+        weights.check_random_states(stored.random, run.device)
         try:
-            state = {"state": optimizers.unpacked(found.optimizer, metadata["state"]), "param_groups": groups}
+            state = {"state": optimizers.unpacked(stored.optimizer, metadata["state"]), "param_groups": groups}
             self._try(state, schedule, is_builtin=is_builtin, is_finished=len(metadata["losses"]) == run.plan.epochs)
         except _FAILURES as error:
-            raise checkpoints.other("the state of this run's optimiser") from error
-        self._take_over(found, metadata, state, schedule)
+            raise checkpoints.mismatch("the state of this run's optimiser") from error
+        self._take_over(stored, metadata, state, schedule)
 
     def _try(self, state: dict[str, Any], schedule: dict[str, Any], *, is_builtin: bool, is_finished: bool) -> None:
         """Take a step of an optimiser in this state, with ones in place of the weights; a state of another form fails.
@@ -163,17 +163,17 @@ class Keeper:
                 steps.step()
 
     def _take_over(
-        self, found: checkpoints.Tensors, metadata: dict[str, Any], state: dict[str, Any], schedule: dict[str, Any]
+        self, stored: checkpoints.Tensors, metadata: dict[str, Any], state: dict[str, Any], schedule: dict[str, Any]
     ) -> None:
         run = self.run
         run.optimizer.load_state_dict(state)
         run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
         if metadata["scaler"]:
             run.scaler.load_state_dict(metadata["scaler"])
-        weights.put_back(run.operator, found.model)
+        weights.put_back(run.operator, stored.model)
         if run.average is not None:
-            run.average.load(found.average)
-        run.best = {name: value.to(run.device) for name, value in found.best.items()}
+            run.average.load(stored.average)
+        run.best = {name: value.to(run.device) for name, value in stored.best.items()}
         run.begin = metadata["begin"]
         run.losses, run.watched = list(metadata["losses"]), list(metadata["watched"])
         run.seconds = list(metadata["seconds"])
@@ -183,7 +183,7 @@ class Keeper:
             totals = [sum(totals)] + [0.0] * rank()
         run.total = torch.tensor(totals[rank()], dtype=torch.float64, device="cpu")
         mine = f"{rank()}."
-        run.restored_random = {name.removeprefix(mine): state for name, state in found.random.items() if name.startswith(mine)}
+        run.restored_random = {name.removeprefix(mine): state for name, state in stored.random.items() if name.startswith(mine)}
 
     def _moved_on(self, steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Settings of optimiser and schedule after so many steps of this run, whose schedule goes over its own epochs."""

@@ -20,12 +20,11 @@ from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, world_size
 from probneural.randomness import seeded
 from probneural.training import optimizers, parallel, weights
-from probneural.training.callbacks import Progress
-from probneural.training.history import History
-from probneural.training.loading import BatchOrder, Loader, Loading
+from probneural.training.callbacks import History, Progress
+from probneural.training.loading import BatchOrder, Loader
 from probneural.training.losses import Loss
 from probneural.training.objective import Objective
-from probneural.training.options import Optimization
+from probneural.training.options import DataOptions, Optimization
 from probneural.training.unrolling import Unroll
 
 _MUCH_WORSE = 3.0
@@ -68,7 +67,7 @@ class Run:
         validation: Data sets to watch; none without a split.
         data_fingerprint: Names the data.
         plan: What to do.
-        loading: How data are read.
+        data: Workers and prefetching.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Run:
         validation: Sequence[Dataset],
         data_fingerprint: str,
         plan: Plan,
-        loading: Loading,
+        data: DataOptions,
     ) -> None:
         self.operator, self.plan, self.data_fingerprint = operator, plan, data_fingerprint
         self.device = next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
@@ -94,8 +93,8 @@ class Run:
         self.last_rate: float | None = None
         self._given_back: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.restored_random: dict[str, Tensor] = {}
-        self.order, self.train = _reader(train, plan.batch_size, plan.seed, loading, self.device)
-        self.validation_order, self.validation = _reader(validation, plan.batch_size, None, loading, self.device)
+        self.order, self.train = _reader(train, plan.batch_size, plan.seed, data, self.device)
+        self.validation_order, self.validation = _reader(validation, plan.batch_size, None, data, self.device)
         self.steps = -(-len(self.order) // options.accumulation)
         self.parameters = _trained(operator)
         self.optimizer = optimizers.make_optimizer(self.parameters, learning_rate=plan.learning_rate, options=options)
@@ -168,11 +167,11 @@ class Run:
         """Move the weights once, by the gradient of the mean loss over the pairs of some batches."""
         self.last_rate = self._rate()
         if isinstance(self.optimizer, torch.optim.LBFGS):
-            kept = list(batches)
+            group = list(batches)
             values: list[Tensor] = []
 
             def closure() -> float:
-                values.append(self._gradient(iter(kept), sizes))
+                values.append(self._gradient(iter(group), sizes))
                 return float(parallel.summed(values[-1])) / sum(sizes)
 
             self.optimizer.step(closure)
@@ -329,11 +328,11 @@ class Run:
 
 
 def _reader(
-    sources: Sequence[Dataset], batch_size: int, seed: int | None, loading: Loading, device: torch.device
+    sources: Sequence[Dataset], batch_size: int, seed: int | None, options: DataOptions, device: torch.device
 ) -> tuple[BatchOrder, Loader]:
     """The order of batches of data sets, and the loader that reads them."""
     order = BatchOrder([len(source) for source in sources], batch_size=batch_size, seed=seed)
-    return order, Loader(sources, order, loading=loading, device=device)
+    return order, Loader(sources, order, options=options, device=device)
 
 
 def _trained(operator: nn.Module) -> list[Tensor]:

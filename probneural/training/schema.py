@@ -48,14 +48,14 @@ def is_too_deep(value: object) -> bool:
     return True
 
 
-def check(value: object, wanted: Any, *, where: str) -> None:
+def check(value: object, annotation: Any, *, where: str) -> None:
     """Compare JSON with a type annotation, completely.
 
     Integers have 64 bits. Where a `float` is wanted, an integer is one. A `TypedDict` has its keys, without any others.
 
     Args:
         value: What JSON was parsed to.
-        wanted: The annotation.
+        annotation: The annotation.
         where: What messages call the value.
 
     Raises:
@@ -68,11 +68,11 @@ def check(value: object, wanted: Any, *, where: str) -> None:
         ...
         probneural.errors.FileError: expected an integer as sizes.1; got True; the file is damaged, or of another version
     """
-    origin, inner = get_origin(wanted), get_args(wanted)
-    if wanted is Any:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
         return
-    if is_typeddict(wanted):
-        _check_keys(value, wanted, where)
+    if is_typeddict(annotation):
+        _check_keys(value, annotation, where)
     elif origin in (Union, types.UnionType):
         _check_union(value, inner, where)
     elif origin is Literal:
@@ -85,7 +85,7 @@ def check(value: object, wanted: Any, *, where: str) -> None:
         for key, entry in instance(value, dict, where=where).items():
             check(entry, inner[1], where=f"{where}.{key[:_SHOWN]}")
     else:
-        _check_plain(value, wanted, where)
+        _check_plain(value, annotation, where)
 
 
 def instance(value: object, kind: type, *, where: str) -> Any:
@@ -110,33 +110,33 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and _INTEGERS[0] <= value <= _INTEGERS[1]
 
 
-def _check_plain(value: object, wanted: Any, where: str) -> None:
-    if wanted is None or wanted is type(None):
+def _check_plain(value: object, annotation: Any, where: str) -> None:
+    if annotation is None or annotation is type(None):
         fits, expected = value is None, "nothing"
-    elif wanted is bool:
+    elif annotation is bool:
         fits, expected = isinstance(value, bool), "true or false"
-    elif wanted is int:
+    elif annotation is int:
         fits, expected = is_integer(value), "an integer"
-    elif wanted is float:
+    elif annotation is float:
         fits, expected = isinstance(value, float) or is_integer(value), "a number"
-    elif wanted is str:
+    elif annotation is str:
         fits, expected = isinstance(value, str), "a text"
     else:
-        fits, expected = False, f"a {getattr(wanted, '__name__', wanted)}"
+        fits, expected = False, f"a {getattr(annotation, '__name__', annotation)}"
     if not fits:
         refuse(expected, value, where=where)
 
 
-def _check_keys(value: object, wanted: Any, where: str) -> None:
-    entries, hints = instance(value, dict, where=where), get_type_hints(wanted)
+def _check_keys(value: object, annotation: Any, where: str) -> None:
+    entries, hints = instance(value, dict, where=where), get_type_hints(annotation)
     check_names(entries, hints, where=where)
     for key, hint in hints.items():
         check(entries[key], hint, where=f"{where}.{key}")
 
 
-def check_names(names: Iterable[str], wanted: Iterable[str], *, where: str, optional: Iterable[str] = ()) -> None:
+def check_names(names: Iterable[str], expected: Iterable[str], *, where: str, optional: Iterable[str] = ()) -> None:
     """Raise a FileError unless names are those that are wanted, whatever their order."""
-    missing, others = {*wanted} - {*names} - {*optional}, {*names} - {*wanted}
+    missing, others = {*expected} - {*names} - {*optional}, {*names} - {*expected}
     if missing or others:
         lacks = f"no {', '.join(sorted(missing))}" if missing else ""
         extra = f"{', '.join(name[:_SHOWN] for name in sorted(others)[:5])} beside it" if others else ""
@@ -147,10 +147,10 @@ def check_names(names: Iterable[str], wanted: Iterable[str], *, where: str, opti
         )
 
 
-def _check_union(value: object, wanted: tuple[Any, ...], where: str) -> None:
-    for one in wanted:
+def _check_union(value: object, annotations: tuple[Any, ...], where: str) -> None:
+    for annotation in annotations:
         try:
-            return check(value, one, where=where)
+            return check(value, annotation, where=where)
         except FileError as error:
             last = error
     raise last

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import (
-    check_flag,
-    check_instance,
-    check_integer,
-    check_module,
-    check_positive,
-    check_real,
-    check_sequence,
-    checks_keywords,
-    described,
-)
+from probneural.checks import check_flag, check_instance, check_integer, check_module, check_positive, checks_keywords
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, DataError
 from probneural.operators import Operator
@@ -33,12 +21,10 @@ from probneural.pairs.provenance import joined_record, operator_record, record_o
 from probneural.processes import own_rows, rank, sum_over_processes, together, world_size
 from probneural.randomness import check_seed, stream_seed
 from probneural.training import parallel, weights
-from probneural.training.callbacks import Callback
+from probneural.training.callbacks import Callback, History
 from probneural.training.devices import resolve_device
-from probneural.training.history import History
-from probneural.training.loading import Loading
-from probneural.training.losses import Loss
-from probneural.training.options import Checkpoint, Optimization
+from probneural.training.losses import Loss, check_loss
+from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions
 from probneural.training.resuming import Keeper
 from probneural.training.run import Plan, Run
 from probneural.training.unrolling import FirstStep, Unroll
@@ -49,22 +35,17 @@ Option = TypeVar("Option")
 @checks_keywords
 @undisturbed(keeps_autocast=True)
 @torch.enable_grad()
-def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default that works)
+def fit(
     operator: nn.Module,
     train: Dataset | Sequence[Dataset],
     *,
     epochs: int = 50,
     seed: int = 0,
-    batch_size: int = 20,
     learning_rate: float = 3e-3,
-    validation: float | Dataset = 0.1,
-    loss: Loss | None = None,
+    loss: Loss | Unroll | None = None,
     optimization: Optimization | None = None,
-    unroll: Unroll | None = None,
-    loading: Loading | None = None,
-    device: str | torch.device | None = None,
-    checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
-    callbacks: Sequence[Callback] = (),
+    data: DataOptions | None = None,
+    run: RunOptions | None = None,
     show_progress: bool = True,
 ) -> History:
     """Train an operator in place, by default with Muon and AdamW under a cosine schedule.
@@ -79,7 +60,12 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
 
     In a program that torchrun has started, all processes train one operator: each takes its share of every batch, and
     gradients are averaged by `DistributedDataParallel`. All call `fit` with the same arguments; the first one writes the
-    checkpoint, shows progress and tells callbacks. `operator.compile()` before training compiles the operator.
+    checkpoint, shows progress and calls the callbacks. `operator.compile()` before training compiles the operator.
+
+    A checkpoint resumes at the same bits. With more epochs than those of a finished training it goes on for the further ones,
+    at the rates that a schedule over all epochs has there, so the rate of a cosine rises again. A checkpoint belongs to a run
+    by its data (of stored ones, by 64 pairs), its settings, its loss and the shapes of the weights. Functions are compared by
+    their names, so functions of one name must do the same.
 
     Args:
         operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
@@ -88,25 +74,14 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         epochs: Passes over the training part.
         seed: Names the split and the order of the batches, a non-negative integer; the same seed, data, thread count and
             number of processes give the same bits.
-        batch_size: Pairs a batch, over all processes.
         learning_rate: The schedule's peak, dimensionless.
-        validation: Fraction of the pairs that is only watched; 0 trains on all. Of a series in time, these are the latest
-            pairs. Or pairs of your own to watch, beside the training pairs.
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
-            channels and functions. See `probneural.training.losses` for others.
+            channels and samples. See `probneural.training.losses` for others. For operators of one time step
+            that will be rolled out, `Unroll(steps=4)` trains on their own outputs; pairs then hold as many following states, as
+            `trajectories.windows(steps=4)` makes them.
         optimization: Optimiser, schedule, precision, averaging and early stopping.
-        unroll: For operators of one step of time that will be rolled out: `Unroll(steps=4)` trains them on their own outputs.
-            Pairs then hold as many following states, as `trajectories.windows(steps=4)` makes them.
-        loading: How data are read: workers and prefetching, which do not change a bit.
-        device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
-            at a time.
-        checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
-            exists; `Checkpoint(path, seconds=..., steps=...)` says how often. With more epochs than those of a finished
-            training it goes on for the further ones, at the rates that a schedule over all epochs has there, so the rate of
-            a cosine rises again. It knows the run by its data
-            (of stored ones, by 64 pairs), its settings, its loss and the shapes of the weights. It knows functions by their
-            names, so that those of one name do the same is the caller's to see to.
-        callbacks: What is told of the run: loggers, for example.
+        data: Batch size, validation split, workers and prefetching.
+        run: Device, checkpoint and callbacks.
         show_progress: Whether to show a progress bar.
 
     Returns:
@@ -134,49 +109,51 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
     """
     check_module(operator, "operator")
     show_progress = check_flag(show_progress, "show_progress")
-    told = _checked_callbacks(callbacks)
-    kept = _checked_checkpoint(checkpoint)
-    read = _checked_option(loading, Loading, "loading", remedy="give Loading(workers=2) for example") or Loading()
-    remedy = 'give Optimization(optimizer="adamw") for example'
-    options = _checked_option(optimization, Optimization, "optimization", remedy=remedy) or Optimization()
+    reading = _checked_option(data, DataOptions, "data", remedy="give DataOptions(batch_size=64) for example")
+    running = _checked_option(run, RunOptions, "run", remedy='give RunOptions(checkpoint="run.safetensors") for example')
+    options = _checked_option(
+        optimization, Optimization, "optimization", remedy='give Optimization(optimizer="adamw") for example'
+    )
+    unroll = loss if isinstance(loss, Unroll) else None
+    validation = reading.validation
     plan = Plan(
         epochs=check_integer(epochs, "epochs"),
-        batch_size=check_integer(batch_size, "batch_size"),
+        batch_size=reading.batch_size,
         seed=check_seed(seed),
         learning_rate=check_positive(learning_rate, "learning_rate"),
-        validation=_checked_validation(validation),
-        loss=_checked_loss(loss),
+        validation=validation if isinstance(validation, float) else validation.fingerprint,
+        loss=loss.loss if isinstance(loss, Unroll) else check_loss(loss),
         optimization=options,
-        unroll=_checked_option(unroll, Unroll, "unroll", remedy="give Unroll(steps=4) for example"),
+        unroll=unroll,
     )
     parallel.join()
     parallel.check_batch(plan.batch_size)
-    operator.to(parallel.own_device(resolve_device(device, operator)))
+    operator.to(parallel.own_device(resolve_device(running.device, operator)))
     sets = _checked_data(train)
-    if plan.unroll is not None:
-        plan.unroll.check(sets)
-    if isinstance(plan.validation, str):
-        first, second = sets, [_check_watched(cast("Dataset", validation), sets).detached()]
+    if unroll is not None:
+        unroll.check(sets)
+    if isinstance(validation, float):
+        first, second = _split(sets, validation, plan.seed)
     else:
-        first, second = _split(sets, plan.validation, plan.seed)
+        first, second = sets, [_check_watched(validation, sets).detached()]
     if options.early_stopping is not None and not second:
         raise ArgumentError(
             expected="a validation split for early stopping to watch",
             got=f"validation={validation} of {sum(map(len, sets))} pairs",
             remedy="raise it",
         )
-    names = hashlib.sha256("".join(data.fingerprint for data in sets).encode()).hexdigest() if kept is not None else ""
-    run = Run(operator, train=first, validation=second, data_fingerprint=names, plan=plan, loading=read)
-    keeper = None if kept is None else Keeper(run, kept)
+    checkpoint = cast("Checkpoint | None", running.checkpoint)
+    names = "" if checkpoint is None else hashlib.sha256("".join(source.fingerprint for source in sets).encode()).hexdigest()
+    state = Run(operator, train=first, validation=second, data_fingerprint=names, plan=plan, data=reading)
+    keeper = None if checkpoint is None else Keeper(state, checkpoint)
     with weights.modes_kept(operator):
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
-            steps = 1 if plan.unroll is None else plan.unroll.steps
             with together():  # all come here or none: DistributedDataParallel has made their buffers equal
-                operator.fit_normalizers(*(first if steps == 1 else [FirstStep(data, steps) for data in first]))
-        _train(run, keeper, told, show_progress=show_progress)
+                operator.fit_normalizers(*_first_steps(first, unroll))
+        _train(state, keeper, running.callbacks, show_progress=show_progress)
     if rank() == 0:
-        run.warn_if_worse()
-    history = run.finish()
+        state.warn_if_worse()
+    history = state.finish()
     _record(operator, [*first, *(second if options.early_stopping is not None else [])], plan)
     return history
 
@@ -187,10 +164,14 @@ def _record(operator: nn.Module, sets: Sequence[Dataset], plan: Plan) -> None:
     Pairs of the validation split count where early stopping chose the epoch by them. Of windows of several steps,
     the first step counts.
     """
-    steps = 1 if plan.unroll is None else plan.unroll.steps
-    seen = [data if steps == 1 else FirstStep(data, steps) for data in sets]
-    records = [record_of(data, keys=_shared_keys(data, plan.batch_size)) for data in seen]
+    first_steps = _first_steps(sets, plan.unroll)
+    records = [record_of(data, keys=_shared_keys(data, plan.batch_size)) for data in first_steps]
     operator.trained_on = joined_record([operator_record(operator), *records])  # type: ignore[assignment]
+
+
+def _first_steps(sets: Sequence[Dataset], unroll: Unroll | None) -> list[Dataset]:
+    """The first of the following states that pairs hold."""
+    return list(sets) if unroll is None or unroll.steps == 1 else [FirstStep(data, unroll.steps) for data in sets]
 
 
 def _shared_keys(data: Dataset, most: int) -> Int64[Tensor, "n k"]:
@@ -206,10 +187,10 @@ def _shared_keys(data: Dataset, most: int) -> Int64[Tensor, "n k"]:
 
 def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, show_progress: bool) -> None:
     """Run the epochs that are left, and tell of them."""
-    told = () if rank() else callbacks
+    active = () if rank() else callbacks
 
     def after_step() -> None:
-        for callback in told:
+        for callback in active:
             with run.interrupted(after_epoch=False):
                 callback.on_step(run.progress(after_epoch=False))
         if keeper is not None:
@@ -217,7 +198,7 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
 
     silent = not show_progress or rank() > 0
     try:
-        for callback in told:
+        for callback in active:
             with run.interrupted(after_epoch=False):
                 callback.on_start(run.progress(after_epoch=True))
         with tqdm(total=run.plan.epochs, initial=len(run.losses), desc="training", unit="epoch", disable=silent) as bar:
@@ -227,57 +208,17 @@ def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, sh
                 bar.set_postfix({name: f"{value:.2e}" for name, value in run.latest().items()})
                 if keeper is not None:
                     keeper.write()
-                for callback in told:
+                for callback in active:
                     with run.interrupted(after_epoch=True):
                         callback.on_epoch(run.progress(after_epoch=True))
     finally:
-        for callback in told:
+        for callback in active:
             callback.on_end(run.history())
 
 
-def _checked_option(value: Option | None, kind: type[Option], name: str, *, remedy: str) -> Option | None:
-    """Return an option that is of its class or left out, or raise an ArgumentError."""
-    return None if value is None else check_instance(value, kind, name, remedy=remedy, error=ArgumentError)
-
-
-def _checked_callbacks(callbacks: object) -> tuple[Callback, ...]:
-    """Return callbacks, or raise an ArgumentError."""
-    remedy = "derive from pn.training.Callback, or wrap a function: [EachEpoch(lambda progress: ...)]"
-    found = check_sequence(callbacks, "callbacks", remedy=remedy)
-    for callback in found:
-        if isinstance(callback, type):
-            raise ArgumentError(expected="a Callback among callbacks", got=described(callback), remedy="build it")
-        check_instance(callback, Callback, "each of callbacks", remedy=remedy, error=ArgumentError)
-    return found
-
-
-def _checked_checkpoint(checkpoint: object) -> Checkpoint | None:
-    """Return where and how often to write, or raise an ArgumentError."""
-    if checkpoint is None or isinstance(checkpoint, Checkpoint):
-        return checkpoint
-    return Checkpoint(checkpoint)  # type: ignore[arg-type]  # which checks it
-
-
-def _checked_loss(loss: Loss | None) -> Loss | None:
-    """Return a loss that can be called with predictions, targets and their grid, or raise an ArgumentError."""
-    if loss is None:
-        return None
-    if not callable(loss):
-        raise ArgumentError(expected="a callable as loss", got=repr(loss), remedy="leave it out for the relative L2 error")
-    function: Callable[..., Any] = getattr(loss, "forward", loss)
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some built-in callables have no signature
-        return loss
-    try:
-        signature.bind(None, None, None, **({"inputs": None} if "inputs" in signature.parameters else {}))
-    except TypeError as error:
-        raise ArgumentError(
-            expected="a loss called as loss(predicted, target, grid)",
-            got=f"{described(loss)}: {error}",
-            remedy="wrap one of two arguments: lambda predicted, target, grid: torch.nn.functional.mse_loss(predicted, target)",
-        ) from error
-    return loss
+def _checked_option(value: Option | None, kind: type[Option], name: str, *, remedy: str) -> Option:
+    """Return options of a class, by default all defaults, or raise an ArgumentError."""
+    return kind() if value is None else check_instance(value, kind, name, remedy=remedy, error=ArgumentError)
 
 
 def _checked_data(train: object) -> list[Dataset]:
@@ -340,13 +281,6 @@ def _split_series(data: Dataset, clock: WindowClock, fraction: float) -> tuple[D
             remedy="raise it, or give validation=0 to train on all",
         )
     return data.subset(trained.sort().values), data.subset(watched.sort().values)
-
-
-def _checked_validation(validation: object) -> float | str:
-    """The watched fraction, or the name of the watched pairs."""
-    if hasattr(validation, "subset"):
-        return check_dataset(validation, "validation").fingerprint
-    return check_real(validation, "validation", least=0.0, below=1.0)
 
 
 def _check_watched(validation: Dataset, sets: Sequence[Dataset]) -> Dataset:

@@ -1,4 +1,4 @@
-"""Training through several steps of time: what an operator that will be rolled out is told, and its steps."""
+"""Training through several time steps."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows
+from probneural.training.losses import Loss, check_loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,8 @@ class Unroll:
     split is judged by the mean over all K steps, without noise, whatever is trained.
 
     Args:
-        steps: K, how many following states a pair holds.
+        steps: K, the number of following states in a pair.
+        loss: Loss of one step; by default the relative L2 error.
         history: States that an input holds.
         pushforward: Whether gradients stay within a step.
         noise: Standard deviation of the white Gaussian noise on the states of an input, relative to the root mean square of
@@ -42,7 +44,7 @@ class Unroll:
             from the beginning.
 
     Raises:
-        ArgumentError: If a number is out of range, or an option needs more than one step.
+        ArgumentError: If a number is out of range, the loss is none, or an option needs more than one step.
 
     Reference:
         Brandstetter, Worrall and Welling (2022), Message passing neural PDE solvers, section 3.1, for the push-forward;
@@ -55,6 +57,7 @@ class Unroll:
     """
 
     steps: int = 1
+    loss: Loss | None = None
     history: int = 1
     pushforward: bool = False
     noise: float = 0.0
@@ -65,6 +68,7 @@ class Unroll:
         assign(
             self,
             steps=check_integer(self.steps, "steps"),
+            loss=check_loss(self.loss),
             history=check_integer(self.history, "history"),
             pushforward=check_flag(self.pushforward, "pushforward"),
             noise=check_real(self.noise, "noise", least=0.0),
@@ -83,8 +87,8 @@ class Unroll:
         return self.steps if epoch >= growing else 1 + int((self.steps - 1) * epoch / growing)
 
     def settings(self) -> dict[str, Any]:
-        """The options in types that JSON knows."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """All options but the loss, as JSON."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "loss"}
 
     def targets(self, outputs: Float[Tensor, "n kc *grid"]) -> tuple[Float[Tensor, "n c *grid"], ...]:
         """The states that follow, one after the other."""
@@ -92,10 +96,10 @@ class Unroll:
 
     def disturbed(self, inputs: Field, channels: int) -> Field:
         """Inputs with noise on their states of so many channels each, from torch's global generators."""
-        states, rest = inputs.values.tensor_split([self.history * channels], dim=1)
+        states, parameters = inputs.values.tensor_split([self.history * channels], dim=1)
         size = inputs.mean_square().sqrt()[:, : states.shape[1]].reshape(*states.shape[:2], *(1,) * (states.ndim - 2))
         noisy = states + self.noise * size.to(states) * torch.randn_like(states)
-        return Field(torch.cat([noisy, rest], dim=1), inputs.grid)
+        return Field(torch.cat([noisy, parameters], dim=1), inputs.grid)
 
     def following(self, inputs: Field, state: Float[Tensor, "n c *grid"]) -> Field:
         """The input of the next step: without the oldest state, and with the new one."""
@@ -111,8 +115,8 @@ class Unroll:
             GridError: If steps cannot follow each other, because the sides have different grids.
         """
         for data in sets:
-            channels, rest = divmod(data.outputs.channels, self.steps)
-            if rest or data.inputs.channels < self.history * channels:
+            channels, remainder = divmod(data.outputs.channels, self.steps)
+            if remainder or data.inputs.channels < self.history * channels:
                 raise DataError(
                     expected=f"pairs of {self.history} states and the {self.steps} that follow",
                     got=f"{data.inputs.channels} channels in and {data.outputs.channels} out",

@@ -71,19 +71,19 @@ class Average:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Exchange the weights for their average, for a while."""
-        kept = {name: parameter.detach().clone() for name, parameter in self.trained.items()}
+        current = {name: parameter.detach().clone() for name, parameter in self.trained.items()}
         self.put_in_place()
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, value in kept.items():
+                for name, value in current.items():
                     self.trained[name].copy_(value)
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """States of torch's global generators that a training on this device draws from, by kind."""
-    return {one.type: global_generator(one).get_state() for one in (torch.device("cpu"), device)}
+    return {place.type: global_generator(place).get_state() for place in (torch.device("cpu"), device)}
 
 
 def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
@@ -97,14 +97,14 @@ def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> N
                 generator.set_state(state)
                 generator.set_state(before)
     except (RuntimeError, TypeError) as error:
-        raise checkpoints.other("states of random generators") from error
+        raise checkpoints.mismatch("states of random generators") from error
 
 
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
     """Set those states."""
-    for one in (torch.device("cpu"), device):
-        if one.type in states:
-            global_generator(one).set_state(states[one.type])
+    for place in (torch.device("cpu"), device):
+        if place.type in states:
+            global_generator(place).set_state(states[place.type])
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from probneural.distributions import DenseRoot, FieldDistribution, GaussianField
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.training.history import History
+from probneural.training.callbacks import History
 
 GRID = Grid.uniform(8)
 

@@ -19,15 +19,7 @@ from botorch.utils.multi_objective.box_decompositions.non_dominated import FastN
 from torch import Tensor
 
 from probneural.active import OperatorModel
-from tests.active.predictors import (
-    FINE_GRID,
-    KINDS,
-    FeaturePredictor,
-    certain,
-    encode,
-    one_number,
-    three_numbers,
-)
+from tests.active.predictors import FINE_GRID, KINDS, FeaturePredictor, certain, encode, one_number, three_numbers
 
 CUBE = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 TWO_KINDS = ["feature root", "members"]

@@ -16,7 +16,7 @@ from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.training import Optimization
+from probneural.training import DataOptions, Optimization
 from tests.bad_input.world import (
     GRID,
     Good,
@@ -201,7 +201,9 @@ SCALARS = [
     trained_by("epochs", np.int64(2)),
     trained_by("epochs", np.int32(1)),
     trained_by("epochs", np.uint8(1)),
-    trained_by("batch_size", np.int64(4)),
+    Good(
+        "batch_size", lambda: weights(data=DataOptions(batch_size=np.int64(4))), lambda: weights(data=DataOptions(batch_size=4))
+    ),
     trained_by("seed", np.int64(3)),
     trained_by("learning_rate", np.float64(1e-3)),
     trained_by("learning_rate", np.float32(0.25) / 64),
@@ -211,7 +213,11 @@ SCALARS = [
         lambda: weights(optimization=Optimization(weight_decay=np.float64(0.5))),
         lambda: weights(optimization=Optimization(weight_decay=0.5)),
     ),
-    trained_by("validation", np.float32(0.25)),
+    Good(
+        "validation",
+        lambda: weights(data=DataOptions(validation=np.float32(0.25))),
+        lambda: weights(data=DataOptions(validation=0.25)),
+    ),
     trained_by("show_progress", np.bool_(False)),
     Good("shape", lambda: Grid.uniform((np.int64(8),)).points, lambda: Grid.uniform(8).points),
     Good("length", lambda: Grid.uniform(8, lengths=np.float32(2.0)).points, lambda: Grid.uniform(8, lengths=2).points),

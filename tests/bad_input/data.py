@@ -140,8 +140,8 @@ FIELDS = [
         "Grid",
     ),
     Case(
-        "grid and lengths",
-        lambda: FieldPairs.from_numpy(np.zeros((4, 16)), np.zeros((4, 16)), grid=GRID, lengths=1.0),
+        "grid and periodic",
+        lambda: FieldPairs.from_numpy(np.zeros((4, 16)), np.zeros((4, 16)), grid=GRID, periodic=True),
         ArgumentError,
         "grid=",
     ),

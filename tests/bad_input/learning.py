@@ -56,7 +56,7 @@ def learner(**changes: Any) -> object:
 
 def simulated(**changes: Any) -> object:
     """Simulate two functions in this process."""
-    settings: dict[str, Any] = {"store": store(), "show_progress": False} | changes
+    settings: dict[str, Any] = {"store": store(), "options": active.SimulationOptions(show_progress=False)} | changes
     return active.simulate(settings.pop("simulator", burgers().solve), settings.pop("inputs", pairs().inputs[:2]), **settings)
 
 
@@ -267,10 +267,13 @@ LOOP = [
     *refused(
         "inputs", lambda v: simulated(inputs=v), (None, normal(2, 1, 16), pairs()), (DataError, ArgumentError), "Field|inputs"
     ),
+    *refused("options", lambda v: simulated(options=v), (3, {}), ArgumentError, "options"),
     *refused("simulate store", lambda v: simulated(store=v), (None, 3), ArgumentError, "store|ResultStore"),
-    *refused("workers", lambda v: simulated(workers=v), (0, 1.5, "2", True), ArgumentError, "workers"),
-    *refused("timeout", lambda v: simulated(timeout=v), (0.0, -1.0, NAN, INF, "1", True), ArgumentError, "timeout"),
-    *refused("attempts", lambda v: simulated(attempts=v), (0, 1.5, "2", True, None), ArgumentError, "attempts"),
+    *refused("workers", lambda v: active.SimulationOptions(workers=v), (0, 1.5, "2", True), ArgumentError, "workers"),
+    *refused(
+        "timeout", lambda v: active.SimulationOptions(timeout=v), (0.0, -1.0, NAN, INF, "1", True), ArgumentError, "timeout"
+    ),
+    *refused("attempts", lambda v: active.SimulationOptions(attempts=v), (0, 1.5, "2", True, None), ArgumentError, "attempts"),
     *refused("out_grid", lambda v: simulated(out_grid=v), (16, "fine"), GridError, "Grid"),
     *refused("learner simulator", lambda v: learner(simulator=v), (3, "sim"), ArgumentError, "a problem or a callable"),
     *refused("learner head", lambda v: learner(head=v), (None, 3), ArgumentError, "head"),

@@ -23,7 +23,7 @@ from probneural.errors import (
 )
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
-from probneural.training import Checkpoint, EarlyStopping, Loading, Optimization
+from probneural.training import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions
 from tests.bad_input.data import INF, NAN, NO_COUNT, NO_FLAG, NOT_POSITIVE
 from tests.bad_input.world import GRID, PLANE, SCATTERED, Case, fno, halve, normal, pairs, refused, trained
 
@@ -144,7 +144,7 @@ OPERATORS = [
 
 TRAINING = [
     *refused("epochs", lambda v: fit(epochs=v), (*NO_COUNT, np.float64(2.0), INF), ArgumentError, "epochs"),
-    *refused("batch_size", lambda v: fit(batch_size=v), NO_COUNT, ArgumentError, "batch_size"),
+    *refused("batch_size", lambda v: DataOptions(batch_size=v), NO_COUNT, ArgumentError, "batch_size"),
     *refused("seed", lambda v: fit(seed=v), (-1, 0.5, "0", None, True), ArgumentError, "seed"),
     *refused("learning_rate", lambda v: fit(learning_rate=v), NOT_POSITIVE, ArgumentError, "learning_rate"),
     *refused(
@@ -161,9 +161,10 @@ TRAINING = [
     *refused("early_stopping", lambda v: Optimization(early_stopping=v), (5, "yes"), ArgumentError, "early_stopping"),
     *refused("patience", lambda v: EarlyStopping(patience=v), NO_COUNT, ArgumentError, "patience"),
     *refused("optimization", lambda v: fit(optimization=v), ("adamw", {}), ArgumentError, "optimization"),
-    *refused("loading", lambda v: fit(loading=v), (2, {}), ArgumentError, "loading"),
-    *refused("workers", lambda v: Loading(workers=v), (-1, 0.5, "2", None, True), ArgumentError, "workers"),
-    *refused("prefetch", lambda v: Loading(prefetch=v), NO_COUNT, ArgumentError, "prefetch"),
+    *refused("data", lambda v: fit(data=v), (2, {}, pairs()), ArgumentError, "data"),
+    *refused("run", lambda v: fit(run=v), ("run.safetensors", {}), ArgumentError, "run"),
+    *refused("workers", lambda v: DataOptions(workers=v), (-1, 0.5, "2", None, True), ArgumentError, "workers"),
+    *refused("prefetch", lambda v: DataOptions(prefetch=v), NO_COUNT, ArgumentError, "prefetch"),
     *refused("steps", lambda v: Checkpoint("run", steps=v), (0, 0.5, "2", True), ArgumentError, "steps"),
     *refused("seconds", lambda v: Checkpoint("run", seconds=v), (-1.0, NAN, "2", True), ArgumentError, "seconds"),
     Case(
@@ -172,14 +173,16 @@ TRAINING = [
     Case("lbfgs in half precision", lambda: Optimization(optimizer="lbfgs", precision="float16"), ArgumentError, "lbfgs"),
     Case(
         "nothing to watch",
-        lambda: fit(validation=0.0, optimization=Optimization(early_stopping=EarlyStopping(patience=2))),
+        lambda: fit(data=DataOptions(validation=0.0), optimization=Optimization(early_stopping=EarlyStopping(patience=2))),
         ArgumentError,
         "validation",
     ),
     Case("no optimizer made", lambda: fit(optimization=Optimization(optimizer=lambda p, lr: 3)), ArgumentError, "optimizer"),
     Case("no schedule made", lambda: fit(optimization=Optimization(schedule=lambda o, steps: 3)), ArgumentError, "schedule"),
-    *refused("validation", lambda v: fit(validation=v), (1.0, -0.1, NAN, "0.1", None, True), ArgumentError, "validation"),
-    Case("nothing left to train on", lambda: fit(validation=0.99), ArgumentError, "validation"),
+    *refused(
+        "validation", lambda v: DataOptions(validation=v), (1.0, -0.1, NAN, "0.1", None, True), ArgumentError, "validation"
+    ),
+    Case("nothing left to train on", lambda: fit(data=DataOptions(validation=0.99)), ArgumentError, "validation"),
     *refused("loss", lambda v: fit(loss=v), (3, "mse"), ArgumentError, "loss"),
     *refused(
         "loss that returns",
@@ -189,12 +192,16 @@ TRAINING = [
         "loss",
     ),
     *refused(
-        "callbacks", lambda v: fit(callbacks=v), (3, "print", [print], [pn.training.EachEpoch]), ArgumentError, "callbacks"
+        "callbacks",
+        lambda v: RunOptions(callbacks=v),
+        (3, "print", [print], [pn.training.EachEpoch]),
+        ArgumentError,
+        "callbacks",
     ),
     *refused("function", lambda v: pn.training.EachEpoch(v), (3, "print", None), ArgumentError, "function"),
-    *refused("device", lambda v: fit(device=v), ("toaster", 3.5, "meta"), ArgumentError, "device"),
-    *refused("checkpoint", lambda v: fit(checkpoint=v), (3, 1.5, ["a"]), ArgumentError, "checkpoint"),
-    Case("checkpoint in no folder", lambda: fit(checkpoint="/nowhere/at/all"), FileError, "folder"),
+    *refused("device", lambda v: fit(run=RunOptions(device=v)), ("toaster", 3.5, "meta"), ArgumentError, "device"),
+    *refused("checkpoint", lambda v: RunOptions(checkpoint=v), (3, 1.5, ["a"]), ArgumentError, "checkpoint"),
+    Case("checkpoint in no folder", lambda: fit(run=RunOptions(checkpoint="/nowhere/at/all")), FileError, "folder"),
     *refused("show_progress", lambda v: fit(show_progress=v), NO_FLAG, ArgumentError, "show_progress"),
     *refused("operator", lambda v: fit(operator=v), (None, lambda x: x, pn.operators.FNO, "FNO"), ArgumentError, "nn.Module"),
     *refused(

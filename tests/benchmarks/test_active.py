@@ -201,8 +201,8 @@ def test_functions_are_compared_on_coarser_grids(tmp_path: Path) -> None:
 def test_steps_do_not_depend_on_the_number_of_labels(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
 
-    def fit(operator: torch.nn.Module, pairs: pn.FieldPairs, *, epochs: int, batch_size: int, **rest: Any) -> None:
-        steps.append(epochs * math.ceil(len(pairs) / batch_size))
+    def fit(operator: torch.nn.Module, pairs: pn.FieldPairs, *, epochs: int, data: Any, **rest: Any) -> None:
+        steps.append(epochs * math.ceil(len(pairs) / data.batch_size))
         assert len({row.numpy().tobytes() for row in pairs.inputs.values}) == count  # all of them
 
     monkeypatch.setattr(pn, "fit", fit)

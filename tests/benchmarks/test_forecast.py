@@ -47,8 +47,8 @@ def test_evaluations_are_those_of_training(name: str) -> None:
         Counted(1, 1, modes=(2,), width=2, depth=1, projection=2),
         pairs,
         epochs=epochs,
-        unroll=unroll,
-        validation=0.0,
+        loss=unroll,
+        data=pn.training.DataOptions(validation=0.0),
         show_progress=False,
     )
     each = [evaluations(unroll, epoch=epoch, epochs=epochs) for epoch in range(epochs)]

@@ -13,7 +13,7 @@ from torch import nn
 import probneural as pn
 from benchmarks import training
 from benchmarks.__main__ import parser
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from tests.training.cases import built, data
 
 

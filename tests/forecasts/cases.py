@@ -90,13 +90,7 @@ def initial_of(predictor: Predictor, count: int = 2, *, rank: int = 2, own: int 
 
 
 def dense_forecast(
-    predictor: AffinePredictor,
-    start: Tensor,
-    *,
-    steps: int,
-    draws: str,
-    discrepancy: str,
-    initial: GaussianField | None = None,
+    predictor: AffinePredictor, start: Tensor, *, steps: int, draws: str, discrepancy: str, initial: GaussianField | None = None
 ) -> tuple[Tensor, Tensor]:
     """Mean `(n, leads, c p)` and root `(n, leads, c p, K)` of leads 0 to `steps` in (initial, xi, own of 1, own of 2, ...).
 

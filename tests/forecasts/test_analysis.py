@@ -25,7 +25,7 @@ def analysis() -> EnsembleAnalysis:
     predictor = affine()
     observations = [Observation(sensors(GRID, [[0.2]]), normal(2, 1, 1, seed="y"), lead=lead, noise=0.3) for lead in (3, 1)]
     return EnsembleKalmanFilter(MEMBERS).assimilate(
-        predictor, start_of(predictor), observations=observations, steps=STEPS, initial=initial_of(predictor), seed=0
+        predictor, start_of(predictor), observations=observations, steps=STEPS, initial=initial_of(predictor)
     )
 
 

@@ -164,8 +164,8 @@ def test_a_predictors_draws_are_the_members_operators() -> None:
     prior = GaussianField(MEAN[None, None], DenseRoot(ROOT[None, None]), latent="prior", grid=GRID)
     late = [Observation(FUNCTIONAL, VALUES[4][None, None], lead=3, noise=NOISE)]
     for draws in ("trajectory", "step"):
-        analysis = EnsembleKalmanFilter(6, draws=draws).assimilate(
-            predictor, START, observations=late, steps=3, initial=prior, seed=5
+        analysis = EnsembleKalmanFilter(6, draws=draws, seed=5).assimilate(
+            predictor, START, observations=late, steps=3, initial=prior
         )
         forecast = predictor.rollout(START, steps=3, members=6, draws=draws, initial=prior, seed=5)
         assert isinstance(analysis, Forecast)
@@ -173,8 +173,8 @@ def test_a_predictors_draws_are_the_members_operators() -> None:
         assert gap(analysis.at(2).samples, forecast.at(2).samples) == 0.0
         assert gap(analysis.forecast_at(3).samples, forecast.at(3).samples) == 0.0
         assert gap(analysis.at(3).samples, forecast.at(3).samples) >= 1e-3
-        again = EnsembleKalmanFilter(6, draws=draws).assimilate(
-            predictor, START, observations=late, steps=3, initial=prior, seed=5
+        again = EnsembleKalmanFilter(6, draws=draws, seed=5).assimilate(
+            predictor, START, observations=late, steps=3, initial=prior
         )
         assert gap(analysis.at(3).samples, again.at(3).samples) == 0.0
 

@@ -26,6 +26,7 @@ from probneural.heads import NUTS, BayesianLastLayer, KernelOperator, Variationa
 from probneural.heads.kernel.gaussian_processes import KERNELS, Covariance
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
+from probneural.training import DataOptions
 from probneural.training import fit as train
 from tests.heads.cases import ALL_HEADS, PERIODIC, _built, data_for, fields
 
@@ -189,7 +190,7 @@ def test_threads_train() -> None:
 
     def work(seed: int) -> tuple[Tensor, ...]:
         copied = copy.deepcopy(operator())
-        train(copied, data(seed), epochs=3, seed=seed, batch_size=3)
+        train(copied, data(seed), epochs=3, seed=seed, data=DataOptions(batch_size=3))
         return tuple(parameter.detach() for parameter in copied.parameters())
 
     check([lambda: work(0), lambda: work(1)])

@@ -37,7 +37,7 @@ def operator(*, seed: int = 0) -> pn.operators.FNO:
 def trained(*sets: FieldPairs) -> pn.operators.FNO:
     one = operator()
     for pairs in sets:
-        pn.fit(one, pairs, epochs=1, validation=0.0, show_progress=False)
+        pn.fit(one, pairs, epochs=1, data=pn.training.DataOptions(validation=0.0), show_progress=False)
     return one
 
 

@@ -22,7 +22,7 @@ from probneural.operators.layers.mlp import MLP
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
 from probneural.storage import load, save
-from probneural.training import fit
+from probneural.training import DataOptions, fit
 from probneural.training.losses import relative_l2
 from tests.helpers import generator, uniform
 from tests.operators.cases import smooth
@@ -328,7 +328,14 @@ def test_learns_a_map_into_space_time() -> None:
         layers=HiddenLayers(width=64, depth=2),
         frequencies=2,
     )
-    fit(operator, train, epochs=40, batch_size=10, learning_rate=1e-2, show_progress=False, validation=0.0)
+    fit(
+        operator,
+        train,
+        epochs=40,
+        data=DataOptions(batch_size=10, validation=0.0),
+        learning_rate=1e-2,
+        show_progress=False,
+    )
     with torch.no_grad():
         error = evaluate(operator, test.inputs, test.outputs.grid) - test.outputs.values
     relative = float(error.norm() / test.outputs.values.norm())
@@ -342,7 +349,7 @@ def test_learns_burgers_better_than_the_published_figure() -> None:
     train, test = problem.sample(1000, resolution=128, seed=0), problem.sample(200, resolution=128, seed=1)
     torch.manual_seed(0)
     operator = DeepONet(1, 1, sensors=train.inputs.grid)
-    fit(operator, train, show_progress=False, validation=0.0)
+    fit(operator, train, show_progress=False, data=DataOptions(validation=0.0))
     errors = []
     for model in (operator, LinearRegression.fitted(train)):
         with torch.no_grad():

@@ -146,7 +146,13 @@ def test_learns_a_semigroup_from_irregular_times() -> None:
     outputs = space_time(states(slice(0, 64), trained), times=trained, grid=inputs.grid)
     operator = NeuralODEOperator(1, 1, modes=(4,), width=8, depth=1, solver=ODESolver(time=0.6, steps=2), seed=0)
     pn.fit(
-        operator, pn.FieldPairs(inputs[:64], outputs), epochs=20, batch_size=8, seed=0, learning_rate=3e-2, show_progress=False
+        operator,
+        pn.FieldPairs(inputs[:64], outputs),
+        epochs=20,
+        data=pn.training.DataOptions(batch_size=8),
+        seed=0,
+        learning_rate=3e-2,
+        show_progress=False,
     )
     unseen = slice(64, 80)
     exact, nearest = states(unseen, between), []

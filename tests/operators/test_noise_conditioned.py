@@ -15,7 +15,7 @@ from probneural.grids import Grid
 from probneural.operators import FNO, DeepONet, HiddenLayers, NoiseConditionedOperator, NoiseField
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
-from probneural.training import CRPS, Callback, Checkpoint, EnergyScore, fit
+from probneural.training import CRPS, Callback, Checkpoint, DataOptions, EnergyScore, RunOptions, fit
 from probneural.training.callbacks import Progress
 from tests.foreign import ForeignFNO
 from tests.helpers import generator
@@ -136,7 +136,15 @@ def test_the_law_of_a_linear_toy_is_learned(loss: CRPS | EnergyScore) -> None:
         torch.manual_seed(0)
         layer.reset_parameters()
     operator = NoiseConditionedOperator(layer, noise=NoiseField(1), samples=loss.samples)
-    fit(operator, pairs, epochs=8, batch_size=20, learning_rate=0.03, loss=loss, validation=0.0, show_progress=False)
+    fit(
+        operator,
+        pairs,
+        epochs=8,
+        data=DataOptions(batch_size=20, validation=0.0),
+        learning_rate=0.03,
+        loss=loss,
+        show_progress=False,
+    )
     assert layer.weight[0, 0, 0].item() == pytest.approx(2.0, abs=0.08)
     assert layer.bias[0].item() == pytest.approx(0.0, abs=0.08)  # type: ignore[index]
     assert abs(layer.weight[0, 1, 0].item()) == pytest.approx(0.5, abs=0.06)
@@ -154,19 +162,19 @@ class _KillAt(Callback):
 
 
 def test_killed_training_resumes_at_the_same_bits(tmp_path: Path) -> None:
-    def settings(path: Path) -> dict[str, object]:
+    def settings(path: Path, *callbacks: Callback) -> dict[str, object]:
         return {
             "epochs": 3,
-            "batch_size": 4,
+            "data": DataOptions(batch_size=4),
             "loss": CRPS(2),
-            "checkpoint": Checkpoint(path, steps=1),
+            "run": RunOptions(checkpoint=Checkpoint(path, steps=1), callbacks=callbacks),
             "show_progress": False,
         }
 
     whole, cut = modulated(), modulated()
     fit(whole, data(), **settings(tmp_path / "whole"))  # type: ignore[arg-type]
     with pytest.raises(_Killed):
-        fit(cut, data(), callbacks=[_KillAt()], **settings(tmp_path / "cut"))  # type: ignore[arg-type]
+        fit(cut, data(), **settings(tmp_path / "cut", _KillAt()))  # type: ignore[arg-type]
     again = modulated()
     fit(again, data(), **settings(tmp_path / "cut"))  # type: ignore[arg-type]
     for name, value in whole.state_dict().items():

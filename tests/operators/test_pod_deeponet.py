@@ -18,7 +18,7 @@ from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
 from probneural.randomness import stream_seed
 from probneural.storage import load, save
-from probneural.training import fit
+from probneural.training import DataOptions, fit
 from probneural.training.losses import relative_l2
 from tests.helpers import generator, normal
 from tests.operators.cases import smooth
@@ -159,7 +159,7 @@ def test_the_basis_comes_from_the_training_part_only() -> None:
     train = pairs(count=16).to(torch.float32)
     operator = built(fitted=False).float()
     assert not operator.has_units
-    fit(operator, train, epochs=2, seed=3, validation=0.25, show_progress=False)
+    fit(operator, train, epochs=2, seed=3, data=DataOptions(validation=0.25), show_progress=False)
     held, part = train.split(4, seed=stream_seed(3, "validation"))
     expected = built(fitted=False).float()
     expected.fit_normalizers(part)
@@ -236,7 +236,14 @@ def test_learns_a_linear_map() -> None:
     )
     torch.manual_seed(0)
     operator = PODDeepONet(1, 1, sensors=grid, out_grid=out, basis=4, layers=HiddenLayers(width=32, depth=2))
-    fit(operator, data[:60], epochs=30, batch_size=10, learning_rate=1e-2, show_progress=False, validation=0.0)
+    fit(
+        operator,
+        data[:60],
+        epochs=30,
+        data=DataOptions(batch_size=10, validation=0.0),
+        learning_rate=1e-2,
+        show_progress=False,
+    )
     with torch.no_grad():
         values = evaluate(operator, data[60:].inputs, out)
     error = float(relative_l2(values, data[60:].outputs.values, grid=out).mean())
@@ -250,7 +257,7 @@ def test_learns_burgers_better_than_the_published_figure() -> None:
     train, test = problem.sample(1000, resolution=128, seed=0), problem.sample(200, resolution=128, seed=1)
     torch.manual_seed(0)
     operator = PODDeepONet(1, 1, sensors=train.inputs.grid, out_grid=train.outputs.grid)
-    fit(operator, train, show_progress=False, validation=0.0)
+    fit(operator, train, show_progress=False, data=DataOptions(validation=0.0))
     with torch.no_grad():
         values = evaluate(operator, test.inputs)
     error = float(relative_l2(values, test.outputs.values, grid=test.outputs.grid).mean())

@@ -16,7 +16,7 @@ from probneural import runs
 from probneural.metrics.reliability import LEVELS
 from probneural.runs.reporting import _CLEAR_AT_ONCE, Report, verdict
 from probneural.runs.scoring import TestScores
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from tests.runs.files import cheap, written
 
 HISTORY = History(train=(0.5, 0.1), validation=(0.5, 0.12), seconds=(1.0, 1.0))

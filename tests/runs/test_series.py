@@ -19,7 +19,7 @@ from probneural.command_line import main
 from probneural.errors import ArgumentError, DataError, DataWarning
 from probneural.runs import Config
 from probneural.runs.reporting import verdict
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from tests.runs.files import cheap
 
 TIMES, POINTS = 90, 16
@@ -126,7 +126,7 @@ def test_the_watched_part_of_a_series_is_its_latest(tmp_path: Path) -> None:
     pairs = data.windows()
     by_fraction, by_pairs = (pn.operators.FNO(1, 1, modes=(4,), width=4, depth=1, seed=0) for _ in range(2))
     train, later = pairs.split(80, by="time")
-    first = pn.fit(by_fraction, pairs, epochs=2, validation=9 / 89, show_progress=False)
-    second = pn.fit(by_pairs, train, epochs=2, validation=later, show_progress=False)
+    first = pn.fit(by_fraction, pairs, epochs=2, data=pn.training.DataOptions(validation=9 / 89), show_progress=False)
+    second = pn.fit(by_pairs, train, epochs=2, data=pn.training.DataOptions(validation=later), show_progress=False)
     assert first.train == second.train
     assert first.validation == second.validation

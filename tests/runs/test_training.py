@@ -71,7 +71,7 @@ def test_settings_are_arguments_of_fit(case: str) -> None:
     """To the same bits, which differ from those without the setting."""
     settings, arguments = CASES[case]
     operator = pn.operators.FNO(1, 1, modes=(4,), width=4, depth=1, projection=4, seed=0)
-    given = {"epochs": EPOCHS, "batch_size": 6, "show_progress": False, "seed": 0, **arguments}
+    given = {"epochs": EPOCHS, "data": pn.training.DataOptions(batch_size=6), "show_progress": False, "seed": 0, **arguments}
     pn.fit(operator, pairs(), **given)
     found = by_settings(**settings)
     assert all(torch.equal(found[name], value) for name, value in operator.state_dict().items())

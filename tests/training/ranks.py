@@ -15,9 +15,8 @@ from probneural import statistics
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from probneural.processes import rank, world_size
-from probneural.training import Callback, Checkpoint, Optimization, Unroll, files, fit
-from probneural.training.callbacks import Progress
-from probneural.training.history import History
+from probneural.training import Callback, Checkpoint, DataOptions, Optimization, RunOptions, Unroll, files, fit
+from probneural.training.callbacks import History, Progress
 from tests.training.cases import built, data
 from tests.training.lazy import lazy
 
@@ -29,7 +28,7 @@ OPTIONS = {
 UNROLLED = {"unrolled": Unroll(steps=2, curriculum=0.5), "pushed forward": Unroll(steps=2, pushforward=True)}
 CHUNK = 4
 """Functions that statistics read at once, in place of thousands."""
-SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 5, "seed": 3, "show_progress": False}
+SETTINGS: dict[str, Any] = {"epochs": 4, "data": DataOptions(batch_size=5), "seed": 3, "show_progress": False}
 
 
 class Ends(Callback):
@@ -53,7 +52,7 @@ def main(folder: Path, name: str) -> None:
     statistics._CHUNK_NUMBERS = CHUNK * functions.inputs.channels * functions.inputs.grid.size
     pairs, ends = lazy(functions), Ends()
     options = OPTIONS["plain" if name in UNROLLED else name]
-    history = fit(operator, pairs, optimization=options, unroll=UNROLLED.get(name), callbacks=[ends], **SETTINGS)
+    history = fit(operator, pairs, optimization=options, loss=UNROLLED.get(name), run=RunOptions(callbacks=[ends]), **SETTINGS)
     files.write(folder / f"weights-{rank()}", operator.state_dict(), metadata={})
     facts = {
         "read": pairs.read,
@@ -79,7 +78,7 @@ def die(folder: Path) -> None:
                     os.kill(int((folder / "pid-1").read_text()), signal.SIGKILL)
 
         callbacks = [Later()]
-    fit(operator, data(26), checkpoint=Checkpoint(folder / "run", steps=2), callbacks=callbacks, **SETTINGS)
+    fit(operator, data(26), run=RunOptions(checkpoint=Checkpoint(folder / "run", steps=2), callbacks=callbacks), **SETTINGS)
     if rank() == 0:
         files.write(folder / "weights", operator.state_dict(), metadata={})
 

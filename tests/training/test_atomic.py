@@ -13,7 +13,7 @@ import pytest
 from probneural.errors import FileError
 from probneural.operators import FNO
 from probneural.storage import load, save
-from probneural.training import atomic, fit
+from probneural.training import RunOptions, atomic, fit
 from tests.training.cases import built, data
 
 
@@ -200,7 +200,7 @@ def test_saving_and_fitting_remove_what_was_left_of_their_file(tmp_path: Path) -
     save(built("FNO"), tmp_path / "operator")
     assert not left.exists()
     left = abandoned(tmp_path / "checkpoint")
-    fit(built("FNO"), data(), epochs=1, checkpoint=tmp_path / "checkpoint", show_progress=False)
+    fit(built("FNO"), data(), epochs=1, run=RunOptions(checkpoint=tmp_path / "checkpoint"), show_progress=False)
     assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "operator"]
 

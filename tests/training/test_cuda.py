@@ -12,8 +12,8 @@ import torch
 
 from probneural.operators import FNO
 from probneural.pairs import Dataset
-from probneural.training import Loading, Optimization, fit
-from probneural.training.history import History
+from probneural.training import DataOptions, Optimization, RunOptions, fit
+from probneural.training.callbacks import History
 from tests.bad_input.learning import simulated
 from tests.helpers import accelerator
 from tests.training.cases import built, data, same
@@ -31,7 +31,13 @@ def deterministic_convolutions() -> Iterator[None]:
 
 
 def trained(train: Dataset, **changes: Any) -> tuple[History, dict[str, torch.Tensor]]:
-    chosen = {"epochs": 10, "batch_size": 6, "seed": 4, "device": accelerator(), "show_progress": False} | changes
+    chosen = {
+        "epochs": 10,
+        "data": DataOptions(batch_size=6),
+        "seed": 4,
+        "run": RunOptions(device=accelerator()),
+        "show_progress": False,
+    } | changes
     operator = FNO(1, 1, modes=(4,), width=8, depth=2, seed=0)
     history = fit(operator, train, **chosen)
     assert {one.device.type for one in operator.state_dict().values()} == {accelerator()}
@@ -51,7 +57,14 @@ def test_lower_precision_learns_as_much(precision: Any) -> None:
 
 def test_agrees_with_the_cpu() -> None:
     there, _ = trained(data(60))
-    here = fit(FNO(1, 1, modes=(4,), width=8, depth=2, seed=0), data(60), epochs=10, batch_size=6, seed=4, show_progress=False)
+    here = fit(
+        FNO(1, 1, modes=(4,), width=8, depth=2, seed=0),
+        data(60),
+        epochs=10,
+        data=DataOptions(batch_size=6),
+        seed=4,
+        show_progress=False,
+    )
     assert there.train[0] == pytest.approx(here.train[0], rel=1e-2)
     assert there.train[-1] == pytest.approx(here.train[-1], rel=0.1)
 
@@ -59,17 +72,17 @@ def test_agrees_with_the_cpu() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pinned_batches_change_no_bit(workers: int) -> None:
-    expected, weights = trained(data(33), loading=Loading(pin_memory=False))
+    expected, weights = trained(data(33), data=DataOptions(batch_size=6, pin_memory=False))
     for pin_memory in (None, True, False):
         for train in (lazy(data(33)), data(33)):
-            found, theirs = trained(train, loading=Loading(workers=workers, pin_memory=pin_memory))
+            found, theirs = trained(train, data=DataOptions(batch_size=6, workers=workers, pin_memory=pin_memory))
             assert outcome(found) == outcome(expected)
             assert same(theirs, weights)
 
 
 def test_data_on_the_device_are_not_pinned() -> None:
     expected, weights = trained(data(33))
-    found, theirs = trained(data(33).to(accelerator()), loading=Loading(pin_memory=True))
+    found, theirs = trained(data(33).to(accelerator()), data=DataOptions(batch_size=6, pin_memory=True))
     assert outcome(found) == outcome(expected)
     assert same(theirs, weights)
 
@@ -105,7 +118,7 @@ def test_resumes_at_the_same_bits_within_an_epoch(name: str, tmp_path: Path) -> 
     path = tmp_path / "run"
     for step in range(2, 8):
         with pytest.raises(Killed):
-            fit(built("Convolutional", seed=step - 2), data(23), callbacks=[KillAt(step)], **settings(name, path, **options))
+            fit(built("Convolutional", seed=step - 2), data(23), **settings(name, path, **options, callbacks=[KillAt(step)]))
     resumed = built("Convolutional", seed=99)
     torch.rand(7, device=accelerator())
     assert outcome(fit(resumed, data(23), **settings(name, path, **options))) == outcome(expected)

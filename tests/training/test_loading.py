@@ -15,27 +15,33 @@ from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
 from probneural.randomness import stream
 from probneural.statistics import units
-from probneural.training import Loading, fit, loading
-from probneural.training.history import History
+from probneural.training import DataOptions, fit, loading
+from probneural.training.callbacks import History
 from probneural.training.loading import BatchOrder
 from tests.training.cases import built, data, same
 from tests.training.lazy import lazy
 
 MARK: ContextVar[str] = ContextVar("mark", default="thread")
-SETTINGS = {"epochs": 3, "batch_size": 6, "seed": 4, "show_progress": False}
+SETTINGS = {"epochs": 3, "seed": 4, "show_progress": False}
 
 
-def trained(train: Dataset | list[Dataset], options: Loading | None = None) -> tuple[History, dict[str, torch.Tensor]]:
+def trained(train: Dataset | list[Dataset], options: DataOptions | None = None) -> tuple[History, dict[str, torch.Tensor]]:
     operator = built("FNO")
-    return fit(operator, train, loading=options, **SETTINGS), operator.state_dict()  # type: ignore[arg-type]
+    return fit(operator, train, data=options or DataOptions(batch_size=6), **SETTINGS), operator.state_dict()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     "options",
-    [None, Loading(prefetch=1), Loading(prefetch=9), Loading(workers=1), Loading(workers=2, prefetch=1)],
+    [
+        None,
+        *(
+            DataOptions(batch_size=6, **more)
+            for more in ({"prefetch": 1}, {"prefetch": 9}, {"workers": 1}, {"workers": 2, "prefetch": 1})
+        ),
+    ],
     ids=["default", "one ahead", "nine ahead", "one worker", "two workers"],
 )
-def test_lazy_sources_and_workers_give_the_bits_of_memory(options: Loading | None) -> None:
+def test_lazy_sources_and_workers_give_the_bits_of_memory(options: DataOptions | None) -> None:
     history, weights = trained(data(33))
     for train in (lazy(data(33), most=33), data(33)):
         other, theirs = trained(train, options)
@@ -47,7 +53,7 @@ def test_training_never_asks_for_more_than_a_batch() -> None:
     """But for the units, which are read in blocks first: so an operator that has them reads batches alone."""
     operator = built("Convolutional")
     pairs = lazy(data(33), most=6)
-    fit(operator, pairs, **SETTINGS)  # type: ignore[arg-type]
+    fit(operator, pairs, data=DataOptions(batch_size=6), **SETTINGS)  # type: ignore[arg-type]
     # Three epochs, and the training part once more for the record of what it was.
     assert sorted(Counter(pairs.read).values()) == [3] * 3 + [4] * 30
 
@@ -69,7 +75,7 @@ class Shapes(nn.Module):
 def test_batches_of_several_resolutions_are_mixed() -> None:
     coarse, fine = lazy(data(13)), lazy(data(9, size=24))
     operator = Shapes()
-    history = fit(operator, [coarse, fine], epochs=2, batch_size=3, validation=0.25, show_progress=False)
+    history = fit(operator, [coarse, fine], epochs=2, data=DataOptions(batch_size=3, validation=0.25), show_progress=False)
     assert sorted(Counter(coarse.read).values()) == [2] * 3 + [3] * 10
     assert sorted(Counter(fine.read).values()) == [2] * 2 + [3] * 7
     assert len(history.validation) == 2
@@ -83,7 +89,7 @@ def test_batches_of_several_resolutions_are_mixed() -> None:
 def test_functions_at_two_resolutions_stay_on_one_side() -> None:
     coarse, fine = lazy(data(20)), lazy(data(20, size=24))
     operator = Shapes()
-    fit(operator, [coarse, fine], epochs=1, batch_size=4, validation=0.5, show_progress=False)
+    fit(operator, [coarse, fine], epochs=1, data=DataOptions(batch_size=4, validation=0.5), show_progress=False)
     watched = [set(part.read[-10:]) for part in (coarse, fine)]
     assert watched[0] == watched[1]
     assert len(watched[0]) == 10
@@ -92,7 +98,7 @@ def test_functions_at_two_resolutions_stay_on_one_side() -> None:
 def test_units_of_several_sets_are_those_of_all_their_functions() -> None:
     pairs = data(30)
     operator = built("FNO")
-    fit(operator, [pairs[:20], lazy(pairs[20:])], epochs=1, validation=0.0, show_progress=False)
+    fit(operator, [pairs[:20], lazy(pairs[20:])], epochs=1, data=DataOptions(validation=0.0), show_progress=False)
     mean, scale = units(pairs.outputs)
     torch.testing.assert_close(operator.output_normalizer.mean, mean.float())  # type: ignore[union-attr]
     torch.testing.assert_close(operator.output_normalizer.scale, scale.float())  # type: ignore[union-attr]
@@ -126,7 +132,7 @@ def test_batches_wait_in_pinned_memory_for_cuda_or_where_asked(
     """As torch's own loader does it; without CUDA there is no such memory."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     order = BatchOrder([20], batch_size=5, seed=None)
-    loader = loading.Loader([data()], order, loading=Loading(pin_memory=asked), device=torch.device(device))
+    loader = loading.Loader([data()], order, options=DataOptions(pin_memory=asked), device=torch.device(device))
     assert loader.is_pinned == loader.batches.pin_memory == expected
 
 
@@ -139,7 +145,7 @@ def test_errors_of_a_source_arrive_as_they_are(workers: int) -> None:
     pairs = data()
     broken = Broken(pairs, torch.arange(len(pairs)))
     with pytest.raises(DataError, match="NaN in row 3"):
-        fit(built("Convolutional"), broken, validation=0.0, epochs=1, loading=Loading(workers=workers), show_progress=False)
+        fit(built("Convolutional"), broken, data=DataOptions(validation=0.0, workers=workers), epochs=1, show_progress=False)
 
 
 def test_grids_travel_with_batches() -> None:
@@ -153,7 +159,7 @@ def test_grids_travel_with_batches() -> None:
     pairs = data()
     grid = Grid.uniform(16, lengths=3.0)
     moved = FieldPairs(type(pairs.inputs)(pairs.inputs.values, grid), type(pairs.inputs)(pairs.outputs.values, grid))
-    fit(built("FNO"), lazy(moved), loss=loss, epochs=1, loading=Loading(workers=1), show_progress=False)
+    fit(built("FNO"), lazy(moved), loss=loss, epochs=1, data=DataOptions(workers=1), show_progress=False)
     assert grids == {grid}
 
 

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.training import Callback, EachEpoch, Optimization, files, fit, loggers
-from probneural.training.callbacks import Progress
-from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
+from probneural.training import Callback, DataOptions, EachEpoch, Optimization, RunOptions, callbacks, files, fit
+from probneural.training.callbacks import CSVLog, MLflowLog, Progress, TensorBoardLog, WandbLog
 from tests.training.cases import built, data, same
 
-QUICK: dict[str, Any] = {"epochs": 4, "batch_size": 6, "show_progress": False}
+QUICK: dict[str, Any] = {"epochs": 4, "data": DataOptions(batch_size=6), "show_progress": False}
 
 
 MOST_LINES = 40
@@ -40,12 +39,16 @@ def test_code_is_counted() -> None:
 
 def test_adapters_are_small() -> None:
     """Each logger, and all that makes a `LightningModule`."""
-    folder = Path(loggers.__file__).parent
-    trees = {name: ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("loggers", "lightning")}
-    sizes = {node.name: code_lines(node) for node in trees["loggers"].body if isinstance(node, ast.ClassDef)}
+    folder = Path(callbacks.__file__).parent
+    trees = {name: ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("callbacks", "lightning")}
+    sizes = {
+        node.name: code_lines(node)
+        for node in trees["callbacks"].body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Log")
+    }
     parts = [node for node in trees["lightning"].body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     sizes["lightning"] = sum(map(code_lines, parts))
-    assert {"CSVLog", "TensorBoardLog", "WandbLog", "MLflowLog"} < set(sizes)
+    assert {"CSVLog", "TensorBoardLog", "WandbLog", "MLflowLog"} <= set(sizes)
     assert {name: size for name, size in sizes.items() if not 5 < size <= MOST_LINES} == {}
 
 
@@ -69,7 +72,7 @@ def test_what_callbacks_are_told() -> None:
         def on_end(self, history: Any) -> None:
             told.append(("end", history))
 
-    history = fit(built("FNO"), data(), callbacks=[All()], **QUICK)
+    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[All()]), **QUICK)
     assert [name for name, _ in told] == ["start", *(["step"] * 3 + ["epoch"]) * 4, "end"]
     assert told[-1][1] == history
     assert (told[0][1].epoch, told[0][1].step, dict(told[0][1].losses)) == (0, 0, {})
@@ -97,8 +100,8 @@ def test_a_resumed_training_tells_the_learning_rate_of_its_next_step(tmp_path: P
                 raise Killed
 
     with pytest.raises(Killed):
-        fit(built("FNO"), data(), checkpoint=tmp_path / "run", callbacks=[Rates()], **QUICK)
-    fit(built("FNO"), data(), checkpoint=tmp_path / "run", callbacks=[Rates()], **QUICK)
+        fit(built("FNO"), data(), run=RunOptions(checkpoint=tmp_path / "run", callbacks=[Rates()]), **QUICK)
+    fit(built("FNO"), data(), run=RunOptions(checkpoint=tmp_path / "run", callbacks=[Rates()]), **QUICK)
     assert rates[6] == rates[7] == rates[4] == pytest.approx(3e-3 * (1 + 0.5**0.5) / 2)  # after three steps of twelve
 
 
@@ -107,7 +110,10 @@ def test_an_operator_is_shown_as_it_was_watched(validation: float, tmp_path: Pat
     """After each epoch with averaged weights, in evaluation mode; the training itself goes on as if nobody had looked."""
     seen: list[dict[str, torch.Tensor]] = []
     modes: list[bool] = []
-    pairs, settings = data(), QUICK | {"optimization": Optimization(averaging=0.9), "validation": validation}
+    pairs, settings = (
+        data(),
+        QUICK | {"optimization": Optimization(averaging=0.9), "data": DataOptions(batch_size=6, validation=validation)},
+    )
 
     class Look(Callback):
         def on_epoch(self, progress: Progress) -> None:
@@ -116,8 +122,8 @@ def test_an_operator_is_shown_as_it_was_watched(validation: float, tmp_path: Pat
             seen.append(copy.deepcopy(progress.operator.state_dict()))
 
     alone, shown = built("Convolutional"), built("Convolutional")
-    fit(alone, pairs, checkpoint=tmp_path / "alone", **settings)
-    fit(shown, pairs, checkpoint=tmp_path / "shown", callbacks=[Look()], **settings)
+    fit(alone, pairs, run=RunOptions(checkpoint=tmp_path / "alone"), **settings)
+    fit(shown, pairs, run=RunOptions(checkpoint=tmp_path / "shown", callbacks=[Look()]), **settings)
     assert not any(modes)
     assert same(seen[-1], alone.state_dict())
     assert same(shown.state_dict(), alone.state_dict())
@@ -136,7 +142,7 @@ def test_callbacks_may_change_modes() -> None:
 
     alone, watched = built("Convolutional"), built("Convolutional")
     fit(alone, data(), **QUICK)
-    fit(watched, data(), callbacks=[Predict(), Predict()], **QUICK)
+    fit(watched, data(), run=RunOptions(callbacks=[Predict(), Predict()]), **QUICK)
     assert all(found)
     assert same(watched.state_dict(), alone.state_dict())
 
@@ -157,7 +163,7 @@ def test_callbacks_draw_from_the_random_state_of_the_caller() -> None:
         fit(alone, data(), **QUICK)
         expected = [float(torch.rand(())) for _ in range(18)]
         torch.manual_seed(7)
-        fit(watched, data(), callbacks=[Draw()], **QUICK)
+        fit(watched, data(), run=RunOptions(callbacks=[Draw()]), **QUICK)
         assert drawn == expected[:17]  # the start, 4 epochs of 3 steps, and their ends
         assert float(torch.rand(())) == expected[17]
         assert same(watched.state_dict(), alone.state_dict())
@@ -176,7 +182,7 @@ def test_the_end_is_told_when_training_fails() -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        fit(built("FNO"), data(), callbacks=[EachEpoch(kill), End()], **QUICK)
+        fit(built("FNO"), data(), run=RunOptions(callbacks=[EachEpoch(kill), End()]), **QUICK)
     assert ends == [2]
 
 
@@ -201,13 +207,18 @@ def test_a_table_goes_on_where_a_killed_run_was(tmp_path: Path) -> None:
 
     kept = b""
     with pytest.raises(Killed):
-        fit(built("FNO"), data(), checkpoint=run, callbacks=[CSVLog(table), EachEpoch(keep), EachEpoch(kill)], **QUICK)
+        fit(
+            built("FNO"),
+            data(),
+            run=RunOptions(checkpoint=run, callbacks=[CSVLog(table), EachEpoch(keep), EachEpoch(kill)]),
+            **QUICK,
+        )
     assert len(rows(table)) == 3  # one more than the checkpoint knows
-    history = fit(built("FNO"), data(), checkpoint=run, callbacks=[CSVLog(table)], **QUICK)
+    history = fit(built("FNO"), data(), run=RunOptions(checkpoint=run, callbacks=[CSVLog(table)]), **QUICK)
     assert [int(row["epoch"]) for row in rows(table)] == [1, 2, 3, 4]
     assert [float(row["train"]) for row in rows(table)] == list(history.train)
     assert [float(row["validation"]) for row in rows(table)] == list(history.validation)
-    fit(built("FNO"), data(), callbacks=[CSVLog(table)], **QUICK | {"epochs": 1})
+    fit(built("FNO"), data(), run=RunOptions(callbacks=[CSVLog(table)]), **QUICK | {"epochs": 1})
     assert len(rows(table)) == 1
 
 
@@ -216,7 +227,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    history = fit(built("FNO"), data(), callbacks=[TensorBoardLog(tmp_path)], **QUICK)
+    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[TensorBoardLog(tmp_path)]), **QUICK)
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [event.step for event in events.Scalars("train")] == [1, 2, 3, 4]
@@ -233,7 +244,7 @@ def test_weights_and_biases(tmp_path: Path) -> None:
         def on_end(self, history: Any) -> None:
             last.update(dict(log.run.summary))
 
-    history = fit(built("FNO"), data(), callbacks=[Look(), log], **QUICK)
+    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[Look(), log]), **QUICK)
     assert last["train"] == pytest.approx(history.train[-1])
     assert last["_step"] == 4
     assert log.run.config["batch_size"] == 6
@@ -244,7 +255,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the small package has no data base
     log = MLflowLog("tests", uri=(tmp_path / "runs").as_uri())
-    history = fit(built("FNO"), data(), callbacks=[log], **QUICK)
+    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[log]), **QUICK)
     found = log.client.get_metric_history(log.run, "train")
     assert [(entry.step, entry.value) for entry in found] == list(enumerate(history.train, start=1))
     assert log.client.get_run(log.run).data.params["seed"] == "0"
@@ -272,7 +283,7 @@ def test_lightning(tmp_path: Path) -> None:
     from probneural.training.lightning import lightning_module, pair_loader
 
     operator, other = built("Tied"), built("Tied")
-    fit(operator, data(), validation=0.0, seed=3, **QUICK)
+    fit(operator, data(), seed=3, **QUICK | {"data": DataOptions(batch_size=6, validation=0.0)})
     trainer = lightning.Trainer(
         max_epochs=4, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=tmp_path,

@@ -14,6 +14,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.training import (
     CRPS,
+    DataOptions,
     EnergyScore,
     PDEResidual,
     RelativeH1,
@@ -293,10 +294,12 @@ def test_sums_weigh_their_terms_and_hand_on_inputs() -> None:
     ids=lambda loss: type(loss).__name__,
 )
 def test_operators_train_on_every_loss(loss: Loss) -> None:
-    history = fit(built("FNO"), data(), loss=loss, epochs=8, batch_size=6, learning_rate=0.01, show_progress=False)
+    history = fit(
+        built("FNO"), data(), loss=loss, epochs=8, data=DataOptions(batch_size=6), learning_rate=0.01, show_progress=False
+    )
     assert history.train[-1] < history.train[0]
     if isinstance(loss, RelativeL2):
-        default = fit(built("FNO"), data(), epochs=8, batch_size=6, learning_rate=0.01, show_progress=False)
+        default = fit(built("FNO"), data(), epochs=8, data=DataOptions(batch_size=6), learning_rate=0.01, show_progress=False)
         assert default.train == history.train
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.training.muon import Muon, orthogonalized
+from probneural.training.optimizers import Muon, orthogonalized
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

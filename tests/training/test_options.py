@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from probneural.operators import FNO, DeepONet
 from probneural.pairs import FieldPairs
-from probneural.training import EarlyStopping, Optimization, RelativeL2, fit
+from probneural.training import DataOptions, EarlyStopping, Optimization, RelativeL2, RunOptions, fit
 from probneural.training.loading import BatchOrder
 from tests.training.cases import built, data, same
 
-SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 6, "seed": 1, "validation": 0.0, "show_progress": False}
+SETTINGS: dict[str, Any] = {"epochs": 3, "data": DataOptions(batch_size=6, validation=0.0), "seed": 1, "show_progress": False}
 
 
 def by_hand(module: nn.Module, pairs: FieldPairs, optimizer: torch.optim.Optimizer, **options: Any) -> list[dict[str, Tensor]]:
@@ -79,7 +79,7 @@ def test_schedules_reach_what_they_promise() -> None:
     for schedule in ("one-cycle", "cosine", None, linear):
         rates = Rates()
         options = Optimization(schedule=schedule)  # type: ignore[arg-type]
-        fit(built("Tied"), data(20), learning_rate=0.01, optimization=options, callbacks=[rates], **SETTINGS)
+        fit(built("Tied"), data(20), learning_rate=0.01, optimization=options, run=RunOptions(callbacks=[rates]), **SETTINGS)
         found[str(schedule)] = rates.rates
     assert max(found["one-cycle"]) == pytest.approx(0.01, rel=0.02)
     assert found["one-cycle"][0] < 0.005
@@ -111,7 +111,10 @@ def test_the_average_is_that_of_the_steps() -> None:
 def test_what_is_watched_is_the_average() -> None:
     pairs, operator = data(40), built("Tied")
     history = fit(
-        operator, pairs, optimization=Optimization(averaging=0.99), **SETTINGS | {"validation": 0.25, "learning_rate": 0.03}
+        operator,
+        pairs,
+        optimization=Optimization(averaging=0.99),
+        **SETTINGS | {"data": DataOptions(batch_size=6, validation=0.25), "learning_rate": 0.03},
     )
     from probneural.training import trainer
 
@@ -125,7 +128,7 @@ def test_what_is_watched_is_the_average() -> None:
 def test_early_stopping(restore: bool) -> None:
     """A rate so high that the loss soon rises: it ends after the patience, with the weights that were asked for."""
     pairs = data(40)
-    settings = SETTINGS | {"epochs": 60, "validation": 0.5, "learning_rate": 0.3}
+    settings = SETTINGS | {"epochs": 60, "data": DataOptions(batch_size=6, validation=0.5), "learning_rate": 0.3}
     stop = EarlyStopping(patience=4, restore_best=restore)
     operator = built("FNO")
     history = fit(operator, pairs, optimization=Optimization(early_stopping=stop, schedule=None), **settings)
@@ -146,8 +149,7 @@ def test_lbfgs_fits_a_linear_map_in_a_few_steps() -> None:
         operator,
         linear,
         epochs=6,
-        batch_size=20,
-        validation=0.0,
+        data=DataOptions(batch_size=20, validation=0.0),
         learning_rate=1.0,
         loss=lambda predicted, target, grid: (predicted - target).square().mean(),
         optimization=Optimization(optimizer="lbfgs", schedule=None),
@@ -185,7 +187,9 @@ def test_the_last_epochs_go_without_autocast() -> None:
 
     operator = Watched(1, 1, modes=(4,), width=4, depth=1, seed=0)
     options = Optimization(precision="bfloat16", full_precision_tail=0.3)
-    fit(operator, data(20), epochs=5, batch_size=18, validation=0.1, optimization=options, show_progress=False)
+    fit(
+        operator, data(20), epochs=5, data=DataOptions(batch_size=18, validation=0.1), optimization=options, show_progress=False
+    )
     assert seen == [True] * 6 + [False] * 4
 
 

@@ -16,7 +16,7 @@ import torch
 
 from probneural.errors import ArgumentError
 from probneural.processes import alone
-from probneural.training import files, fit, parallel
+from probneural.training import DataOptions, files, fit, parallel
 from tests.distributed import needs_distributed, run_by_torchrun
 from tests.training.cases import built, data, same
 from tests.training.ranks import CHUNK, SETTINGS
@@ -119,4 +119,4 @@ def test_who_is_alone_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_batch_has_a_pair_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "world_size", lambda: 4)
     with pytest.raises(ArgumentError, match="a batch_size of at least 4"):
-        fit(built("FNO"), data(), batch_size=3)
+        fit(built("FNO"), data(), data=DataOptions(batch_size=3))

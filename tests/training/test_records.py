@@ -15,7 +15,7 @@ from probneural.heads import LastLayerLaplace
 from probneural.pairs import FieldPairs
 from probneural.pairs.provenance import TrainingRecord, row_keys
 from probneural.storage import load, save
-from probneural.training import EarlyStopping, Optimization, Unroll, files, fit, trainer
+from probneural.training import DataOptions, EarlyStopping, Optimization, Unroll, files, fit, trainer
 from probneural.trajectories import FieldTrajectories
 from tests.training.cases import built, data
 
@@ -33,10 +33,10 @@ def keys(pairs: FieldPairs) -> set[int]:
 
 def test_the_operator_knows_the_pairs_that_trained_it() -> None:
     pairs, other, operator = data(20), data(8, seed=5), built("FNO")
-    fit(operator, pairs, epochs=1, validation=0.25, show_progress=False)
+    fit(operator, pairs, epochs=1, data=DataOptions(validation=0.25), show_progress=False)
     assert len(recorded(operator)) == 15  # validation pairs were watched
     assert recorded(operator) < keys(pairs)
-    fit(operator, other, epochs=1, validation=0.0, show_progress=False)
+    fit(operator, other, epochs=1, data=DataOptions(validation=0.0), show_progress=False)
     assert len(recorded(operator)) == 23
     assert recorded(copy.deepcopy(operator)) == recorded(operator) > keys(other)
     assert "trained_on" not in operator.state_dict()
@@ -45,7 +45,14 @@ def test_the_operator_knows_the_pairs_that_trained_it() -> None:
 def test_pairs_that_early_stopping_chose_by_count_as_trained() -> None:
     pairs, operator = data(20), built("FNO")
     stopping = Optimization(early_stopping=EarlyStopping(patience=3))
-    fit(operator, [pairs[:10], pairs[10:]], epochs=1, validation=0.25, optimization=stopping, show_progress=False)
+    fit(
+        operator,
+        [pairs[:10], pairs[10:]],
+        epochs=1,
+        data=DataOptions(validation=0.25),
+        optimization=stopping,
+        show_progress=False,
+    )
     assert recorded(operator) == keys(pairs)
 
 
@@ -60,7 +67,7 @@ def test_of_windows_of_several_steps_the_first_step_counts() -> None:
     states_of_all = {*trajectories.window_keys.flatten().tolist(), *windows.clock.trajectory_keys.tolist()}
     for pairs, expected in ((windows, keys(first) | states_of_all), (plain, keys(first))):
         operator = built("FNO")
-        fit(operator, pairs, epochs=1, validation=0.0, unroll=Unroll(steps=2), show_progress=False)
+        fit(operator, pairs, epochs=1, data=DataOptions(validation=0.0), loss=Unroll(steps=2), show_progress=False)
         assert recorded(operator) == expected
 
 
@@ -70,7 +77,7 @@ def test_files_of_operators_keep_the_record(name: str, tmp_path: Path) -> None:
     given = built(name, seed=1) if name == "Convolutional" else None
     save(operator, tmp_path / "untrained")
     assert load(tmp_path / "untrained", operator=given).trained_on is None
-    fit(operator, pairs, epochs=1, validation=0.0, show_progress=False)
+    fit(operator, pairs, epochs=1, data=DataOptions(validation=0.0), show_progress=False)
     save(operator, tmp_path / "trained")
     loaded = load(tmp_path / "trained", operator=given)
     assert isinstance(loaded, nn.Module)
@@ -79,7 +86,7 @@ def test_files_of_operators_keep_the_record(name: str, tmp_path: Path) -> None:
 
 def test_files_of_predictors_keep_the_record_and_older_files_have_none(tmp_path: Path) -> None:
     pairs, operator = data(20), built("FNO")
-    fit(operator, pairs[:15], epochs=1, validation=0.0, show_progress=False)
+    fit(operator, pairs[:15], epochs=1, data=DataOptions(validation=0.0), show_progress=False)
     predictor = LastLayerLaplace().fit(operator, pairs[10:])
     save(predictor, tmp_path / "predictor")
     loaded = load(tmp_path / "predictor")

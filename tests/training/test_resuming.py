@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,19 @@ import pytest
 import torch
 
 from probneural.errors import FileError, TrainingError
-from probneural.training import Callback, Checkpoint, EachEpoch, EarlyStopping, Optimization, files, fit, weights
-from probneural.training.callbacks import Progress
-from probneural.training.history import History
+from probneural.training import (
+    Callback,
+    Checkpoint,
+    DataOptions,
+    EachEpoch,
+    EarlyStopping,
+    Optimization,
+    RunOptions,
+    files,
+    fit,
+    weights,
+)
+from probneural.training.callbacks import History, Progress
 from tests import file_mutations as change
 from tests.training.cases import built, data, same
 
@@ -61,10 +72,18 @@ class KillAt(Callback):
             raise Killed
 
 
-def settings(name: str, path: Path | None, **changes: Any) -> dict[str, Any]:
-    checkpoint = None if path is None else Checkpoint(path, steps=1)
-    chosen = {"epochs": 4, "batch_size": 5, "seed": 2, "learning_rate": 0.01, "show_progress": False, "checkpoint": checkpoint}
-    return chosen | {"optimization": OPTIONS[name]} | changes
+def settings(
+    name: str,
+    checkpoint: Path | Checkpoint | None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    device: str | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    each_step = Checkpoint(checkpoint, steps=1) if isinstance(checkpoint, Path) else checkpoint
+    run = RunOptions(checkpoint=each_step, callbacks=callbacks, device=device)
+    chosen = {"epochs": 4, "data": DataOptions(batch_size=5), "seed": 2, "learning_rate": 0.01, "show_progress": False}
+    return chosen | {"run": run, "optimization": OPTIONS[name]} | changes
 
 
 def outcome(history: History) -> tuple[object, ...]:
@@ -80,7 +99,7 @@ def test_resumes_at_the_same_bits_within_an_epoch(name: str, tmp_path: Path) -> 
     path = tmp_path / "run"
     for step in range(2, 8):
         with pytest.raises(Killed):
-            fit(built(kind, seed=step - 2), data(23), callbacks=[KillAt(step)], **settings(name, path))
+            fit(built(kind, seed=step - 2), data(23), **settings(name, path, callbacks=[KillAt(step)]))
         assert files.read(path)[1]["step"] < -(-21 // 5)
         if step == 2:
             first = files.read(path)[1]
@@ -101,7 +120,7 @@ def test_callbacks_draw_without_consequence(tmp_path: Path) -> None:
 
     plain, watched = built("Convolutional"), built("Convolutional")
     fit(plain, data(23), **settings("default", None))
-    fit(watched, data(23), callbacks=[Draws()], **settings("default", None))
+    fit(watched, data(23), **settings("default", None, callbacks=[Draws()]))
     assert same(plain.state_dict(), watched.state_dict())
 
 
@@ -118,7 +137,7 @@ def test_how_often_a_checkpoint_is_written(
         write(path, tensors, metadata=metadata)
 
     monkeypatch.setattr(files, "write", note)
-    chosen = settings("default", None, epochs=2, checkpoint=Checkpoint(tmp_path / "run", seconds=seconds, steps=steps))
+    chosen = settings("default", Checkpoint(tmp_path / "run", seconds=seconds, steps=steps), epochs=2)
     fit(built("Convolutional"), data(23), **chosen)
     assert written.count(0) == 2
     within = {0: [], 3: [3, 3], 6: [1, 2, 3, 4, 1, 2, 3, 4]}[expected]
@@ -160,7 +179,7 @@ def test_further_epochs_have_the_rates_of_the_longer_training(tmp_path: Path) ->
     def rates(path: Path | None, epochs: int) -> list[float]:
         noted: list[float] = []
         note = EachEpoch(lambda progress: noted.append(progress.learning_rate))
-        fit(built("FNO"), data(23), **settings("default", path, epochs=epochs), callbacks=[note])
+        fit(built("FNO"), data(23), **settings("default", path, epochs=epochs, callbacks=[note]))
         return noted
 
     assert rates(tmp_path / "run", 2)[-1] < 0.003
@@ -170,7 +189,7 @@ def test_further_epochs_have_the_rates_of_the_longer_training(tmp_path: Path) ->
 def test_a_training_that_was_stopped_within_is_not_a_finished_one(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with pytest.raises(Killed):
-        fit(built("FNO"), data(23), **settings("default", path), callbacks=[KillAt(6)])
+        fit(built("FNO"), data(23), **settings("default", path, callbacks=[KillAt(6)]))
     with pytest.raises(FileError, match="or fewer, all done"):
         fit(built("FNO"), data(23), **settings("default", path, epochs=6))
 
@@ -198,7 +217,7 @@ def test_a_resume_that_fails_changes_no_weight(name: str, tmp_path: Path) -> Non
     for kind, step in (("FNO", 6), ("FNO" if name == "float16" else "Complex", 20)):  # PyTorch does not scale complex gradients
         path.unlink(missing_ok=True)
         with contextlib.suppress(Killed):
-            fit(built(kind), data(23), **settings(name, path), callbacks=[KillAt(step)])
+            fit(built(kind), data(23), **settings(name, path, callbacks=[KillAt(step)]))
         opened, draw = change.opened(path), random.Random(step)
         for number in range(9):
             found = change.damaged(opened, draw)[1] if number % 3 else opened
@@ -222,12 +241,13 @@ VICTIM = """
 import sys, torch
 torch.set_num_threads(1)
 from tests.training.cases import built, data
-from probneural.training import Checkpoint, EarlyStopping, Optimization, fit, files
+from probneural.training import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions, fit, files
 from tests.training.lazy import lazy
 operator = built("Convolutional")
 options = Optimization(averaging=0.9, gradient_clip=1.0, early_stopping=EarlyStopping(patience=30))
-fit(operator, lazy(data(60)), epochs=30, batch_size=6, seed=5, optimization=options, show_progress=False,
-    checkpoint=Checkpoint(sys.argv[1], seconds=0.01))
+run = RunOptions(checkpoint=Checkpoint(sys.argv[1], seconds=0.01))
+batches = DataOptions(batch_size=6)
+fit(operator, lazy(data(60)), epochs=30, data=batches, seed=5, optimization=options, run=run, show_progress=False)
 files.write(sys.argv[2], operator.state_dict(), metadata={})
 """
 

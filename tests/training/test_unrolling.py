@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,14 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO
 from probneural.pairs import Dataset, FieldPairs
-from probneural.training import Checkpoint, Optimization, Unroll, files, fit, relative_l2
+from probneural.training import Checkpoint, DataOptions, Optimization, RunOptions, Unroll, files, fit, relative_l2
 from probneural.training.objective import Objective
 from probneural.training.unrolling import FirstStep
 from tests.training.cases import same
-from tests.training.lazy import lazy
 from tests.training.test_resuming import KillAt, Killed
 
 GRID = Grid.uniform(12)
-SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 8, "seed": 1, "show_progress": False}
+SETTINGS: dict[str, Any] = {"epochs": 4, "data": DataOptions(batch_size=8), "seed": 1, "show_progress": False}
 RECIPES = {
     "unrolled": Unroll(steps=3),
     "pushed forward": Unroll(steps=3, pushforward=True),
@@ -126,7 +126,7 @@ def test_one_step_is_plain_training_bit_for_bit(kind: str) -> None:
         for _ in range(2)
     )
     expected = fit(plain, pairs, **SETTINGS)
-    found = fit(unrolled, pairs, unroll=Unroll(), **SETTINGS)
+    found = fit(unrolled, pairs, loss=Unroll(), **SETTINGS)
     assert (found.train, found.validation) == (expected.train, expected.validation)
     assert same(unrolled.state_dict(), plain.state_dict())
 
@@ -134,16 +134,16 @@ def test_one_step_is_plain_training_bit_for_bit(kind: str) -> None:
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_every_recipe_lowers_the_error_of_all_steps(name: str) -> None:
     """By what is watched, which is the mean over all steps whatever is trained."""
-    history = fit(step(), windows(steps=3), unroll=RECIPES[name], **{**SETTINGS, "epochs": 20, "learning_rate": 0.02})
+    history = fit(step(), windows(steps=3), loss=RECIPES[name], **{**SETTINGS, "epochs": 20, "learning_rate": 0.02})
     assert history.validation[-1] < 0.4 * history.validation[0]
 
 
 def test_what_is_watched_is_the_mean_of_all_steps_without_noise() -> None:
     pairs, operator = windows(steps=3), step(dropout=0.2)
-    history = fit(operator, pairs, unroll=RECIPES["all"], **SETTINGS)
+    history = fit(operator, pairs, loss=RECIPES["all"], **SETTINGS)
     operator.eval()
     first = step(dropout=0.2)
-    fit(first, pairs, unroll=Unroll(steps=3), **SETTINGS)  # the same split, which the seed names
+    fit(first, pairs, loss=Unroll(steps=3), **SETTINGS)  # the same split, which the seed names
     watched = _watched(pairs)
     with torch.no_grad():
         state, losses = watched.inputs.values, []
@@ -161,7 +161,7 @@ def _watched(pairs: Dataset) -> FieldPairs:
         def fit_normalizers(self, *train: Dataset) -> None:
             seen.extend(train)
 
-    fit(Spy(1, 1, modes=(2,), width=2, depth=1, projection=2).double(), pairs, unroll=Unroll(steps=3), **SETTINGS)
+    fit(Spy(1, 1, modes=(2,), width=2, depth=1, projection=2).double(), pairs, loss=Unroll(steps=3), **SETTINGS)
     trained = seen[0][:].inputs.values
     everything = pairs[:]
     rows = [number for number, one in enumerate(everything.inputs.values) if not bool((one == trained).all((1, 2)).any())]
@@ -172,7 +172,9 @@ def test_units_are_those_of_one_step() -> None:
     several = windows(history=2, steps=3, channels=2)
     one = FieldPairs(several[:].inputs, Field(several[:].outputs.values[:, :2], GRID))
     operators = [FNO(4, 2, modes=(3,), width=4, depth=1, projection=4, seed=0).double() for _ in range(2)]
-    fit(operators[0], several, unroll=Unroll(steps=3, history=2), validation=0.0, **SETTINGS)
+    fit(
+        operators[0], several, loss=Unroll(steps=3, history=2), **SETTINGS | {"data": DataOptions(batch_size=8, validation=0.0)}
+    )
     operators[1].fit_normalizers(one)
     for name in ("input_normalizer", "output_normalizer"):
         assert same(getattr(operators[0], name).state_dict(), getattr(operators[1], name).state_dict())
@@ -208,15 +210,16 @@ def test_noise_is_relative_to_the_state_and_spares_parameters() -> None:
 @pytest.mark.parametrize("name", ["curriculum", "all"])
 def test_a_curriculum_resumes_at_its_horizon(name: str, tmp_path: Path) -> None:
     """Killed at every step in turn: the same bits, and the steps of the epoch that the kill fell into."""
-    pairs, settings = windows(steps=3), {**SETTINGS, "unroll": RECIPES[name]}
+    pairs = windows(steps=3)
     calls: list[int] = []
 
     def loss(predicted: Tensor, target: Tensor, grid: Grid) -> Tensor:
         calls.append(int(torch.is_grad_enabled()))
         return error(predicted, target)
 
+    unroll = replace(RECIPES[name], loss=loss)
     whole = step(dropout=0.2)
-    expected = fit(whole, pairs, loss=loss, optimization=Optimization(accumulation=2), **settings)
+    expected = fit(whole, pairs, loss=unroll, optimization=Optimization(accumulation=2), **SETTINGS)
     steps = {"curriculum": [1, 2, 3, 3], "all": [1, 2, 2, 2]}[name]
     batches = -(-28 // 8)
     assert sum(calls) == batches * sum(steps)
@@ -226,17 +229,21 @@ def test_a_curriculum_resumes_at_its_horizon(name: str, tmp_path: Path) -> None:
             fit(
                 step(dropout=0.2, seed=number - 2),
                 pairs,
-                loss=loss,
+                loss=unroll,
                 optimization=Optimization(accumulation=2),
-                checkpoint=Checkpoint(path, steps=1),
-                callbacks=[KillAt(number)],
-                **settings,
+                run=RunOptions(checkpoint=Checkpoint(path, steps=1), callbacks=[KillAt(number)]),
+                **SETTINGS,
             )
     assert files.read(path)[1]["step"] == 1
     resumed = step(dropout=0.2, seed=9)
     calls.clear()
     found = fit(
-        resumed, pairs, loss=loss, optimization=Optimization(accumulation=2), checkpoint=Checkpoint(path, steps=1), **settings
+        resumed,
+        pairs,
+        loss=unroll,
+        optimization=Optimization(accumulation=2),
+        run=RunOptions(checkpoint=Checkpoint(path, steps=1)),
+        **SETTINGS,
     )
     assert (found.train, found.validation) == (expected.train, expected.validation)
     assert same(resumed.state_dict(), whole.state_dict())
@@ -244,10 +251,10 @@ def test_a_curriculum_resumes_at_its_horizon(name: str, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    fit(step(), windows(steps=3), unroll=RECIPES["unrolled"], checkpoint=tmp_path / "run", **SETTINGS)
+    fit(step(), windows(steps=3), loss=RECIPES["unrolled"], run=RunOptions(checkpoint=tmp_path / "run"), **SETTINGS)
     for name in ("pushed forward", "noisy", "curriculum"):
         with pytest.raises(FileError, match="rates and options"):
-            fit(step(), windows(steps=3), unroll=RECIPES[name], checkpoint=tmp_path / "run", **SETTINGS)
+            fit(step(), windows(steps=3), loss=RECIPES[name], run=RunOptions(checkpoint=tmp_path / "run"), **SETTINGS)
 
 
 def test_losses_are_given_the_input_of_each_step() -> None:
@@ -286,10 +293,8 @@ def test_unusable_options_are_refused(options: dict[str, Any], message: str) -> 
 def test_pairs_that_do_not_hold_the_states_are_refused() -> None:
     for unroll in (Unroll(steps=2), Unroll(steps=3, history=2)):
         with pytest.raises(DataError, match=f"pairs of {unroll.history} states and the {unroll.steps} that follow"):
-            fit(step(), windows(steps=3), unroll=unroll, **SETTINGS)
+            fit(step(), windows(steps=3), loss=unroll, **SETTINGS)
     batch = windows(steps=2)[:6]
     finer = FieldPairs(batch.inputs, batch.outputs.resample(Grid.uniform(24)))
     with pytest.raises(GridError, match="one grid, where outputs become inputs"):
-        fit(step(), finer, unroll=Unroll(steps=2), **SETTINGS)
-    with pytest.raises(ArgumentError, match="a Unroll as unroll"):
-        fit(step(), lazy(windows(steps=3)[:]), unroll=3, **SETTINGS)  # type: ignore[arg-type]
+        fit(step(), finer, loss=Unroll(steps=2), **SETTINGS)

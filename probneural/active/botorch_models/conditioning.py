@@ -136,8 +136,8 @@ def _whitened(root: Tensor, residual: Tensor, noise: Tensor, discrepancy: Tensor
     triangle = _own_factor(noise, discrepancy)
     rows = root.to(torch.float64).expand(*triangle.shape[:-1], root.shape[-1])
     whitened = torch.linalg.solve_triangular(triangle, rows, upper=False)
-    left = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
-    return whitened, left, rows.new_ones(triangle.shape[:-1])
+    whitened_residual = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
+    return whitened, whitened_residual, rows.new_ones(triangle.shape[:-1])
 
 
 def _own_factor(noise: Tensor, discrepancy: Tensor) -> Tensor:
@@ -259,11 +259,11 @@ class Measurements(TensorPosterior):
     ) -> None:
         super().__init__(mean)
         rows = root.to(torch.float64).flatten(-3, -2)
-        own = mean.new_zeros(*mean.shape, 0) if discrepancy is None else discrepancy
-        factor = _own_factor(noise.expand(mean.shape), own)  # b q m m, for the blocks on the diagonal
+        misfits = mean.new_zeros(*mean.shape, 0) if discrepancy is None else discrepancy
+        factor = _own_factor(noise.expand(mean.shape), misfits)  # b q m m, for the blocks on the diagonal
         blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
-        own = blocks.flatten(-4, -3).flatten(-2).mT
-        _, self.triangle = _triangular(torch.cat([rows.mT, own], dim=-2))
+        diagonal = blocks.flatten(-4, -3).flatten(-2).mT
+        _, self.triangle = _triangular(torch.cat([rows.mT, diagonal], dim=-2))
 
     @property
     def mean(self) -> Float[Tensor, "*b q m"]:
@@ -353,13 +353,13 @@ class OutputMoments:
         """Mean, root and discrepancy (of rank 0 where there is none), expanded to one batch shape."""
         discrepancy = self.root.new_zeros(*self.root.shape[:-1], 0) if self.discrepancy is None else self.discrepancy
         shape = broadcast_batches(self.mean.shape[:-2], self.root.shape[:-3], discrepancy.shape[:-3], batch)
-        root, own = (part.to(self.root).expand(*shape, *part.shape[-3:]) for part in (self.root, discrepancy))
-        return self.mean.expand(*shape, *self.mean.shape[-2:]), root, own
+        root, misfits = (part.to(self.root).expand(*shape, *part.shape[-3:]) for part in (self.root, discrepancy))
+        return self.mean.expand(*shape, *self.mean.shape[-2:]), root, misfits
 
     def joined(self, batch: torch.Size) -> tuple[Tensor, Tensor]:
         """Mean and whole root, `b x q x m x (k + r)`, expanded to one batch shape."""
-        mean, root, own = self.expanded(batch)
-        return mean, torch.cat([root, own], dim=-1)
+        mean, root, misfits = self.expanded(batch)
+        return mean, torch.cat([root, misfits], dim=-1)
 
 
 def broadcast_batches(*shapes: torch.Size) -> torch.Size:

@@ -292,8 +292,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         if X.shape[-2] == 0:
             return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
         moments = self._gaussian(X, "fantasy")
-        mean, root, own = (part.to(torch.float64) for part in moments.expanded(variance.shape[:-2]))
-        drawn = sampler(Measurements(mean, root, variance, discrepancy=own))
+        mean, root, misfits = (part.to(torch.float64) for part in moments.expanded(variance.shape[:-2]))
+        drawn = sampler(Measurements(mean, root, variance, discrepancy=misfits))
         return self._having_observed(X, drawn, variance, moments)
 
     def _set_transformed_inputs(self) -> None:
@@ -306,8 +306,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
     def _select(self, indices: list[int]) -> list[int]:
         """Resolve positions, negative ones too, among this model's outputs."""
-        given = check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
-        positions = [check_integer(one, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for one in given]
+        numbers = check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
+        positions = [check_integer(number, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for number in numbers]
         return [self.outputs[position] for position in positions]
 
     def _transformed_designs(self, X: Tensor) -> Tensor:
@@ -423,17 +423,17 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         *means, mean = field.mean.flatten(1).split(counts)
         *roots, root = field.root.dense().flatten(1, 2).split(counts)
         discrepancies = [None] * len(counts) if field.discrepancy is None else _split(field.discrepancy, counts)
-        known: list[LatentPosterior] = []
+        posteriors: list[LatentPosterior] = []
         observed = zip(self.observations, parts, means, roots, discrepancies[:-1], strict=True)
-        for observation, part, there, moved, discrepancy in observed:
-            expected, shared = _in_batches(there, moved, part, observation.outputs)
-            for posterior in known:
+        for observation, part, values, moved, discrepancy in observed:
+            expected, shared = _in_batches(values, moved, part, observation.outputs)
+            for posterior in posteriors:
                 expected, shared = posterior.move(expected, shared)
             residual = observation.values.to(expected.device, torch.float64) - expected.to(torch.float64)
             misfit = _roots_in_batches(discrepancy, part, observation.outputs)
-            known.append(LatentPosterior.of(shared, residual, noise=observation.noise, discrepancy=misfit))
+            posteriors.append(LatentPosterior.of(shared, residual, noise=observation.noise, discrepancy=misfit))
         mean, root = _in_batches(mean, root, X, outputs)
-        for posterior in known:
+        for posterior in posteriors:
             mean, root = posterior.move(mean, root)
         return OutputMoments(mean, root, None, _roots_in_batches(discrepancies[-1], X, outputs))
 

@@ -161,9 +161,9 @@ class MemberPosterior(TensorPosterior):
     """
 
     def __init__(self, values: Float[Tensor, "..."], weights: Float[Tensor, " s"] | None = None) -> None:
-        for given, name in ((values, "values"), (weights, "weights")):
-            if given is not None or name == "values":
-                check_floating(given, name)
+        for tensor, name in ((values, "values"), (weights, "weights")):
+            if tensor is not None or name == "values":
+                check_floating(tensor, name)
         if values.ndim < 3 or values.shape[0] == 0 or (weights is not None and weights.shape != values.shape[:1]):
             raise ShapeError(
                 expected="values of shape s x b x q x m, s >= 1, with s weights or none",

@@ -67,13 +67,7 @@ class FieldAcquisition(AcquisitionFunction, ABC):
 
     model: OperatorModel
 
-    def __init__(
-        self,
-        model: OperatorModel,
-        *,
-        grid: Grid | None,
-        noise: float | Float[Tensor, " c"] | None,
-    ) -> None:
+    def __init__(self, model: OperatorModel, *, grid: Grid | None, noise: float | Float[Tensor, " c"] | None) -> None:
         if not isinstance(model, OperatorModel):
             raise ArgumentError(
                 expected="an OperatorModel, which knows the field behind its numbers",
@@ -370,9 +364,9 @@ class FieldIntegratedVariance(FieldAcquisition):
             field = self._field(targets[start : start + step], pins=True)
             weights = weighting[start : start + step]
             if _takes_products(field):
-                some = targets.values[start : start + step]
+                chunk = targets.values[start : start + step]
                 rows = leading_rows(
-                    lambda part: self._field(Field(part, targets.grid)), some, field_weights, directions=Directions()
+                    lambda part: self._field(Field(part, targets.grid)), chunk, field_weights, directions=Directions()
                 )
                 total = _independent(total, (rows * weights.sqrt().to(rows)[:, None, None]).flatten(0, 1))
                 continue
@@ -412,11 +406,11 @@ def _checked(weights: Tensor | None, count: int, name: str) -> Float64[Tensor, "
             got=str(tuple(weights.shape)),
             remedy="leave them out for equal ones",
         )
-    given = weights.detach().to("cpu", torch.float64)
-    if not bool((torch.isfinite(given) & (given >= 0)).all() and given.sum() > 0):
+    checked = weights.detach().to("cpu", torch.float64)
+    if not bool((torch.isfinite(checked) & (checked >= 0)).all() and checked.sum() > 0):
         raise ArgumentError(
             expected=f"{name} weights >= 0 that are not all zero",
-            got=str(given.tolist()),
+            got=str(checked.tolist()),
             remedy="leave them out for equal ones",
         )
-    return given
+    return checked

@@ -46,10 +46,7 @@ def information_gain(rows: Float[Tensor, "*b m k"]) -> Float64[Tensor, "*b"]:
 
 
 def variance_reduction(
-    rows: Float[Tensor, "*b m k"],
-    *,
-    moments: Float64[Tensor, "k k"] | None = None,
-    targets: Float[Tensor, "t k"] | None = None,
+    rows: Float[Tensor, "*b m k"], *, moments: Float64[Tensor, "k k"] | None = None, targets: Float[Tensor, "t k"] | None = None
 ) -> Float64[Tensor, "*b"]:
     """Variance that observing R xi + N(0, I) takes off target fields T xi: tr T Tᵀ - tr T (I + RᵀR)⁻¹ Tᵀ.
 
@@ -219,17 +216,17 @@ def _reduction(rows: Tensor, moments: Tensor | None, targets: Tensor | None) -> 
 
 
 def _check_targets(rank: int, moments: Tensor | None, targets: Tensor | None) -> None:
-    given = [value for value in (moments, targets) if value is not None]
-    if len(given) != 1:
+    sources = [value for value in (moments, targets) if value is not None]
+    if len(sources) != 1:
         raise ArgumentError(
             expected="either moments or targets",
-            got="both" if given else "neither",
+            got="both" if sources else "neither",
             remedy="moments= of target_moments will do",
         )
-    if given[0].shape[-1] != rank or (moments is not None and tuple(moments.shape) != (rank, rank)):
+    if sources[0].shape[-1] != rank or (moments is not None and tuple(moments.shape) != (rank, rank)):
         raise ShapeError(
             expected=f"targets (t, {rank}) or their moments ({rank}, {rank})",
-            got=str(tuple(given[0].shape)),
+            got=str(tuple(sources[0].shape)),
             remedy="take targets and observations from one predictor",
         )
 

@@ -11,11 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.active.botorch_models.conditioning import LatentPosterior
-from probneural.active.information.latent_information import (
-    information_gain,
-    variance_reduction,
-    variance_reduction_of_moments,
-)
+from probneural.active.information.latent_information import information_gain, variance_reduction, variance_reduction_of_moments
 from probneural.errors import UnsupportedError
 from probneural.linear_algebra.conditioning import information
 from probneural.linear_algebra.principal_components import eigenpairs
@@ -41,11 +37,11 @@ class LatentObservation:
         grouped = self.values.unflatten(0, (-1, count))
         return LatentObservation(grouped.sum(1) if self.are_moments else grouped.flatten(1, 2), self.are_moments)
 
-    def cat(self, other: LatentObservation) -> LatentObservation:
+    def cat(self, second: LatentObservation) -> LatentObservation:
         """Add what another, single observation sees, to each of a batch."""
         if self.are_moments:
-            return LatentObservation(self.values + other.values, True)
-        rows = other.values.expand(len(self.values), -1, -1)
+            return LatentObservation(self.values + second.values, True)
+        rows = second.values.expand(len(self.values), -1, -1)
         return LatentObservation(torch.cat([self.values, rows.to(self.values)], dim=1), False)
 
     def condition_on(self, posterior: LatentPosterior) -> LatentObservation:
@@ -70,8 +66,8 @@ class LatentObservation:
 def independent_rows(rows: Float64[Tensor, "t k"]) -> Float64[Tensor, "r k"]:
     """Fewer rows of the same moments within rounding: neighbouring values of smooth fields say almost the same."""
     values, vectors = eigenpairs(rows @ rows.mT)
-    kept = values > _DEPENDENT * len(rows) * values[-1]
-    return vectors[:, kept].mT @ rows
+    is_independent = values > _DEPENDENT * len(rows) * values[-1]
+    return vectors[:, is_independent].mT @ rows
 
 
 class Recomputed(torch.autograd.Function):

@@ -72,8 +72,8 @@ def leading_rows(
         Halko, Martinsson & Tropp (2011), Finding structure with randomness, algorithm 4.2. Deviation: the error is measured on
         a block of fresh combinations, as a fraction of their squares.
     """
-    found: Tensor = _LeadingRows.apply(values, posterior_at, weights, directions)
-    return found
+    rows: Tensor = _LeadingRows.apply(values, posterior_at, weights, directions)
+    return rows
 
 
 class _LeadingRows(torch.autograd.Function):
@@ -113,8 +113,8 @@ class _LeadingRows(torch.autograd.Function):
 def _leading_pairs(gradient: Float64[Tensor, "r k"], cotangents: Float[Tensor, "r c p"]) -> tuple[Tensor, Tensor]:
     """Fewer pairs with the sum of g_j q_jᵀ, but for a part of 1e-10 of its squares: singular vectors in the rows' space."""
     squares, vectors = eigenpairs(gradient @ gradient.mT)
-    kept = squares.cumsum(0) > _FRACTION * squares.sum()
-    mixing = vectors[:, kept].mT
+    is_leading = squares.cumsum(0) > _FRACTION * squares.sum()
+    mixing = vectors[:, is_leading].mT
     return mixing @ gradient, torch.tensordot(mixing.to(cotangents), cotangents, dims=1)
 
 
@@ -128,10 +128,10 @@ def _found(root: Root, scale: Float64[Tensor, "c p"]) -> Float[Tensor, "n r c p"
     while basis.shape[2] < most:
         latents = torch.randn(_BLOCK, rank, generator=generator, dtype=torch.float64, device="cpu")
         images = (root.product(latents.to(root.like)).to(torch.float64) * scale).flatten(2).movedim(0, 2)
-        rest = images - basis @ (basis.mT @ images)
-        trace, left_out = (part.square().sum((1, 2)) / _BLOCK for part in (images, rest))
+        residual = images - basis @ (basis.mT @ images)
+        trace, left_out = (part.square().sum((1, 2)) / _BLOCK for part in (images, residual))
         allowed = trace * torch.clamp(_NATS / trace, max=_FRACTION).clamp_min(rounding)
         if bool((left_out <= allowed).all()):
             break
-        basis = torch.linalg.qr(torch.cat([basis, rest], dim=2)).Q[:, :, :most]  # Householder's: orthonormal come what may
+        basis = torch.linalg.qr(torch.cat([basis, residual], dim=2)).Q[:, :, :most]  # Householder's: orthonormal come what may
     return (basis.mT.unflatten(2, scale.shape) * scale).to(root.like)

@@ -44,8 +44,8 @@ def observation_weights(
         True
     """
     channels = check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one").out_channels
-    given = predictor.residual_variance if noise is None else noise
-    variance = check_variances(given, "noise", positive=True).detach().cpu()
+    value = predictor.residual_variance if noise is None else noise
+    variance = check_variances(value, "noise", positive=True).detach().cpu()
     check_grid(grid)
     if variance.ndim == 0:
         variance = variance.expand(channels)

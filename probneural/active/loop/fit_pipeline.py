@@ -22,7 +22,7 @@ from probneural.distributions import Predictor
 from probneural.errors import TrainingError
 from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream_seed
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from probneural.training.losses import relative_l2
 
 
@@ -87,10 +87,10 @@ class FitPipeline:
             return operator, {"loss": None, "seconds": 0.0}
         if self.log.trained(number) is None:
             self._train(train, number)
-        known = self.log.trained(number)  # read back, so that a restart cannot see anything else
-        assert known is not None
-        operator.load_state_dict(known[0])
-        return operator, known[1]
+        stored = self.log.trained(number)  # read back, so that a restart cannot see anything else
+        assert stored is not None
+        operator.load_state_dict(stored[0])
+        return operator, stored[1]
 
     def _train(self, train: TrainFunction, number: int) -> None:
         warm = self.training.warm_start and number

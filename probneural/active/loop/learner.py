@@ -12,15 +12,13 @@ from tqdm.auto import tqdm
 
 from probneural.active.loop.fit_pipeline import FitPipeline, FitResult, measured
 from probneural.active.loop.history import LearningHistory, Round, RoundSeconds, SimulationCounts
-from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining
+from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, next_target
 from probneural.active.loop.run_log import BatchOutcome, RunLog, SimulationBatch
-from probneural.active.loop.schedule import next_target
 from probneural.active.loop.settings import check, digest_of_operator, digest_of_pairs, keys_of, shared
 from probneural.active.selection.selectors import Selector
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store import ResultStore
-from probneural.active.simulation.worker_pools import WorkerPool
+from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import Simulator, kind_of
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
@@ -260,8 +258,8 @@ class ActiveLearner:
             raise ArgumentError(expected="an open question", got="none", remedy="call ask first")
         missing = {self._log.keys[position] for position in self._without_result(batch)}  # also of what was called failed
         example = self._log.example
-        told = keys_of(self.store, pairs.inputs)
-        unknown = [number for number, key in enumerate(told) if key not in missing]
+        keys = keys_of(self.store, pairs.inputs)
+        unknown = [number for number, key in enumerate(keys) if key not in missing]
         if unknown:
             raise ArgumentError(
                 expected="inputs that ask() returned, in its dtype, and that have not been told",
@@ -315,8 +313,8 @@ class ActiveLearner:
                 got=str(len(drawn)),
                 remedy="give a larger pool, or find out why simulations fail: store.failures()",
             )
-        wanted = tuple(drawn[calibration : calibration + training])
-        return SimulationBatch(0, self.plan.initial, tuple(drawn[:calibration]), wanted, seconds=0.0)
+        labelled = tuple(drawn[calibration : calibration + training])
+        return SimulationBatch(0, self.plan.initial, tuple(drawn[:calibration]), labelled, seconds=0.0)
 
     def _lacking(self) -> tuple[int, int]:
         """Calibration functions and labels that the random start is short of."""
@@ -405,9 +403,7 @@ class ActiveLearner:
                 labels=len(self._log.labelled),
                 chosen=tuple(position for batch, _ in batches for position in batch.training),
                 simulations=SimulationCounts(
-                    simulated=sum(len(batch.positions) for batch, _ in batches) - reused - failed,
-                    reused=reused,
-                    failed=failed,
+                    simulated=sum(len(batch.positions) for batch, _ in batches) - reused - failed, reused=reused, failed=failed
                 ),
                 loss=result.loss,
                 errors=measured(result.predictor, watched),
@@ -422,11 +418,11 @@ class ActiveLearner:
 
     def _warn_of_end(self, labels: int | None) -> None:
         """Say it if the loop ends elsewhere than it was asked to."""
-        there = len(self._log.labelled)
-        if labels is not None and there > labels:
-            warn(f"there are {there} labels already, more than {labels}", RuntimeWarning)
-        elif there != labels:
-            warn(f"the pool is used up at {there} labels", RuntimeWarning)
+        count = len(self._log.labelled)
+        if labels is not None and count > labels:
+            warn(f"there are {count} labels already, more than {labels}", RuntimeWarning)
+        elif count != labels:
+            warn(f"the pool is used up at {count} labels", RuntimeWarning)
 
     def _show(self, bar: Any) -> None:
         bar.n = len(self._log.labelled)

@@ -160,8 +160,8 @@ class RunLog:
     @property
     def free(self) -> list[int]:
         """Positions of the candidates that no batch has asked for."""
-        taken = {position for batch in self.batches for position in batch.positions}
-        return [position for position in self.distinct if position not in taken]
+        requested = {position for batch in self.batches for position in batch.positions}
+        return [position for position in self.distinct if position not in requested]
 
     def round_of(self, number: int) -> list[tuple[SimulationBatch, BatchOutcome]]:
         """The closed batches of one round."""
@@ -275,6 +275,6 @@ def _built(kind: type[_Entry], entry: Mapping[str, Any]) -> _Entry:
     Raises:
         FileError: If another version wrote it.
     """
-    schema.check_names(entry, [one.name for one in fields(kind)], where=f"a {kind.__name__} of the loop's memory")
+    schema.check_names(entry, [part.name for part in fields(kind)], where=f"a {kind.__name__} of the loop's memory")
     parts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
     return kind(**parts)

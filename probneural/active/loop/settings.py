@@ -27,16 +27,17 @@ def keys_of(store: ResultStore, fields: Field) -> list[str]:
     return [store.key(fields[position]) for position in range(len(fields))]
 
 
-def shared(pool: Field, other: Field) -> int:
-    """How many functions of the pool are among others; to a float32's accuracy, if dtypes differ.
+def shared(pool: Field, reference: Field) -> int:
+    """Number of samples of the pool that are in a reference, to float32 accuracy if dtypes differ.
 
     Args:
-        pool: Functions.
-        other: Others.
+        pool: Candidates.
+        reference: Samples to compare with.
     """
-    if pool.dtype != other.dtype:
-        pool, other = pool.to(torch.float32), other.to(torch.float32)
-    return len({function_key(pool[row]) for row in range(len(pool))} & {function_key(other[row]) for row in range(len(other))})
+    if pool.dtype != reference.dtype:
+        pool, reference = pool.to(torch.float32), reference.to(torch.float32)
+    keys = ({function_key(data[row]) for row in range(len(data))} for data in (pool, reference))
+    return len(set.intersection(*keys))
 
 
 def digest(names: Sequence[str]) -> str:

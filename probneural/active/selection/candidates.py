@@ -58,9 +58,9 @@ class Candidates:
 
     def completed(self, chosen: list[int], count: int) -> Int64[Tensor, " count"]:
         """`count` indices: those chosen, and after them what is left, in the random order, copies last."""
-        taken = set(chosen)
-        rest = [index for index in self.shuffled().tolist() if index not in taken]
-        return torch.tensor((chosen + rest)[:count], dtype=torch.int64)
+        selected = set(chosen)
+        remaining = [index for index in self.shuffled().tolist() if index not in selected]
+        return torch.tensor((chosen + remaining)[:count], dtype=torch.int64)
 
 
 def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) -> Candidates:
@@ -93,12 +93,12 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
             )
     if not len(pool):
         raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
-    known = [False] * len(pool) if labelled is None or not len(labelled) else _known(pool, labelled).tolist()
+    is_labelled = [False] * len(pool) if labelled is None or not len(labelled) else _known(pool, labelled).tolist()
     fresh: list[int] = []
     spare: list[int] = []
     digests = set()
     for index, digest in enumerate(_digests(pool)):
-        if not known[index]:
+        if not is_labelled[index]:
             (spare if digest in digests else fresh).append(index)
             digests.add(digest)
     total = len(fresh) + len(spare)
@@ -130,7 +130,7 @@ def _known(pool: Field, labelled: Field) -> Bool[Tensor, " n"]:
     sizes, others = ours.square().sum(1), theirs.square().sum(1)
     # Products cancel to about 1e-15 of the squared sizes, well below the squared tolerance of 1e-12.
     return torch.stack(
-        [(size + others - 2 * (theirs @ one) <= _SAME**2 * size).any() for one, size in zip(ours, sizes, strict=True)]
+        [(size + others - 2 * (theirs @ row) <= _SAME**2 * size).any() for row, size in zip(ours, sizes, strict=True)]
     )
 
 

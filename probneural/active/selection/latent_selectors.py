@@ -185,15 +185,15 @@ def _above_diagonal(size: int) -> Int64[Tensor, " h"]:
 
 def _pruned(rows: Float64[Tensor, "n r k"], moment: Float64[Tensor, "k k"], chosen: list[int], *, count: int) -> list[int]:
     """Give back, one by one, the function whose loss raises tr(moment M_S^-1) least."""
-    kept = list(range(len(chosen)))
+    remaining = list(range(len(chosen)))
     grams = rows[chosen].mT @ rows[chosen]
     identity = torch.eye(rows.shape[2], dtype=torch.float64)
-    while len(kept) > count:
-        total = identity + grams[kept].sum(0)
-        traces = torch.stack([torch.linalg.solve(total - grams[index], moment).trace() for index in kept])
+    while len(remaining) > count:
+        total = identity + grams[remaining].sum(0)
+        traces = torch.stack([torch.linalg.solve(total - grams[index], moment).trace() for index in remaining])
         equal = traces <= traces.min() + TIE * moment.trace()
-        kept.pop(int(equal.nonzero()[-1]))  # of equals, the one that came last
-    return [chosen[index] for index in kept]
+        remaining.pop(int(equal.nonzero()[-1]))  # of equals, the one that came last
+    return [chosen[index] for index in remaining]
 
 
 def _observed(root: Float64[Tensor, "k k"], rows: Float64[Tensor, "r k"]) -> Float64[Tensor, "k k"]:

@@ -207,9 +207,9 @@ def posterior_features(
     variances = torch.empty(len(inputs), predictor.out_channels, dtype=torch.float64)
     means = _Moments(len(inputs), predictor.out_channels)
     for run in runs:
-        for channel, one in enumerate(maps):
+        for channel, channel_map in enumerate(maps):
             weighted = (run.columns[:, channel] * mean_weights).flatten(1)
-            features[run.index, channel] = weighted if one is None else one(weighted)
+            features[run.index, channel] = weighted if channel_map is None else channel_map(weighted)
             variances[run.index, channel] = weighted.square().sum(1)
         means.add(run.index, run.mean, mean_weights[:, 0].square())
     count = len(pool)
@@ -276,14 +276,14 @@ def observation_rows(
             grams = weighted.mT @ weighted
             moments += grams[first_target:].sum(0)
             variances[run.index] = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
-            few = _factors(torch.einsum("nckl,c->nkl", grams[:observed], precision), most)
+            leading = _factors(torch.einsum("nckl,c->nkl", grams[:observed], precision), most)
         else:
             aims = weighted[first_target:].transpose(0, 1).flatten(1, 2)
             moments += aims.mT @ aims
             variances[run.index] = weighted.square().sum((2, 3))
             whitened = (weighted[:observed] * precision.sqrt()[:, None, None]).flatten(1, 2)
-            few = eigenpairs(whitened @ whitened.mT)[1].flip(2)[:, :, :most].mT @ whitened
-        rows[run.index.start : run.index.start + observed] = few
+            leading = eigenpairs(whitened @ whitened.mT)[1].flip(2)[:, :, :most].mT @ whitened
+        rows[run.index.start : run.index.start + observed] = leading
         means.add(run.index, run.mean, mean_weights[:, 0].square())
     squared_scales = means.squared_scales(variances[:count])
     moment = (moments / squared_scales[:, None, None]).sum(0) / (count if targets is None else len(targets))

@@ -252,9 +252,9 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
         about |= {name: float(about[name]) for name in ("seconds", "when")}
         fields = {}
         for name, described in about["grids"].items():
-            wanted = [name, f"{name}.points", f"{name}.weights"] if described["kind"] == "scattered" else [name]
-            parts = {part: tensors.pop(part) for part in wanted if part in tensors}
-            schema.check_names(parts, wanted, where=f"the tensors of {name}")
+            names = [name, f"{name}.points", f"{name}.weights"] if described["kind"] == "scattered" else [name]
+            parts = {part: tensors.pop(part) for part in names if part in tensors}
+            schema.check_names(parts, names, where=f"the tensors of {name}")
             fields[name] = Field(parts.pop(name), rebuild_grid(described, {key.split(".")[1]: parts[key] for key in parts}))
         schema.check_names(tensors, [], where="no other tensors")
         key = function_key(fields["inputs"])

@@ -8,15 +8,14 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import NoReturn
 
 from tqdm.auto import tqdm
 
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.store import ResultStore
-from probneural.active.simulation.worker_pools import WorkerPool
+from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import Outcome, Simulator, Task, packed, unpacked
 from probneural.checks import check_callable, check_instance, described
 from probneural.errors import ArgumentError, DataError
@@ -58,12 +57,8 @@ def simulate(
     inputs: Field,
     *,
     store: ResultStore,
-    executor: Executor | None = None,
-    workers: int | None = None,
-    timeout: float | None = None,
-    attempts: int = 2,
+    options: SimulationOptions | None = None,
     out_grid: Grid | None = None,
-    show_progress: bool = True,
 ) -> SimulationReport:
     """Simulate the input functions that a store has no result for, and store each result before it is used.
 
@@ -97,13 +92,8 @@ def simulate(
             that can be pickled. The same function has to give the same result, whoever computes it.
         inputs: n input functions; equal ones are simulated once.
         store: Where results are kept.
-        executor: Any `concurrent.futures.Executor`, for example Dask's `Client.get_executor()`; own processes by default.
-        workers: Number of own processes, by default one per core that may be used.
-        timeout: Seconds for one simulation, counted from its start; None for no limit. Also how long to wait for a function
-            that another process is simulating.
-        attempts: How often a function may fail.
+        options: Executor, number of processes, time limit and attempts.
         out_grid: Where results have to live; by default any grid will do.
-        show_progress: Whether to show a progress bar.
 
     Returns:
         What became of each input; the results are `store.pairs(keys)`.
@@ -121,15 +111,15 @@ def simulate(
         >>> problem = Heat(dimension=1)
         >>> pairs = problem.sample(4, resolution=64, seed=0)
         >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as executor:
-        ...     store = ResultStore(folder)
-        ...     first = simulate(problem.solve, pairs.inputs[:3], store=store, executor=executor, show_progress=False)
-        ...     again = simulate(problem.solve, pairs.inputs, store=store, executor=executor, show_progress=False)
+        ...     store, options = ResultStore(folder), SimulationOptions(executor=executor, show_progress=False)
+        ...     first = simulate(problem.solve, pairs.inputs[:3], store=store, options=options)
+        ...     again = simulate(problem.solve, pairs.inputs, store=store, options=options)
         >>> first.simulated, again.reused, again.simulated
         (3, 3, 1)
     """
-    options = SimulationOptions(
-        executor=executor, workers=workers, timeout=timeout, attempts=attempts, show_progress=show_progress
-    )
+    remedy = "give SimulationOptions(workers=4) for example"
+    options = SimulationOptions() if options is None else options
+    check_instance(options, SimulationOptions, "options", remedy=remedy, error=ArgumentError)
     check_callable(simulator, "simulator", remedy="give a function of a Field of one function, e.g. problem.solve")
     check_instance(store, ResultStore, "store", remedy="open one: pn.active.ResultStore(path)", error=ArgumentError)
     if out_grid is not None:
@@ -266,12 +256,12 @@ class _Run:
     def _has_waited_too_long(self, key: str) -> bool:
         """Look again later at what another process is simulating, unless that has taken too long."""
         now, limit = time.monotonic(), self.options.timeout
-        known = self.elsewhere.get(key)
-        if known is not None and limit is not None and now - known.since > limit:
+        previous = self.elsewhere.get(key)
+        if previous is not None and limit is not None and now - previous.since > limit:
             self.failures[key] = f"another process has been simulating it for more than {limit:g} s"
             return True
-        pause = _FIRST_PAUSE if known is None else min(2 * known.pause, _LONGEST_PAUSE)
-        self.elsewhere[key] = _Elsewhere(now if known is None else known.since, pause, now + pause)
+        pause = _FIRST_PAUSE if previous is None else min(2 * previous.pause, _LONGEST_PAUSE)
+        self.elsewhere[key] = _Elsewhere(now if previous is None else previous.since, pause, now + pause)
         self.queue.append(key)
         return False
 

@@ -211,7 +211,7 @@ class ResultStore:
     def failures(self) -> list[Failure]:
         """Return the failed attempts, oldest first, those of functions that succeeded later included."""
         entries = sorted((entry for entry in self._current() if entry.status == "failed"), key=lambda entry: entry.created)
-        return [Failure(key=one.key, reason=one.reason, seconds=one.seconds, when=one.when) for one in entries]
+        return [Failure(key=entry.key, reason=entry.reason, seconds=entry.seconds, when=entry.when) for entry in entries]
 
     def attempts(self, key: str) -> int:
         """Return how many attempts at a function have failed.
@@ -248,13 +248,13 @@ class ResultStore:
         except (TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(expected="a value that JSON can hold", got=str(error), remedy="convert it to lists") from error
         with locked(self.path, f"{DECISIONS}-{name}"):
-            kept = self.recall(name)
+            stored = self.recall(name)
             path = path_of(self.path, DECISIONS, f"{name}.json")
             if not path.exists():
                 write_json(path, name, json.loads(text))
-            elif json.dumps(kept, sort_keys=True) != text:
+            elif json.dumps(stored, sort_keys=True) != text:
                 raise ArgumentError(
-                    expected=f"the decision kept as {name!r}, {json.dumps(kept)[:100]}",
+                    expected=f"the decision stored as {name!r}, {json.dumps(stored)[:100]}",
                     got=text[:100],
                     remedy="decisions are kept once; recall this one, or choose another name or another store",
                 )
@@ -350,8 +350,8 @@ class ResultStore:
         except FileNotFoundError:
             self._entries.pop(name, None)
             return False
-        known = self._entries.get(name)
-        if known is not None and (known.size, known.changed) == (state.st_size, state.st_mtime_ns):
+        indexed = self._entries.get(name)
+        if indexed is not None and (indexed.size, indexed.changed) == (state.st_size, state.st_mtime_ns):
             return True
         self._entries.pop(name, None)
         try:

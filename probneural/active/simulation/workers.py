@@ -12,13 +12,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from probneural.active.simulation.result_files import (
-    check_result,
-    function_key,
-    plain_text,
-    write_failure,
-    write_result,
-)
+from probneural.active.simulation.result_files import check_result, function_key, plain_text, write_failure, write_result
 from probneural.active.simulation.store_files import RESULTS, SUFFIX, locked, path_of, store_identity
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError
 from probneural.fields import Field

@@ -217,11 +217,7 @@ def head(name: str) -> Predictor:
     return Laplace(LowRank(rank=4), noise=1e-3, prior_precision=0.1).fit(operator, TRAIN[:4])
 
 
-ROOTS = {
-    "feature root": ("last layer", 0),
-    "dense root of a Jacobian": ("low rank", 2**25),
-    "Jacobian root": ("low rank", 0),
-}
+ROOTS = {"feature root": ("last layer", 0), "dense root of a Jacobian": ("low rank", 2**25), "Jacobian root": ("low rank", 0)}
 every_root = pytest.mark.parametrize("root", ROOTS)
 
 

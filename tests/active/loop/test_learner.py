@@ -20,21 +20,9 @@ from probneural.errors import DataError, SimulationError, TrainingError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream, stream_seed
-from probneural.training.history import History
+from probneural.training.callbacks import History
 from tests.active import loops
-from tests.active.loops import (
-    GRID,
-    POOL,
-    TEST,
-    Counted,
-    NearestHead,
-    Spy,
-    chosen,
-    interrupted,
-    learner,
-    same_pairs,
-    square,
-)
+from tests.active.loops import GRID, POOL, TEST, Counted, NearestHead, Spy, chosen, interrupted, learner, same_pairs, square
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 

@@ -12,27 +12,11 @@ import torch
 from torch import nn
 
 import probneural as pn
-from probneural.active import (
-    ActiveLearner,
-    Growth,
-    LearningPlan,
-    OperatorTraining,
-    SimulationOptions,
-    StochasticSelection,
-)
+from probneural.active import ActiveLearner, Growth, LearningPlan, OperatorTraining, SimulationOptions, StochasticSelection
 from probneural.active.simulation.store import ResultStore
 from probneural.errors import FileError
 from tests.active import loops
-from tests.active.loops import (
-    POOL,
-    TEST,
-    Counted,
-    Watched,
-    interrupted,
-    learner,
-    same,
-    square,
-)
+from tests.active.loops import POOL, TEST, Counted, Watched, interrupted, learner, same, square
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 
@@ -163,7 +147,9 @@ def small_loop(folder: Path, problem: pn.problems.Heat) -> ActiveLearner:
         acquisition=StochasticSelection(),
         pool=problem.sample_inputs(40, resolution=32, seed=0),
         store=folder,
-        training=OperatorTraining(small_operator(), functools.partial(pn.fit, epochs=3, validation=0.0)),
+        training=OperatorTraining(
+            small_operator(), functools.partial(pn.fit, epochs=3, data=pn.training.DataOptions(validation=0.0))
+        ),
         plan=LearningPlan(
             initial=8,
             batch=Growth(1.5),

@@ -17,16 +17,7 @@ from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from tests.active import loops
-from tests.active.loops import (
-    GRID,
-    POOL,
-    TEST,
-    NearestHead,
-    Spy,
-    functions,
-    learner,
-    square,
-)
+from tests.active.loops import GRID, POOL, TEST, NearestHead, Spy, functions, learner, square
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 

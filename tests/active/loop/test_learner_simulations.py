@@ -11,26 +11,14 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.active import (
-    ActiveLearner,
-    RandomSelection,
-    ResultStore,
-    SimulationOptions,
-)
+from probneural.active import ActiveLearner, RandomSelection, ResultStore, SimulationOptions
 from probneural.active.loop.learner import WINDOW
 from probneural.active.simulation.worker_pools import WorkerPool
 from probneural.errors import SimulationError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from tests.active import loops
-from tests.active.loops import (
-    GRID,
-    POOL,
-    Counted,
-    learner,
-    same,
-    square,
-)
+from tests.active.loops import GRID, POOL, Counted, learner, same, square
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
 

@@ -18,15 +18,16 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from probneural.active.simulation import worker_pools
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import simulate
 from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import Task, packed
 from probneural.errors import ArgumentError
 from probneural.fields import Field
@@ -34,6 +35,8 @@ from probneural.grids import Grid
 
 GRID = Grid.uniform((16,))
 WORKERS = 2
+
+quiet = partial(SimulationOptions, show_progress=False)
 
 
 def numbered_functions(count: int) -> Field:
@@ -115,7 +118,7 @@ def killed_runs(
     simulator = Logged(log, folder / "store" / "results")
 
     def work() -> None:
-        report = simulate(simulator, inputs, store=ResultStore(folder / "store"), workers=WORKERS, show_progress=False)
+        report = simulate(simulator, inputs, store=ResultStore(folder / "store"), options=quiet(workers=WORKERS))
         assert all(report.succeeded), report.failures
 
     lost, made, before, moments = 0, Counter(), set(), []
@@ -142,7 +145,7 @@ def killed_runs(
     store = ResultStore(folder / "store")
     whole = ResultStore(folder / "whole")
     keys = simulate(
-        Logged(folder / "other", folder / "whole" / "results"), inputs, store=whole, workers=WORKERS, show_progress=False
+        Logged(folder / "other", folder / "whole" / "results"), inputs, store=whole, options=quiet(workers=WORKERS)
     ).keys
     one, other = store.pairs(keys), whole.pairs(keys)
     return {
@@ -200,10 +203,10 @@ def faults(folder: Path) -> dict[str, object]:
     inputs = numbered_functions(10)
     inputs = inputs[[*range(10), 0, 1, 9]]
     store = ResultStore(folder)
-    settings = {"store": store, "workers": WORKERS, "timeout": 0.3, "out_grid": GRID, "show_progress": False}
+    settings = {"store": store, "options": quiet(workers=WORKERS, timeout=0.3), "out_grid": GRID}
     first = simulate(faulty, inputs, **settings)
     again = simulate(faulty, inputs, **settings)
-    more = simulate(faulty, inputs[:2], attempts=3, **settings)
+    more = simulate(faulty, inputs[:2], **settings | {"options": quiet(workers=WORKERS, timeout=0.3, attempts=3)})
     numbers = {key: number for number, key in reversed(list(enumerate(first.keys)))}
     return {
         "succeeded": first.succeeded,
@@ -264,9 +267,9 @@ def troubles(folder: Path) -> dict[str, object]:
     inputs = numbered_functions(6)
     store = ResultStore(folder)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as executor:
-        broken = simulate(faulty, inputs[[0, 4, 4]], store=store, executor=executor, show_progress=False)
+        broken = simulate(faulty, inputs[[0, 4, 4]], store=store, options=quiet(executor=executor))
     try:
-        simulate(Unloadable(), inputs[1], store=store, workers=1, show_progress=False)
+        simulate(Unloadable(), inputs[1], store=store, options=quiet(workers=1))
         message = ""
     except ArgumentError as error:
         message = str(error)
@@ -283,12 +286,7 @@ def troubles(folder: Path) -> dict[str, object]:
     return {
         "broken": [broken.succeeded, list(broken.failures.values()), store.attempts(broken.keys[1])],
         "message": message,
-        "closing": [
-            time.monotonic() - start,
-            future.result(60).reason,
-            at_work,
-            left_after_a_while(),
-        ],
+        "closing": [time.monotonic() - start, future.result(60).reason, at_work, left_after_a_while()],
         "closing early": [left_after_a_while(), early.done()],
     }
 

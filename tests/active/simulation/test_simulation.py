@@ -19,10 +19,9 @@ import torch
 
 from probneural.active import ResultStore, simulate
 from probneural.active.simulation import workers
-from probneural.active.simulation.options import SimulationOptions
 from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store_files import locked
-from probneural.active.simulation.worker_pools import WorkerPool
+from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import packed, unpacked
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
@@ -31,6 +30,8 @@ from probneural.problems import Burgers
 
 fcntl = pytest.importorskip("fcntl")
 GRID = Grid.uniform((8,))
+
+quiet = functools.partial(SimulationOptions, show_progress=False)
 
 
 def functions(count: int) -> Field:
@@ -169,7 +170,7 @@ def by_processes(tmp_path_factory):
     problem = Burgers(viscosity=0.05)
     inputs = problem.sample(5, resolution=64, seed=3).inputs
     store = ResultStore(tmp_path_factory.mktemp("by processes"))
-    return problem, inputs, store, simulate(problem.solve, inputs, store=store, workers=1, show_progress=False)
+    return (problem, inputs, store, simulate(problem.solve, inputs, store=store, options=quiet(workers=1)))
 
 
 def test_a_problem_is_solved_by_own_processes(by_processes):
@@ -188,8 +189,8 @@ def test_dask_gives_the_same_data_as_processes(by_processes, tmp_path):
     store = ResultStore(tmp_path / "by Dask")
     with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
         executor = client.get_executor()
-        ours = simulate(problem.solve, inputs, store=store, executor=executor, timeout=60.0, show_progress=False)
-        failing = simulate(_bad, functions(2), store=store, executor=executor, show_progress=False)
+        ours = simulate(problem.solve, inputs, store=store, options=quiet(executor=executor, timeout=60.0))
+        failing = simulate(_bad, functions(2), store=store, options=quiet(executor=executor))
     assert ours.keys == report.keys
     one, two = store.pairs(ours.keys), other.pairs(report.keys)
     assert torch.equal(one.inputs.values, two.inputs.values)
@@ -206,8 +207,8 @@ def test_equal_functions_are_simulated_once(tmp_path):
     store, simulator = ResultStore(tmp_path), Counting()
     inputs = functions(4)
     with ThreadPoolExecutor(3) as executor:
-        first = simulate(simulator, inputs[[2, 0, 2, 2]], store=store, executor=executor, show_progress=False)
-        second = simulate(simulator, inputs, store=store, executor=executor, show_progress=False)
+        first = simulate(simulator, inputs[[2, 0, 2, 2]], store=store, options=quiet(executor=executor))
+        second = simulate(simulator, inputs, store=store, options=quiet(executor=executor))
         assert executor.submit(int, "3").result() == 3  # it was not shut down
     assert (first.simulated, first.reused) == (2, 2)
     assert (second.simulated, second.reused) == (2, 2)
@@ -220,13 +221,13 @@ def test_equal_functions_are_simulated_once(tmp_path):
 def test_what_fails_once_may_succeed(tmp_path):
     store, simulator = ResultStore(tmp_path), Counting(failing=2)
     with ThreadPoolExecutor(2) as executor:
-        first = simulate(simulator, functions(2), store=store, executor=executor, show_progress=False)
+        first = simulate(simulator, functions(2), store=store, options=quiet(executor=executor))
         assert first.succeeded == (False, False)
         assert [reason.split(" (")[0] for reason in first.failures.values()] == ["RuntimeError: call 2"] * 2
-        again = simulate(simulator, functions(2), store=store, executor=executor, show_progress=False)
+        again = simulate(simulator, functions(2), store=store, options=quiet(executor=executor))
         assert again.failures == first.failures
         assert simulator.calls == {0: 2, 1: 2}
-        more = simulate(simulator, functions(2), store=store, executor=executor, attempts=3, show_progress=False)
+        more = simulate(simulator, functions(2), store=store, options=quiet(executor=executor, attempts=3))
     assert more.succeeded == (True, True)
     assert len(store.failures()) == 4
 
@@ -259,7 +260,7 @@ def test_what_a_failing_program_wrote_to_stderr_is_kept(tmp_path, text, wraps):
     store = ResultStore(tmp_path)
     with ThreadPoolExecutor(1) as executor:
         report = simulate(
-            Shell(text=text, wraps=wraps), functions(1), store=store, executor=executor, attempts=1, show_progress=False
+            Shell(text=text, wraps=wraps), functions(1), store=store, options=quiet(executor=executor, attempts=1)
         )
     (reason,) = report.failures.values()
     assert reason.startswith("RuntimeError: the solver failed" if wraps else "subprocess.CalledProcessError: Command ")
@@ -271,7 +272,7 @@ def test_of_a_long_stderr_the_end_is_kept(tmp_path):
     script = "import sys; print(*range(2000), file=sys.stderr); print('the reason', file=sys.stderr); sys.exit(1)"
     with ThreadPoolExecutor(1) as executor:
         report = simulate(
-            Shell(script=script), functions(1), store=ResultStore(tmp_path), executor=executor, attempts=1, show_progress=False
+            Shell(script=script), functions(1), store=ResultStore(tmp_path), options=quiet(executor=executor, attempts=1)
         )
     (reason,) = report.failures.values()
     assert reason.endswith(" 1998 1999 | the reason")
@@ -289,15 +290,15 @@ def test_a_hung_simulation_in_a_borrowed_executor_is_abandoned_and_found_when_it
 
     try:
         with ThreadPoolExecutor(1) as executor:
-            report = simulate(hang, functions(3), store=store, executor=executor, timeout=0.3, show_progress=False)
+            report = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=0.3))
             assert report.succeeded == (True, False, True)
             assert report.failures == {report.keys[1]: "no result within 0.3 s"}
             assert store.attempts(report.keys[1]) == 1
-            waiting = simulate(hang, functions(3), store=store, executor=executor, timeout=0.3, show_progress=False)
+            waiting = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=0.3))
             assert waiting.failures == {report.keys[1]: "another process has been simulating it for more than 0.3 s"}
             assert store.attempts(report.keys[1]) == 1
             release.set()
-            late = simulate(hang, functions(3), store=store, executor=executor, timeout=30.0, show_progress=False)
+            late = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=30.0))
     finally:
         release.set()
     assert late.succeeded == (True, True, True)
@@ -320,7 +321,7 @@ def test_what_another_process_is_simulating_is_waited_for(tmp_path, ends):
     thread.start()
     assert held.wait(10)
     with ThreadPoolExecutor(2) as executor:
-        report = simulate(simulator, inputs, store=store, executor=executor, show_progress=False)
+        report = simulate(simulator, inputs, store=store, options=quiet(executor=executor))
     thread.join()
     assert report.succeeded == (True, True)
     assert (report.reused, report.simulated) == ((1, 1) if ends == "stores" else (0, 2))
@@ -332,9 +333,9 @@ def test_workers_that_do_not_see_the_store_return_their_results(tmp_path, monkey
     monkeypatch.setattr(workers, "store_identity", lambda folder: None)
     monkeypatch.setattr(workers, "write_result", lambda *arguments, **settings: pytest.fail("written"))
     with ThreadPoolExecutor(1) as executor:
-        good = simulate(Counting(), inputs, store=store, executor=executor, show_progress=False)
-        bad = simulate(_bad, functions(3)[2:], store=store, executor=executor, show_progress=False)
-        late = simulate(_late, functions(4)[3:], store=store, executor=executor, timeout=0.1, show_progress=False)
+        good = simulate(Counting(), inputs, store=store, options=quiet(executor=executor))
+        bad = simulate(_bad, functions(3)[2:], store=store, options=quiet(executor=executor))
+        late = simulate(_late, functions(4)[3:], store=store, options=quiet(executor=executor, timeout=0.1))
     assert torch.equal(store.pairs(good.keys).outputs.values, inputs.values.double().exp())
     assert good.simulated == 2
     assert (store.attempts(bad.keys[0]), store.attempts(late.keys[0])) == (2, 1)
@@ -353,13 +354,11 @@ def test_a_worker_that_cannot_write_leaves_it_to_the_parent(tmp_path, monkeypatc
     monkeypatch.setattr(workers, "write_result", full)
     monkeypatch.setattr(workers, "write_failure", full)
     with ThreadPoolExecutor(1) as executor:
-        assert simulate(Counting(), functions(2), store=store, executor=executor, show_progress=False).simulated == 2
-        assert (
-            store.attempts(simulate(_bad, functions(3)[2:], store=store, executor=executor, show_progress=False).keys[0]) == 2
-        )
+        assert simulate(Counting(), functions(2), store=store, options=quiet(executor=executor)).simulated == 2
+        assert store.attempts(simulate(_bad, functions(3)[2:], store=store, options=quiet(executor=executor)).keys[0]) == 2
         monkeypatch.setattr("probneural.active.simulation.store.write_result", full)
         with pytest.raises(FileError, match="make some"):
-            simulate(Counting(), functions(4), store=store, executor=executor, show_progress=False)
+            simulate(Counting(), functions(4), store=store, options=quiet(executor=executor))
 
 
 def test_a_result_that_is_damaged_after_it_was_written_is_simulated_again(tmp_path, monkeypatch):
@@ -374,7 +373,7 @@ def test_a_result_that_is_damaged_after_it_was_written_is_simulated_again(tmp_pa
 
     monkeypatch.setattr(workers, "write_result", careless)
     with ThreadPoolExecutor(1) as executor, pytest.warns(RuntimeWarning, match="cannot be used"):
-        report = simulate(simulator, functions(2), store=store, executor=executor, show_progress=False)
+        report = simulate(simulator, functions(2), store=store, options=quiet(executor=executor))
     assert report.succeeded == (True, True)
     assert sorted(simulator.calls.values()) == [1, 2]
 
@@ -397,15 +396,15 @@ class Strange(Executor):
 
 def test_an_executors_own_troubles_are_reported(tmp_path):
     store = ResultStore(tmp_path)
-    report = simulate(Counting(), functions(1), store=store, executor=Strange(OSError("no route to host")), show_progress=False)
+    report = simulate(Counting(), functions(1), store=store, options=quiet(executor=Strange(OSError("no route to host"))))
     assert list(report.failures.values()) == ["the executor's own OSError: no route to host"]
     assert store.attempts(report.keys[0]) == 0  # which says nothing about the simulation
     assert report.lost == {report.keys[0]}
     full = FileError(expected="space", got="none", remedy="make some")
     with pytest.raises(FileError, match="make some"):  # the store's trouble ends the call
-        simulate(Counting(), functions(1), store=store, executor=Strange(full), show_progress=False)
+        simulate(Counting(), functions(1), store=store, options=quiet(executor=Strange(full)))
     assert store.failures() == []
-    report = simulate(Counting(), functions(2)[1:], store=store, executor=Strange(None), show_progress=False)
+    report = simulate(Counting(), functions(2)[1:], store=store, options=quiet(executor=Strange(None)))
     assert list(report.failures.values()) == ["the executor cancelled it"]
     assert store.attempts(report.keys[0]) == 0
 
@@ -419,7 +418,7 @@ def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_
     with monkeypatch.context() as patch, ThreadPoolExecutor(1) as executor:
         patch.setattr(fcntl, "flock", refuse)
         with pytest.raises(FileError, match="a file system that knows flock; got .*No locks available"):
-            simulate(Counting(), functions(1), store=store, executor=executor, show_progress=False)
+            simulate(Counting(), functions(1), store=store, options=quiet(executor=executor))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert store.failures() == []
 
@@ -429,7 +428,7 @@ def test_undecodable_names_in_a_message_do_no_harm(tmp_path):
         raise OSError("no file caf\udce9.dat")
 
     with ThreadPoolExecutor(1) as executor:
-        report = simulate(fail, functions(1), store=ResultStore(tmp_path), executor=executor, show_progress=False)
+        report = simulate(fail, functions(1), store=ResultStore(tmp_path), options=quiet(executor=executor))
     assert "caf\\udce9.dat" in report.failures[report.keys[0]]
     assert "caf\\udce9.dat" in ResultStore(tmp_path).failures()[0].reason
 
@@ -458,9 +457,9 @@ def test_functions_travel_alone_and_as_they_are():
 
 def test_progress_is_shown_on_request(tmp_path, capsys):
     with ThreadPoolExecutor(1) as executor:
-        simulate(Counting(failing=9), functions(3), store=ResultStore(tmp_path), executor=executor)
+        simulate(Counting(failing=9), functions(3), store=ResultStore(tmp_path), options=SimulationOptions(executor=executor))
         assert "3/3" in capsys.readouterr().err
-        simulate(Counting(), functions(3), store=ResultStore(tmp_path), executor=executor, attempts=5, show_progress=False)
+        simulate(Counting(), functions(3), store=ResultStore(tmp_path), options=quiet(executor=executor, attempts=5))
     assert capsys.readouterr().err == ""
 
 
@@ -468,7 +467,7 @@ def test_progress_is_shown_on_request(tmp_path, capsys):
 def test_simulators_that_cannot_travel_are_refused(tmp_path, executor):
     made, store = None if executor is None else executor(1), ResultStore(tmp_path)
     with pytest.raises(ArgumentError, match="that can be sent to worker processes.*ThreadPoolExecutor"):
-        simulate(lambda inputs: inputs, functions(1), store=store, executor=made, show_progress=False)
+        simulate(lambda inputs: inputs, functions(1), store=store, options=quiet(executor=made))
 
 
 @pytest.mark.parametrize(
@@ -486,7 +485,7 @@ def test_simulators_that_cannot_travel_are_refused(tmp_path, executor):
 @pytest.mark.bad_input
 def test_arguments_are_checked(tmp_path, settings, message):
     with pytest.raises(ArgumentError, match=message):
-        simulate(Counting(), functions(1), store=ResultStore(tmp_path), **settings)
+        simulate(Counting(), functions(1), store=ResultStore(tmp_path), options=SimulationOptions(**settings))
 
 
 @pytest.mark.bad_input
@@ -503,7 +502,7 @@ def test_an_executor_that_is_shut_down_is_refused(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         pass
     with pytest.raises(ArgumentError, match="an executor that takes work"):
-        simulate(Counting(), functions(1), store=ResultStore(tmp_path), executor=executor, show_progress=False)
+        simulate(Counting(), functions(1), store=ResultStore(tmp_path), options=quiet(executor=executor))
 
 
 def _forking(inputs: Field, *, kind: str) -> Field:
@@ -519,5 +518,5 @@ def _forking(inputs: Field, *, kind: str) -> Field:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kind", ["returns", "raises", "stays"])
 def test_a_simulator_that_forks_ends(kind: str, tmp_path: Path) -> None:
-    report = simulate(functools.partial(_forking, kind=kind), functions(2), store=ResultStore(tmp_path), show_progress=False)
+    report = simulate(functools.partial(_forking, kind=kind), functions(2), store=ResultStore(tmp_path), options=quiet())
     assert report.succeeded == (True, True)

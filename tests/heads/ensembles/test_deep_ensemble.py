@@ -32,7 +32,7 @@ from probneural.randomness import seeded, stream_seed
 from tests.heads.cases import ComplexSpectral, briefly, data_for, fields, fitted, operator_case, reinitialise, to_dtype
 from tests.helpers import generator
 
-RECIPE = functools.partial(pn.fit, epochs=1, batch_size=3, validation=0.34, show_progress=False)
+RECIPE = functools.partial(pn.fit, epochs=1, data=pn.training.DataOptions(batch_size=3, validation=0.34), show_progress=False)
 
 
 def head(count: int = 3, **settings: object) -> DeepEnsemble:
@@ -539,7 +539,7 @@ def test_members_start_with_the_buffers_of_the_factory() -> None:
     operator = build(0)
     operator.output_normalizer.scale.fill_(7.0)
     data = Field(3.0 * case.data.outputs.values, case.data.outputs.grid)
-    recipe = functools.partial(pn.fit, epochs=1, validation=0.0, show_progress=False)
+    recipe = functools.partial(pn.fit, epochs=1, data=pn.training.DataOptions(validation=0.0), show_progress=False)
     predictor = head(train=recipe, build=build).fit(operator, FieldPairs(case.data.inputs, data))
     expected = (data.values.square().mean() - data.values.mean().square()).sqrt()
     torch.testing.assert_close(predictor.operator.output_normalizer.scale.flatten()[0], expected, rtol=1e-2, atol=0)

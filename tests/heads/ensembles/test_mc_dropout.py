@@ -19,7 +19,7 @@ from probneural.heads.ensembles.masked_operator import MaskedOperator, feature_s
 from probneural.operators import FNO, DeepONet, HiddenLayers
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
-from probneural.training import fit
+from probneural.training import DataOptions, fit
 from tests.heads.cases import PERIODIC, BranchTrunk, data_for, fields, operator_case, small_fno, to_dtype
 
 CASE = operator_case("fno-dropout")
@@ -131,7 +131,7 @@ def test_an_fno_trains_with_dropout_and_evaluates_without() -> None:
         operator.train()
         first, second = operator(INPUTS.values), operator(INPUTS.values)
         assert not torch.allclose(first, second)
-    history = fit(operator, data_for(plain, INPUTS), epochs=2, validation=0.0, show_progress=False)
+    history = fit(operator, data_for(plain, INPUTS), epochs=2, data=DataOptions(validation=0.0), show_progress=False)
     assert history.epochs == 2
     assert FNO(**operator.configuration()).dropout == 0.4  # type: ignore[operator]
     for dimension in (2, 3):

@@ -17,12 +17,14 @@ from probneural.heads import SnapshotEnsemble
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream_seed
 from probneural.storage import load, save
-from probneural.training import EachEpoch, Optimization, fit
+from probneural.training import DataOptions, EachEpoch, Optimization, RunOptions, fit
 from probneural.training.callbacks import Progress
 from tests.heads.cases import PERIODIC, briefly, fields, operator_case, small_fno
 
 CASE = operator_case("fno-1d")
-CYCLE = partial(fit, epochs=2, learning_rate=0.01, optimization=Optimization(schedule="cosine"), validation=0.0)
+CYCLE = partial(
+    fit, epochs=2, learning_rate=0.01, optimization=Optimization(schedule="cosine"), data=DataOptions(validation=0.0)
+)
 
 
 def test_members_are_the_ends_of_cycles_that_follow_each_other() -> None:
@@ -31,11 +33,17 @@ def test_members_are_the_ends_of_cycles_that_follow_each_other() -> None:
     def note(progress: Progress) -> None:
         rates.append(progress.learning_rate)
 
-    train = partial(CYCLE, batch_size=3, callbacks=[EachEpoch(note)], show_progress=False)
+    train = partial(CYCLE, data=DataOptions(batch_size=3), run=RunOptions(callbacks=[EachEpoch(note)]), show_progress=False)
     predictor = SnapshotEnsemble(3, train=train, seed=5, show_progress=False).fit(CASE.operator, CASE.data)
     walked = copy.deepcopy(CASE.operator)
     for number, sample in enumerate(predictor(CASE.inputs).samples):
-        CYCLE(walked, CASE.data, batch_size=3, seed=stream_seed(5, "training snapshot", number), show_progress=False)
+        CYCLE(
+            walked,
+            CASE.data,
+            data=DataOptions(batch_size=3),
+            seed=stream_seed(5, "training snapshot", number),
+            show_progress=False,
+        )
         with torch.no_grad():
             torch.testing.assert_close(copy.deepcopy(walked).eval()(CASE.inputs.values), sample, rtol=1e-12, atol=1e-13)
     assert rates[:2] == rates[2:4] == rates[4:6]  # each cycle begins at the full rate
