@@ -21,8 +21,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError
 from probneural.metrics.comparison import compare
-from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times
-from probneural.metrics.lead_pairs import lead_parts
+from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times, lead_batches
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,7 @@ def conformal_scores_by_lead(
     """
     floor = check_real(floor, "floor", least=0.0, most=1.0)
     columns: list[list[Tensor]] = []
-    for part in lead_parts(forecast, truth):
+    for part in lead_batches(forecast, truth):
         comparison = compare(part.u, part.truth, noise=noise)
         scale = floored_std(comparison.variance, part.u.grid, floor=floor)
         scores = domain_quantile(ratios(comparison.residual, scale), part.u.grid, fraction=1.0)

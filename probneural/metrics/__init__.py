@@ -2,18 +2,30 @@
 
 [`score`][probneural.metrics.scores.score] computes them all; [`compare`][probneural.metrics.comparison.compare] and the
 functions of a `Comparison` give each one per function and channel.
-[`score_by_lead`][probneural.metrics.lead_scoring.score_by_lead] scores forecasts.
+[`score_by_lead`][probneural.metrics.by_lead.score_by_lead] scores forecasts.
 """
 
-from probneural.metrics.accuracy import relative_l2, rmse
-from probneural.metrics.comparison import Comparison, compare
-from probneural.metrics.energy import energy_score
-from probneural.metrics.lead_scores import HorizonScores, LeadScore, LeadScores, RankHistograms, Spectra
-from probneural.metrics.lead_scoring import score_by_lead
+from probneural.metrics.by_lead import score_by_lead
+from probneural.metrics.comparison import Comparison, compare, relative_l2, rmse
+from probneural.metrics.lead_table import HorizonScores, LeadScore, LeadScores, RankHistograms, Spectra
 from probneural.metrics.likelihood import gaussian_nll, joint_nll, nll
 from probneural.metrics.member_pool import rank_deviation, rank_histogram
-from probneural.metrics.ranked_probability import crps, gaussian_crps, gaussian_mixture_crps, mixture_crps
-from probneural.metrics.ranking import RankCorrelation, rank_correlation
+from probneural.metrics.proper_scores import (
+    crps,
+    energy_score,
+    gaussian_crps,
+    gaussian_mixture_crps,
+    mixture_crps,
+    variogram_score,
+)
+from probneural.metrics.ranking import (
+    RankCorrelation,
+    SparsificationCurve,
+    SparsificationError,
+    ause,
+    rank_correlation,
+    sparsification_curve,
+)
 from probneural.metrics.reliability import (
     calibration_error,
     chi2,
@@ -24,7 +36,6 @@ from probneural.metrics.reliability import (
     simultaneous_coverage,
 )
 from probneural.metrics.scores import Scores, score, score_pairs
-from probneural.metrics.sparsification import SparsificationCurve, SparsificationError, ause, sparsification_curve
 from probneural.metrics.spectra import PowerSpectrum, power_spectrum
 from probneural.metrics.spread import (
     SpreadSkillCurve,
@@ -34,7 +45,6 @@ from probneural.metrics.spread import (
     spread_skill,
     spread_skill_curve,
 )
-from probneural.metrics.variogram import variogram_score
 
 __all__ = [
     "Comparison",

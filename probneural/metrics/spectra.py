@@ -14,7 +14,7 @@ from probneural.contexts import undisturbed
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid, check_unmasked
 from probneural.metrics.comparison import Comparison
-from probneural.metrics.observed_draws import ObservedDraws
+from probneural.metrics.member_pool import ObservedDraws
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 64

@@ -14,7 +14,7 @@ from probneural.distributions import EmpiricalField
 from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import compare, crps, gaussian_crps, mixture_crps, ranked_probability
+from probneural.metrics import compare, crps, gaussian_crps, mixture_crps, proper_scores
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, empirical, gaussian, shares, truth_for
 
@@ -114,7 +114,7 @@ def test_fields_are_averaged_by_quadrature(grid: Grid) -> None:
 
 def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS, variance=blur) for blur in (None, VARIANCE)]
-    monkeypatch.setattr(ranked_probability, "_CHUNK_ELEMENTS", 29)
+    monkeypatch.setattr(proper_scores, "_CHUNK_ELEMENTS", 29)
     for blur, expected in zip((None, VARIANCE), whole, strict=True):
         torch.testing.assert_close(mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS, variance=blur), expected, rtol=1e-14, atol=0)
 

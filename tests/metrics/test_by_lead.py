@@ -15,7 +15,7 @@ from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import compare, lead_pairs, lead_sums, score_by_lead
+from probneural.metrics import accumulator, by_lead, compare, score_by_lead
 from probneural.metrics.member_pool import MemberPool, inside_fraction, suprema
 from probneural.metrics.reliability import drawn_suprema
 from probneural.trajectories import FieldTrajectories
@@ -26,7 +26,7 @@ from tests.helpers import normal
 def test_each_lead_has_the_scores_of_its_field() -> None:
     forecast, truth = forecast_and_truth(12, steps=3, members=6, channels=2)
     scores = score_by_lead(forecast, truth, level=0.8)
-    assert set(scores.scores) == set(metrics.lead_scores.TITLES) - {"joint_nll"}  # type: ignore[attr-defined]
+    assert set(scores.scores) == set(metrics.lead_table.TITLES) - {"joint_nll"}  # type: ignore[attr-defined]
     for lead, u in forecast.leads():
         comparison = compare(u, truth.at(lead))
         corrected = compare(u.scale(torch.full((2,), math.sqrt(7 / 5), dtype=torch.float64)), truth.at(lead))
@@ -57,7 +57,7 @@ def test_each_lead_has_the_scores_of_its_field() -> None:
 def test_scores_that_are_not_asked_for_are_not_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forecast, truth = forecast_and_truth(12, steps=3, members=6, channels=2)
     every = score_by_lead(forecast, truth)
-    monkeypatch.setattr(lead_sums, "variogram_score", lambda *_, **__: pytest.fail("a variogram score"))
+    monkeypatch.setattr(by_lead, "variogram_score", lambda *_, **__: pytest.fail("a variogram score"))
     scores = score_by_lead(forecast, truth, scores=[name])
     assert set(scores.scores) == {name}
     torch.testing.assert_close(scores[name].values, every[name].values, rtol=0, atol=0)
@@ -180,7 +180,7 @@ def test_one_pass_holds_one_lead_at_a_time() -> None:
 def test_functions_are_taken_some_at_a_time(whole: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     forecast, truth = forecast_and_truth(7, steps=2, members=3, channels=2)
     together = score_by_lead(forecast, truth, whole=whole).to_dict()
-    monkeypatch.setattr(lead_pairs, "_BATCH_VALUES", 40)
+    monkeypatch.setattr(accumulator, "_BATCH_VALUES", 40)
     apart = score_by_lead(forecast, truth, whole=whole).to_dict()
     for name, score in together["scores"].items():
         assert apart["scores"][name]["values"] == pytest.approx(score["values"], rel=1e-12), name
@@ -209,7 +209,7 @@ def test_what_does_not_exist_is_said() -> None:
     assert scores.spectra is None
     assert {"crps", "energy", "variogram", "spectrum_error", "relative_l2", "nll"} <= set(scores.reasons)
     assert "uniform grid" in scores.reasons["spectrum_error"]
-    assert set(scores.reasons) <= set(metrics.lead_scores.TITLES)  # type: ignore[attr-defined]
+    assert set(scores.reasons) <= set(metrics.lead_table.TITLES)  # type: ignore[attr-defined]
     assert "two or more members" in scores.reasons["crps"]
     assert math.isnan(scores.horizon.valid_time[0])
     assert "crps" not in scores.scores
