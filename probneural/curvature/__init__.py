@@ -25,7 +25,7 @@ from probneural.curvature.rows import GaussNewtonRows
 from probneural.curvature.spectra.diagonals import Estimate, row_squares_estimate, xdiag
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
-from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
+from probneural.curvature.weights import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 
 __all__ = [
     "CurvatureProblem",

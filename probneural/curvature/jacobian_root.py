@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_integer
 from probneural.curvature.jacobian import evaluate_at
-from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
+from probneural.curvature.rows import KeptRows
 from probneural.curvature.spectra.diagonals import row_squares_estimate
-from probneural.curvature.weights.roots import WeightRoot
+from probneural.curvature.weights import WeightRoot
 from probneural.distributions.roots.base import DenseRoot, Root, grid_shape
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import UnsupportedError

@@ -20,7 +20,7 @@ from probneural.grids import Grid
 from probneural.metrics.by_lead import score_by_lead
 from probneural.metrics.lead_alignment import TrueTrajectories
 from probneural.metrics.lead_table import TITLES, LeadScores
-from probneural.runs.page import Figure, document, figure_section
+from probneural.runs.reporting import Figure, document, figure_section
 from probneural.training import atomic
 
 _FAIR = (0.9, 1.1)

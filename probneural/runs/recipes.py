@@ -17,8 +17,7 @@ from probneural.errors import ArgumentError, ConfigurationError
 from probneural.operators.suggestion import KERNEL, data_arguments, default_options, suggestion
 from probneural.pairs import Dataset
 from probneural.runs.config import NO_OPERATOR, Config, Head, Loss, Operator, Training
-from probneural.runs.places import located, place_of
-from probneural.runs.toml import nearest
+from probneural.runs.toml import located, nearest, place_of
 from probneural.training import EachEpoch, EarlyStopping, History, Loading, Optimization, fit, losses
 
 _WHOLE = {1: 200, 2: 20, 3: 10}

@@ -18,7 +18,7 @@ from probneural.data.variables import FUNCTION, TIME
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.grids import Grid
 from probneural.runs.config import Config, Data, paths_in
-from probneural.runs.places import add_place, place_of
+from probneural.runs.toml import add_place, place_of
 
 _NAMES = "inputs|outputs|outputs_path|axes|group|periodic|lengths|sample|time|channel|history|lead|stride"
 _ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<text>\"[^\"]+\")?(?P<value>[\w(\['\"])?")

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
-from probneural.curvature.kept_rows import KeptRows
-from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
+from probneural.curvature.rows import KeptRows
+from probneural.curvature.weights import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import GridError, UnsupportedError
@@ -155,7 +155,7 @@ def test_one_function_by_itself_takes_as_many_columns_as_values(operator: str, k
 
 
 def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    import probneural.curvature.kept_rows as module
+    import probneural.curvature.rows as module
 
     monkeypatch.setattr(module, "_LARGEST_KEPT", 100)
     assert KeptRows.of(2, rows=5, rank=10) is not None

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64, jaxtyped
 from torch import Tensor
 
 from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing
-from probneural.curvature.weights.roots import WeightRoot
+from probneural.curvature.weights import WeightRoot
 from probneural.errors import ArgumentError, ShapeError
 
 _MIXING = ("first", "second", "cosine", "sine", "sign")
@@ -160,16 +160,6 @@ class KroneckerWeights(WeightRoot):
                 got=f"{self.noise_scale}, {float(self.scale.min())} and {float(self.prior_std.min())} at least",
                 remedy="fix a parameter by a prior standard deviation of 0",
             )
-
-    @property
-    def size(self) -> int:
-        """P."""
-        return self.factors.size
-
-    @property
-    def rank(self) -> int:
-        """P again."""
-        return self.factors.size
 
     @property
     def like(self) -> Tensor:

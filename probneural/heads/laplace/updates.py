@@ -12,7 +12,7 @@ from torch import Tensor
 from probneural.curvature.problem import Minibatches
 from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
 from probneural.curvature.spectra.lanczos import top_eigenpairs
-from probneural.curvature.weights.roots import DenseWeights, LowRankWeights
+from probneural.curvature.weights import DenseWeights, LowRankWeights
 from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
 from probneural.heads.weight_problem import WeightProblem
 from probneural.linear_algebra.conditioning import posterior_root

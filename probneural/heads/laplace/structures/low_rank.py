@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
-from probneural.curvature.weights.roots import LowRankWeights
+from probneural.curvature.weights import LowRankWeights
 from probneural.errors import ConvergenceWarning, EvidenceError
 from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure

@@ -10,8 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.distributions.latent import digest
-from probneural.errors import ShapeError
+from probneural.errors import ShapeError, UnsupportedError
 from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.linear_algebra.conjugate_gradients import solve
+from probneural.linear_algebra.symmetric_maps import Map
 
 
 class WeightRoot(ABC):
@@ -19,18 +21,18 @@ class WeightRoot(ABC):
 
     @property
     @abstractmethod
+    def like(self) -> Tensor:
+        """A tensor `(P, ...)` of the dtype and on the device of products."""
+
+    @property
     def size(self) -> int:
         """Number of parameters P."""
+        return self.like.shape[0]
 
     @property
-    @abstractmethod
     def rank(self) -> int:
-        """Length k of the latent vector."""
-
-    @property
-    @abstractmethod
-    def like(self) -> Tensor:
-        """A tensor of the dtype and on the device of products."""
+        """Length k of the latent vector; P unless a subclass says otherwise."""
+        return self.size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,9 +52,9 @@ class WeightRoot(ABC):
     def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
         """R^T w, for s parameter vectors."""
 
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors it is made of, by name: what a file must hold."""
+        """The tensors that a file stores, by name: by default the fields of the dataclass."""
+        return dict(vars(self))
 
     def fingerprint(self) -> str:
         """A short name that follows from the contents: equal roots, equal names."""
@@ -79,11 +81,6 @@ class DenseWeights(WeightRoot):
     factor: Float[Tensor, "P k"]
 
     @property
-    def size(self) -> int:
-        """Number of parameters P."""
-        return self.factor.shape[0]
-
-    @property
     def rank(self) -> int:
         """Number of columns k."""
         return self.factor.shape[1]
@@ -101,10 +98,6 @@ class DenseWeights(WeightRoot):
         """R^T w."""
         return vectors.to(self.factor) @ self.factor
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The factor."""
-        return {"factor": self.factor}
-
     def dense(self) -> Float[Tensor, "P k"]:
         """The matrix itself."""
         return self.factor
@@ -121,16 +114,6 @@ class DiagonalWeights(WeightRoot):
     std: Float[Tensor, " P"]
 
     @property
-    def size(self) -> int:
-        """Number of parameters P."""
-        return self.std.shape[0]
-
-    @property
-    def rank(self) -> int:
-        """Number of parameters P again."""
-        return self.std.shape[0]
-
-    @property
     def like(self) -> Tensor:
         """A tensor of the dtype and on the device of products."""
         return self.std
@@ -142,10 +125,6 @@ class DiagonalWeights(WeightRoot):
     def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
         """Scale entry by entry."""
         return vectors.to(self.std) * self.std
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The standard deviations."""
-        return {"std": self.std}
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,16 +157,6 @@ class LowRankWeights(WeightRoot):
             )
 
     @property
-    def size(self) -> int:
-        """Number of parameters P."""
-        return self.prior_std.shape[0]
-
-    @property
-    def rank(self) -> int:
-        """P again: the prior outside the span counts."""
-        return self.prior_std.shape[0]
-
-    @property
     def like(self) -> Tensor:
         """A tensor of the dtype and on the device of products."""
         return self.directions
@@ -199,10 +168,6 @@ class LowRankWeights(WeightRoot):
     def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
         """Scale by the prior, then sharpen."""
         return self._sharpened(vectors.to(self.directions) * self.prior_std.to(self.directions))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Prior, directions and factors."""
-        return {"prior_std": self.prior_std, "directions": self.directions, "factors": self.factors}
 
     def _sharpened(self, vectors: Tensor) -> Tensor:
         return LowRankUpdate(self.directions.mT, self.factors.to(self.directions)).product(vectors)
@@ -233,11 +198,6 @@ class LowRankPlusDiagonalWeights(WeightRoot):
             )
 
     @property
-    def size(self) -> int:
-        """Number of parameters P."""
-        return self.std.shape[0]
-
-    @property
     def rank(self) -> int:
         """P and the number of columns."""
         return self.std.shape[0] + self.columns.shape[1]
@@ -249,14 +209,95 @@ class LowRankPlusDiagonalWeights(WeightRoot):
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s P"]:
         """Scale entry by entry, and add the columns."""
-        own, along = latents.to(self.std).split([self.size, self.columns.shape[1]], dim=1)
-        return own * self.std + along @ self.columns.mT
+        diagonal, low_rank = latents.to(self.std).split([self.size, self.columns.shape[1]], dim=1)
+        return diagonal * self.std + low_rank @ self.columns.mT
 
     def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
         """Scale entry by entry, and multiply by the columns."""
-        given = vectors.to(self.std)
-        return torch.cat([given * self.std, given @ self.columns], dim=1)
+        vectors = vectors.to(self.std)
+        return torch.cat([vectors * self.std, vectors @ self.columns], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class IterativeWeights(WeightRoot):
+    """R = diag(prior_std) (F^T F + I)^-1 [F^T, I], whose covariance is diag(prior_std) (F^T F + I)^-1 diag(prior_std) exactly.
+
+    A draw solves the least-squares problem of data and prior that are both perturbed by their noise. Every product solves one
+    system per vector and fails, with a named error, unless the residual it is left with is below the tolerance.
+
+    Args:
+        forward: F, whitened Jacobian over the noise, `(s, P)` to `(s, m)`.
+        transposed: F^T, `(s, m)` to `(s, P)`.
+        observations: m.
+        prior_std: Prior standard deviations, `(P,)`.
+        name: A name that follows from what the maps are made of.
+        preconditioner: An approximate inverse of F^T F + I on rows, or None.
+        tolerance: Largest relative residual.
+        max_iterations: Per solve.
+
+    Reference:
+        Antorán, Padhy, Barbano, Nalisnick, Janz & Hernández-Lobato (2023), Sampling-based inference for large linear models,
+        with application to linearised Laplace, section 3.
+    """
+
+    forward: Map
+    transposed: Map
+    observations: int
+    prior_std: Float[Tensor, " P"]
+    name: str
+    preconditioner: Map | None = None
+    tolerance: float = 1e-6
+    max_iterations: int = 1000
+
+    @property
+    def rank(self) -> int:
+        """Length m + P: noise of the data and of the prior."""
+        return self.observations + self.size
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of products."""
+        return self.prior_std
+
+    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s P"]:
+        """Draw weights."""
+        noise, prior = latents.to(self.prior_std).split([self.observations, self.size], dim=-1)
+        return self._solved(self.transposed(noise) + prior) * self.prior_std
+
+    def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
+        """R^T w."""
+        solved = self._solved(vectors.to(self.prior_std) * self.prior_std)
+        return torch.cat([self.forward(solved), solved], dim=-1)
+
+    def fingerprint(self) -> str:
+        """The name it was given."""
+        return self.name
 
     def tensors(self) -> dict[str, Tensor]:
-        """Standard deviations and columns."""
-        return {"std": self.std, "columns": self.columns}
+        """Refuse: the data are part of it.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            expected="a structure that a file can hold",
+            got="iterative, which needs its data",
+            remedy="save the operator, and fit anew",
+        )
+
+    def _solved(self, right: Tensor) -> Tensor:
+        result = solve(
+            lambda vectors: self.transposed(self.forward(vectors)) + vectors,
+            right,
+            preconditioner=self.preconditioner,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+        )
+        if not result.converged:
+            worst = float(result.relative_residuals.max())
+            raise UnsupportedError(
+                expected=f"conjugate gradients with a relative residual below {self.tolerance:.1e}",
+                got=f"{worst:.1e} after {result.iterations} iterations",
+                remedy="give a higher rank= to the preconditioner, or use float64",
+            )
+        return result.solution
