@@ -18,7 +18,7 @@ from benchmarks.head_makers import DEFAULT, ENSEMBLE, MEMBERS, Data, Workshop
 from benchmarks.kept_units import noted
 from benchmarks.over_seeds import Row
 from benchmarks.recipes import Recipe
-from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, domain_quantile
+from probneural.calibration.bands.shapes import FLOOR, Modulation, band_shape, domain_quantile
 from probneural.calibration.chunks import domain_average
 from probneural.distributions import DenseRoot, DiagonalRoot, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.latent import digest

@@ -211,10 +211,10 @@ class LeadScores:
             cells = "".join(f"{_cell(float(score.values[lead - 1])):>9}" for lead in shown)
             lines.append(f"{title:<30}{cells}{_cell(score.overall):>9}  {unit}")
         horizon = self.horizon
-        blank = " " * (9 * len(shown))
-        lines.append(f"{'coverage, whole trajectory':<30}{blank}{_cell(horizon.coverage[0]):>9}  1")
+        padding = " " * (9 * len(shown))
+        lines.append(f"{'coverage, whole trajectory':<30}{padding}{_cell(horizon.coverage[0]):>9}  1")
         most = f"; {horizon.still_valid:.0%} to the end" if horizon.still_valid else ""
-        lines.append(f"{'valid prediction time':<30}{blank}{_cell(horizon.valid_time[0]):>9}  leads{most}")
+        lines.append(f"{'valid prediction time':<30}{padding}{_cell(horizon.valid_time[0]):>9}  leads{most}")
         lines.append(f"coverages at {self.level:g}; valid up to a relative L2 error of {horizon.threshold:g}")
         if self.is_uncalibrated:
             lines.append("uncalibrated: fit pn.calibration.LeadScale() to held-out trajectories")

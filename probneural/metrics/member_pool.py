@@ -102,8 +102,10 @@ class MemberPool:
         """|value - mean| / sd with mean and sd over truth and members, the truth's first; 0 where all are equal."""
         deviation = self._all - self._all.mean(0)
         sd = deviation.square().mean(0).sqrt()
-        some = sd > self._comparison.rounding
-        return torch.where(some, deviation.abs() / torch.where(some, sd, torch.ones_like(sd)), torch.zeros_like(deviation))
+        has_spread = sd > self._comparison.rounding
+        return torch.where(
+            has_spread, deviation.abs() / torch.where(has_spread, sd, torch.ones_like(sd)), torch.zeros_like(deviation)
+        )
 
     def coverage(self, distances: Float64[Tensor, "_ n c *grid"], *, level: float) -> Float64[Tensor, "n c"]:
         """The fraction of the domain where the truth is as close to the mean as the fraction `level` of members is."""
@@ -114,9 +116,11 @@ class MemberPool:
         gap = self._members - self._comparison.truth
         equal = (gap.abs() <= self._comparison.rounding).sum(0)
         below = ((gap < 0) & (gap.abs() > self._comparison.rounding)).sum(0)
-        each = 1.0 / (1.0 + equal.to(gap))
+        fraction = 1.0 / (1.0 + equal.to(gap))
         parts = [
-            self._comparison.average(torch.where((below <= rank) & (rank <= below + equal), each, torch.zeros_like(each)))
+            self._comparison.average(
+                torch.where((below <= rank) & (rank <= below + equal), fraction, torch.zeros_like(fraction))
+            )
             for rank in range(len(self._members) + 1)
         ]
         return torch.stack(parts, dim=-1)
@@ -185,8 +189,8 @@ class ObservedDraws:
             if isinstance(u, EmpiricalField) and self.are_members:
                 drawn = u.samples[:, rows].detach().to(truth)
             else:
-                some = u.marginal(start) if self._functions == 1 else u[rows]
-                drawn = self._repeated.of(some, len(self.weights)).to(truth)
+                fields = u.marginal(start) if self._functions == 1 else u[rows]
+                drawn = self._repeated.of(fields, len(self.weights)).to(truth)
             if self._is_noisy:
                 # One draw of it serves all functions if there are many: each one's score has the right distribution. That of
                 # a few members would not average out.

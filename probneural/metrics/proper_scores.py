@@ -374,11 +374,11 @@ def variogram_score(
     sampling = fair_factor(mass) * float(mass.square().sum()) if is_sample else 0.0
     scores, start = [], 0
     for drawn, truth in observed:
-        each = differences(drawn)  # (s, b, c, pairs)
-        mean = torch.tensordot(mass, each, dims=1)
+        powers = differences(drawn)  # (s, b, c, pairs)
+        mean = torch.tensordot(mass, powers, dims=1)
         score = (differences(truth) - mean).square()
         if is_sample:
-            score = score - sampling * torch.tensordot(mass, (each - mean).square(), dims=1)
+            score = score - sampling * torch.tensordot(mass, (powers - mean).square(), dims=1)
         scores.append((score * weights[start : start + len(truth)]).sum(-1) if grid.is_batch else score @ weights)
         start += len(truth)
     return torch.cat(scores)

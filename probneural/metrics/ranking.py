@@ -141,7 +141,7 @@ class RankSums:
                 remedy="ranks need some",
             )
         ranks = [_ranks(total) for total in torch.cat(self._totals, dim=-1)]
-        across = torch.stack([_correlation(ranks[0], other) for other in ranks[1:]]).to(self._within)
+        across = torch.stack([_correlation(ranks[0], error_ranks) for error_ranks in ranks[1:]]).to(self._within)
         within = self._within / self._count
         return RankCorrelation(across[0], within[0], across[1:].mean(0), within[1:].mean(0))
 
@@ -159,10 +159,10 @@ def _ranks(values: Tensor) -> Tensor:
     return (ranks - ranks.mean(-1, keepdim=True)).to(values.device)
 
 
-def _correlation(left: Tensor, right: Tensor) -> Tensor:
+def _correlation(first: Tensor, second: Tensor) -> Tensor:
     """Correlation of ranks along the last axis; 0 where one of the two does not vary."""
-    norm = left.norm(dim=-1) * right.norm(dim=-1)
-    return torch.where(norm > 0, (left * right).sum(-1) / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
+    norm = first.norm(dim=-1) * second.norm(dim=-1)
+    return torch.where(norm > 0, (first * second).sum(-1) / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
 
 
 class SparsificationCurve(NamedTuple):
@@ -291,9 +291,9 @@ def _curve(order: Float64[Tensor, "c m"], square: Float64[Tensor, "c m"], weight
     zero = mass.new_zeros(len(mass), 1)
     removed = torch.cat([zero, mass.cumsum(1)[:, :-1]], dim=1)
     # sums from the end: what remains is never a difference of large numbers
-    rest, weight = ((part.flip(1).cumsum(1)).flip(1) for part in (shared * mass, mass))
+    remaining, weight = ((part.flip(1).cumsum(1)).flip(1) for part in (shared * mass, mass))
     total = (square @ weights)[:, None]
-    return _Curve(removed, (rest / weight / total).sqrt())
+    return _Curve(removed, (remaining / weight / total).sqrt())
 
 
 def _shared(order: Float64[Tensor, " m"], square: Float64[Tensor, " m"], mass: Float64[Tensor, " m"]) -> Float64[Tensor, " m"]:
@@ -311,8 +311,8 @@ def _area(curve: _Curve) -> Float64[Tensor, " c"]:
 def _interpolated(at: Float64[Tensor, "c k"], curve: _Curve) -> Float64[Tensor, "c k"]:
     """Linear between nodes, constant after the last one."""
     nodes = curve.removed.contiguous()
-    right = torch.searchsorted(nodes, at, right=True).clamp(max=nodes.shape[1] - 1)
-    left = (right - 1).clamp_min(0)
-    low, high = nodes.gather(1, left), nodes.gather(1, right)
+    upper = torch.searchsorted(nodes, at, right=True).clamp(max=nodes.shape[1] - 1)
+    lower = (upper - 1).clamp_min(0)
+    low, high = nodes.gather(1, lower), nodes.gather(1, upper)
     fraction = ((at - low) / torch.where(high > low, high - low, torch.ones_like(low))).clamp(0.0, 1.0)
-    return torch.lerp(curve.error.gather(1, left), curve.error.gather(1, right), fraction)
+    return torch.lerp(curve.error.gather(1, lower), curve.error.gather(1, upper), fraction)

@@ -287,11 +287,11 @@ class WeightedQuantiles:
             self._compress()
             return torch.stack([_first_at(mass, level, values=_middles(keys)) for keys, mass in self._bins])
         values, weights = torch.cat(self._values, dim=1), torch.cat(self._weights)
-        found = []
+        quantiles = []
         for row in values:
             ordered, order = row.sort()
-            found.append(_first_at(weights[order], level, values=ordered))
-        return torch.stack(found)
+            quantiles.append(_first_at(weights[order], level, values=ordered))
+        return torch.stack(quantiles)
 
     def _compress(self) -> None:
         """Move the values that are kept to the bins."""

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.band_fields import BandField
+from probneural.calibration.bands.shapes import BandField
 from probneural.checks import (
     check_finite,
     check_instance,
@@ -128,7 +128,7 @@ def band(
     dot at each point outside.
 
     Args:
-        bands: What a calibrated [`Band`][probneural.calibration.bands.Band] returned for n functions.
+        bands: What a calibrated [`Band`][probneural.calibration.bands.bands.Band] returned for n functions.
         truth: The true functions, `(n, c, *grid)`, on the bands' grid.
         index: Which of the n functions; negative numbers count from the end.
         channel: Which of the c channels. A function is inside a simultaneous band only if all its channels are.

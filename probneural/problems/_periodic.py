@@ -26,7 +26,7 @@ class PeriodicTransform:
         """Angular wavenumbers along each axis, float64, which broadcast against each other."""
         self.slopes: list[Tensor] = []
         """ik along each axis: 0 at the Nyquist frequency of an even size, whose sine vanishes at every node."""
-        kept = torch.ones((), dtype=torch.bool, device=device)
+        dealiased = torch.ones((), dtype=torch.bool, device=device)
         for number, axis in enumerate(grid.axes):
             last = number == grid.dimension - 1
             counts = (torch.fft.rfftfreq if last else torch.fft.fftfreq)(axis.size, 1.0 / axis.size, dtype=torch.float64)
@@ -34,8 +34,8 @@ class PeriodicTransform:
             angular = 2.0 * math.pi / axis.length * counts
             self.wavenumbers.append(angular)
             self.slopes.append(1j * torch.where(2 * counts.abs() == axis.size, 0.0, angular))
-            kept = kept & (3 * counts.abs() < axis.size)
-        self.kept = kept
+            dealiased = dealiased & (3 * counts.abs() < axis.size)
+        self.dealiased = dealiased
         """The frequencies |k| < N/3, whose products of two do not alias onto themselves (Orszag, 1971)."""
 
     @cached_property

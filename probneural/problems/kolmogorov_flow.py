@@ -114,6 +114,6 @@ class KolmogorovFlow(SpectralEvolution):
         vorticity, u, v = transform.inverse(torch.stack([spectrum, across * stream, -along * stream]))
         # u has no divergence, so u·∇ω = ∇·(uω), which takes two products.
         first, second = transform.forward(torch.stack([u * vorticity, v * vorticity]))
-        force = torch.zeros_like(transform.kept, dtype=spectrum.dtype)
+        force = torch.zeros_like(transform.dealiased, dtype=spectrum.dtype)
         force[0, self.wavenumber] = -0.5 * self.wavenumber
-        return torch.where(transform.kept, force - along * first - across * second, 0.0)
+        return torch.where(transform.dealiased, force - along * first - across * second, 0.0)

@@ -114,4 +114,4 @@ class KuramotoSivashinsky(SpectralEvolution):
     def _rate(self, spectrum: Tensor, *, transform: PeriodicTransform, parameters: Sequence[Tensor]) -> Tensor:
         (slope,) = transform.slopes
         square = transform.forward(transform.inverse(spectrum).square())
-        return torch.where(transform.kept, -0.5 * slope * square, 0.0)
+        return torch.where(transform.dealiased, -0.5 * slope * square, 0.0)

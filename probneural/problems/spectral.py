@@ -79,8 +79,8 @@ def dealias(u: Tensor, grid: Grid) -> Tensor:
     for number, axis in enumerate(grid.axes):
         dim = number - grid.dimension
         counts = torch.arange(axis.size // 2 + 1, device=u.device)
-        kept = (3 * counts < axis.size).to(u.dtype).reshape(-1, *(1,) * (-1 - dim))
-        u = torch.fft.irfft(torch.fft.rfft(u, dim=dim) * kept, n=axis.size, dim=dim)
+        mask = (3 * counts < axis.size).to(u.dtype).reshape(-1, *(1,) * (-1 - dim))
+        u = torch.fft.irfft(torch.fft.rfft(u, dim=dim) * mask, n=axis.size, dim=dim)
     return u
 
 

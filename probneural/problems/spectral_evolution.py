@@ -199,10 +199,11 @@ class SpectralEvolution(Evolution):
                 got=f"{float(means.detach().min()):.3g}",
                 remedy="they follow the state's channels",
             )
-        own = iter(means.split(1, dim=1))
+        parameter_means = iter(means.split(1, dim=1))
         fixed = (1,) * means.ndim
         return [
-            next(own) if isinstance(value, tuple) else means.new_full(fixed, value) for value in self._parameters().values()
+            next(parameter_means) if isinstance(value, tuple) else means.new_full(fixed, value)
+            for value in self._parameters().values()
         ]
 
 

@@ -27,8 +27,8 @@ NO_OPERATOR = "none"
 
 def _check(section: Any) -> None:
     """Convert each field to its annotation, or raise an ArgumentError."""
-    for name, wanted in hints_of(type(section)).items():
-        object.__setattr__(section, name, convert(getattr(section, name), wanted, name))
+    for name, hint in hints_of(type(section)).items():
+        object.__setattr__(section, name, convert(getattr(section, name), hint, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,10 +395,10 @@ def _plain(section: Any) -> dict[str, Any]:
     }
 
 
-def _apart(name: str, one: Any, other: Any) -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            if one.get(key) != other.get(key):
-                yield from _apart(f"{name}.{key}", one.get(key, "left out"), other.get(key, "left out"))
+def _apart(name: str, first: Any, second: Any) -> Iterator[str]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in sorted({*first, *second}):
+            if first.get(key) != second.get(key):
+                yield from _apart(f"{name}.{key}", first.get(key, "left out"), second.get(key, "left out"))
     else:
-        yield f"{name} = {one!r}, not {other!r}"
+        yield f"{name} = {first!r}, not {second!r}"

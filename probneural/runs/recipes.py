@@ -169,12 +169,12 @@ def build_head(settings: Head, *, training: Training, folder: Path, show_progres
     Raises:
         ArgumentError: If an option is out of range.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if settings.name == "DeepEnsemble":
-        given = {"train": MemberTraining(training, folder), "show_progress": show_progress}
+        arguments = {"train": MemberTraining(training, folder), "show_progress": show_progress}
     elif settings.name == "Laplace":
-        given = {"show_progress": show_progress}
-    return _called(partial(getattr(heads, settings.name), **given), settings.options, settings.name)
+        arguments = {"show_progress": show_progress}
+    return _called(partial(getattr(heads, settings.name), **arguments), settings.options, settings.name)
 
 
 def _fit_settings(training: Training) -> dict[str, Any]:

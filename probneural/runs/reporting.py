@@ -113,11 +113,11 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
     progress = Progress(show_progress)
     with RunFolder.open(config, folder) as run:
         scores = score_in(run, progress)
-        found, history = calibrated_in(run), read_history(run)
+        calibrated, history = calibrated_in(run), read_history(run)
         progress.say("writing the report")
         path = run.file(REPORT)
         sentences = verdict(scores, history) + _dependence(run)
-        figures = _figures(run, found, history, run.subset("test"))
+        figures = _figures(run, calibrated, history, run.subset("test"))
         atomic.write(path, page(run, scores, sentences=sentences, figures=figures).encode())
     return Report(path=path, verdict=tuple(sentences), scores=scores)
 
@@ -129,18 +129,18 @@ def verdict(scores: TestScores, history: History) -> list[str]:
         scores: On the test pairs.
         history: Of the training.
     """
-    found, test = scores.scores, scores.scores.functions
+    values, test = scores.scores, scores.scores.functions
     sentences = [_error(scores, test)]
-    level, shown = found.level, 100 * found.level
-    sentences.append(_honesty(found, test))
+    level, shown = values.level, 100 * values.level
+    sentences.append(_honesty(values, test))
     if scores.band_coverage is not None:
         inside = round(scores.band_coverage * test)
         # The coverage that a band has varies with the pairs behind it, as a Beta variable; then test functions are drawn.
         deviation = math.sqrt(level * (1.0 - level) * (1.0 / test + 1.0 / max(scores.band_pairs, 1)))
-        kept = scores.band_coverage >= level - _CLEAR * deviation
+        holds = scores.band_coverage >= level - _CLEAR * deviation
         sentences.append(
             f"The bands of whole functions hold {inside} of {test} functions, {100 * scores.band_coverage:.1f} % where "
-            f"{shown:g} % were promised{': the promise is kept, within chance' if kept else ', which is too few for chance'}."
+            f"{shown:g} % were promised{': the promise is kept, within chance' if holds else ', which is too few for chance'}."
         )
     return sentences + _advice(scores, history)
 
@@ -194,13 +194,13 @@ def _dependence(run: RunFolder) -> list[str]:
 
 
 def _error(scores: TestScores, test: int) -> str:
-    found, baseline, persistence = scores.scores, scores.baseline, scores.persistence
-    if found.relative_l2 is None or baseline is None:
-        return f"On {test} functions that nothing was fitted to, the root mean squared error is {found.rmse:.3g}."
-    sentence = f"On {test} functions that nothing was fitted to, the relative error is {100 * found.relative_l2:.3g} %"
-    if found.relative_l2 >= baseline:
+    values, baseline, persistence = scores.scores, scores.baseline, scores.persistence
+    if values.relative_l2 is None or baseline is None:
+        return f"On {test} functions that nothing was fitted to, the root mean squared error is {values.rmse:.3g}."
+    sentence = f"On {test} functions that nothing was fitted to, the relative error is {100 * values.relative_l2:.3g} %"
+    if values.relative_l2 >= baseline:
         return f"{sentence}: no better than always predicting the mean training output, {100 * baseline:.3g} %."
-    if persistence is not None and found.relative_l2 >= persistence:
+    if persistence is not None and values.relative_l2 >= persistence:
         return f"{sentence}: no better than persistence, the last state as the prediction, {100 * persistence:.3g} %."
     if persistence is not None:
         return (
@@ -231,21 +231,21 @@ def _advice(scores: TestScores, history: History) -> list[str]:
     return advice
 
 
-def _figures(run: RunFolder, found: Calibrated, history: History, data: Dataset) -> list[Figure]:
+def _figures(run: RunFolder, calibrated: Calibrated, history: History, data: Dataset) -> list[Figure]:
     from probneural import plots
 
     figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))] if history.epochs else []
     size = max(batch_size(data.outputs), _DRAWN_VALUES // (data.outputs.channels * data.outputs.grid.size))
-    some = data[evenly_spread_rows(len(data), size)]
+    sample = data[evenly_spread_rows(len(data), size)]
     words = "Coverage of intervals against their level; a flat histogram is right."
-    if len(some) < len(data):
-        words += f" On {len(some)} of {len(data)} test functions."
-    drawn = plots.calibration(predicted(found.predictor, some), some.outputs, noise=found.predictor.noise)
+    if len(sample) < len(data):
+        words += f" On {len(sample)} of {len(data)} test functions."
+    drawn = plots.calibration(predicted(calibrated.predictor, sample), sample.outputs, noise=calibrated.predictor.noise)
     figures.append(Figure("Calibration", words, plots.png(drawn)))
     if data.outputs.grid.dimension > 2:
         return figures
-    order = _mean_squares(found.predictor, data).argsort().tolist()
-    return figures + [_drawn(run, found, data[[row]], title) for title, row in _chosen(order)]
+    order = _mean_squares(calibrated.predictor, data).argsort().tolist()
+    return figures + [_drawn(run, calibrated, data[[row]], title) for title, row in _chosen(order)]
 
 
 @torch.no_grad()
@@ -259,18 +259,18 @@ def _mean_squares(predictor: Predictor, data: Dataset) -> Tensor:
     return torch.cat(errors)
 
 
-def _drawn(run: RunFolder, found: Calibrated, pair: FieldPairs, title: str) -> Figure:
+def _drawn(run: RunFolder, calibrated: Calibrated, pair: FieldPairs, title: str) -> Figure:
     """One test function beside its prediction."""
     from probneural import plots
 
     names, axes = run.config.data.outputs, list(run.record["outputs"]["axes"])
     label = names[0] if len(names) == pair.outputs.channels else "value"
-    if found.band is not None:
+    if calibrated.band is not None:
         query = None if pair.outputs.grid == pair.inputs.grid else pair.outputs.grid
-        image = plots.band(found.band(pair.inputs, query), pair.outputs, label=label, axes=axes)
-        words = f"with the {100 * found.band.level:g} % band of whole functions"
+        image = plots.band(calibrated.band(pair.inputs, query), pair.outputs, label=label, axes=axes)
+        words = f"with the {100 * calibrated.band.level:g} % band of whole functions"
     else:
-        u, noise = predicted(found.predictor, pair), found.predictor.noise
+        u, noise = predicted(calibrated.predictor, pair), calibrated.predictor.noise
         image = plots.field(u, pair.outputs, noise=noise, level=run.config.calibration.level, label=label, axes=axes)
         words = "with its pointwise interval"
     return Figure(title, f"Truth and mean, {words}.", plots.png(image))
@@ -346,9 +346,9 @@ def document(title: str, facts: str, *, sentences: Sequence[str], sections: Iter
 
 
 def _table(scores: TestScores) -> str:
-    found = scores.scores
-    at = f"at {found.level:g}"
-    rows = [(f"{name}, {at}" if key in _LEVELLED else name, getattr(found, key), best) for key, name, best in _MEANINGS]
+    values = scores.scores
+    at = f"at {values.level:g}"
+    rows = [(f"{name}, {at}" if key in _LEVELLED else name, getattr(values, key), best) for key, name, best in _MEANINGS]
     rows += [
         (f"coverage of fitted bands of whole functions, {at}", scores.band_coverage, "the level or more"),
         (f"coverage of pointwise intervals before calibration, {at}", scores.uncalibrated, "the level is best"),

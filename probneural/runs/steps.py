@@ -209,17 +209,17 @@ def calibrate_in(run: RunFolder, progress: Progress) -> Calibrated:
 
 def score_in(run: RunFolder, progress: Progress) -> TestScores:
     """Score in an open folder; see [`score`][probneural.runs.score]."""
-    found = calibrate_in(run, progress)
+    calibrated = calibrate_in(run, progress)
     if run.file(SCORES).exists():
         return TestScores.from_dict(run.read(SCORES))
     begin(run, SCORES)
     pairs = run.subset("test")
     progress.say(f"scoring {len(pairs)} test functions")
     scores = scores_of(
-        found.predictor,
+        calibrated.predictor,
         pairs,
         raw=_predictor(run, HEAD),
-        band=found.band,
+        band=calibrated.band,
         train=run.subset("train"),
         band_pairs=run.independent("conformal"),
         level=run.config.calibration.level,
@@ -248,10 +248,10 @@ def read_history(run: RunFolder) -> History:
     Raises:
         FileError: If the file is damaged.
     """
-    found = run.read(HISTORY)
+    record = run.read(HISTORY)
     names = ("train", "validation", "seconds")
-    train, validation, seconds = (tuple(schema.instance(found.get(name, []), list, where=HISTORY)) for name in names)
-    return History(train=train, validation=validation, seconds=seconds, restored=found.get("restored"))
+    train, validation, seconds = (tuple(schema.instance(record.get(name, []), list, where=HISTORY)) for name in names)
+    return History(train=train, validation=validation, seconds=seconds, restored=record.get("restored"))
 
 
 def _method(run: RunFolder) -> SimultaneousBand:
@@ -309,12 +309,12 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
     """Fill in what the data tell; return notes on the settings by `section.name`, too."""
     if not config.data.path:
         return config, {}
-    found = list_variables(paths_of(paths_in(config.data.path))[0])
+    variables = list_variables(paths_of(paths_in(config.data.path))[0])
     notes = {
-        "data.inputs": f"The file holds {'; '.join(map(str, found)) or 'no variables'}.",
+        "data.inputs": f"The file holds {'; '.join(map(str, variables)) or 'no variables'}.",
         "data.periodic": "To be stated: [true] or [false], or one entry for each dimension of space.",
     }
-    names = {variable.name for variable in found}
+    names = {variable.name for variable in variables}
     data = config.data
     if {"inputs", "outputs"} <= names and not data.inputs and not data.outputs:
         data = dataclasses.replace(data, inputs=("inputs",), outputs=("outputs",))

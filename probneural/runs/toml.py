@@ -73,10 +73,10 @@ def line_of(text: str, keys: Iterable[str]) -> int | None:
     start = 0
     for end in range(1, len(lines) + 1):
         try:
-            found: Any = tomllib.loads("\n".join(lines[:end]))
+            values: Any = tomllib.loads("\n".join(lines[:end]))
         except tomllib.TOMLDecodeError:
             continue
-        if _at(found, keys) is not None:
+        if _at(values, keys) is not None:
             return start + 1
         start = end
     return None
@@ -134,13 +134,17 @@ def _section_lines(part: Any, name: str, notes: Mapping[str, str]) -> list[str]:
     """A table, and those inside it, which TOML wants after its own settings."""
     title = " ".join((type(part).__doc__ or "").partition("\n\n")[0].split())
     lines, below = ["", *_comment(title), f"[{name}]"], []
-    told = explanations(type(part))
+    descriptions = explanations(type(part))
     for setting, hint in hints_of(type(part)).items():
         inner, value = joined(name, setting), getattr(part, setting)
         if is_section(hint):
             below += _section_lines(value, inner, notes)
         else:
-            lines += [*_comment(told.get(setting, "")), *_comment(notes.get(inner, "")), f"{setting} = {_written(value)}"]
+            lines += [
+                *_comment(descriptions.get(setting, "")),
+                *_comment(notes.get(inner, "")),
+                f"{setting} = {_written(value)}",
+            ]
     return lines + below
 
 
@@ -251,13 +255,13 @@ def _in_line(text: str, name: str, keys: tuple[str, ...]) -> Iterator[None]:
         raise ConfigurationError(expected=error.expected, got=got, remedy=remedy) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, candidates: Iterable[str]) -> str:
     """What may have been meant by an unknown name: "did you mean ...?", or all that are known.
 
     Examples:
         >>> nearest("epoch", ["epochs", "seed"])
         "did you mean 'epochs'?"
     """
-    names = list(known)
+    names = list(candidates)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"

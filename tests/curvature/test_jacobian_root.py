@@ -116,8 +116,8 @@ def test_rows_are_formed_once_for_all_that_is_asked(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(module, "evaluate_at", counted)
     root.product(normal(1, root.shape[3]))
-    assert root.kept is not None
-    assert not any(tensor is not None for tensor in root.kept.tensors)
+    assert root.rows_cache is not None
+    assert not any(tensor is not None for tensor in root.rows_cache.tensors)
     calls.clear()
     for index in (2, 0):
         root.select(torch.tensor([index])).scale(2.0 * torch.ones(root.shape[1]).double()).row_squares()
@@ -150,8 +150,8 @@ def test_one_function_by_itself_takes_as_many_columns_as_values(operator: str, k
             assert single.shape[3] <= min(rank, channels * points)
     if rank > channels * points:
         assert root.marginal(0).shape == (1, channels, points, channels * points)
-        assert root.kept is not None
-        assert all(tensor is not None for tensor in root.kept.narrow_tensors)
+        assert root.rows_cache is not None
+        assert all(tensor is not None for tensor in root.rows_cache.narrow_tensors)
 
 
 def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

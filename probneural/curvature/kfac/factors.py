@@ -102,9 +102,11 @@ class KroneckerFactors:
             ShapeError: If the blocks do not cover every coordinate exactly once.
         """
         count = sum(name.endswith(".positions") for name in tensors)
-        wanted = ["eigenvalues", "layers", *(f"mixing.{name}" for name in _MIXING)]
-        wanted += [f"blocks.{number}.{part}" for number in range(count) for part in ("positions", "layers", "rows", "columns")]
-        missing = [name for name in wanted if name not in tensors]
+        required = ["eigenvalues", "layers", *(f"mixing.{name}" for name in _MIXING)]
+        required += [
+            f"blocks.{number}.{part}" for number in range(count) for part in ("positions", "layers", "rows", "columns")
+        ]
+        missing = [name for name in required if name not in tensors]
         if missing or not count:
             raise ArgumentError(
                 expected="what tensors() returned",

@@ -118,7 +118,7 @@ class Streamed:
         assert self.transpose is not None
         return Streamed(self.problem, self.transpose, (Kind.SHARED, *self.results), self.arguments[1:], self.term)
 
-    def pullback(self, wanted: tuple[int, ...]) -> Streamed:
+    def pullback(self, indices: tuple[int, ...]) -> Streamed:
         """The map from arguments and cotangents of the results to the gradients in the wanted arguments."""
         count, term = len(self.arguments), self.term
 
@@ -126,15 +126,15 @@ class Streamed:
             arguments, cotangents = tensors[:count], tensors[count:]
 
             def function(*chosen: Tensor) -> tuple[Tensor, ...]:
-                return term(rows, *_replaced(arguments, wanted, chosen))
+                return term(rows, *_replaced(arguments, indices, chosen))
 
-            pulled: tuple[Tensor, ...] = vjp(function, *(arguments[index] for index in wanted))[1](cotangents)
+            pulled: tuple[Tensor, ...] = vjp(function, *(arguments[index] for index in indices))[1](cotangents)
             return pulled
 
-        kinds = tuple(self.arguments[index] for index in wanted)
+        kinds = tuple(self.arguments[index] for index in indices)
         return Streamed(self.problem, gradients, self.arguments + self.results, kinds)
 
-    def pushforward(self, wanted: tuple[int, ...]) -> Streamed:
+    def pushforward(self, indices: tuple[int, ...]) -> Streamed:
         """The map from arguments and tangents of the wanted ones to the tangents of the results."""
         count, term = len(self.arguments), self.term
 
@@ -142,14 +142,14 @@ class Streamed:
             arguments, directions = tensors[:count], tensors[count:]
 
             def function(*chosen: Tensor) -> tuple[Tensor, ...]:
-                return term(rows, *_replaced(arguments, wanted, chosen))
+                return term(rows, *_replaced(arguments, indices, chosen))
 
-            outputs, pull = vjp(function, *(arguments[index] for index in wanted))[:2]
+            outputs, pull = vjp(function, *(arguments[index] for index in indices))[:2]
             zeros = tuple(torch.zeros_like(output) for output in outputs)
             (pushed,) = vjp(pull, zeros)[1](directions)
             return tuple(pushed)
 
-        kinds = tuple(self.arguments[index] for index in wanted)
+        kinds = tuple(self.arguments[index] for index in indices)
         return Streamed(self.problem, tangents, self.arguments + kinds, self.results)
 
 
@@ -189,13 +189,13 @@ class StreamedFunction(torch.autograd.Function):
         streamed: Streamed = ctx.streamed
         tensors = ctx.saved_tensors
         gradients: list[Tensor | None] = [None] * len(tensors)
-        wanted = [index for index in range(len(tensors)) if ctx.needs_input_grad[index + 1]]
-        if streamed.transpose is not None and 1 in wanted:
+        indices = [index for index in range(len(tensors)) if ctx.needs_input_grad[index + 1]]
+        if streamed.transpose is not None and 1 in indices:
             gradients[1] = StreamedFunction.apply(streamed.transposed(), tensors[0], *cotangents)
-            wanted.remove(1)
-        if wanted:
-            pulled = StreamedFunction.apply(streamed.pullback(tuple(wanted)), *tensors, *cotangents)
-            for index, gradient in zip(wanted, pulled if isinstance(pulled, tuple) else (pulled,), strict=True):
+            indices.remove(1)
+        if indices:
+            pulled = StreamedFunction.apply(streamed.pullback(tuple(indices)), *tensors, *cotangents)
+            for index, gradient in zip(indices, pulled if isinstance(pulled, tuple) else (pulled,), strict=True):
                 gradients[index] = gradient
         return (None, *gradients)
 
@@ -368,12 +368,12 @@ def _applied(
     streamed: Streamed, parameters: Tensor, vectors: Tensor, expected: tuple[int, ...], *, name: str = "vectors"
 ) -> Tensor:
     """Apply to one vector or a block of them."""
-    for argument, given in (("parameters", parameters), (name, vectors)):
-        check_instance(given, Tensor, argument, remedy="see problem.parameters")
-        if given.dtype != streamed.problem.inputs.dtype:
+    for argument, tensor in (("parameters", parameters), (name, vectors)):
+        check_instance(tensor, Tensor, argument, remedy="see problem.parameters")
+        if tensor.dtype != streamed.problem.inputs.dtype:
             raise DataError(
                 expected=f"{argument} of the problem's {streamed.problem.inputs.dtype}",
-                got=str(given.dtype),
+                got=str(tensor.dtype),
                 remedy="convert them, or make the problem of data and an operator of that dtype",
             )
     if tuple(parameters.shape) != (streamed.problem.size,):

@@ -94,11 +94,11 @@ class CurvatureOperator(LinearOperator):
         needed, position = columns.unique(return_inverse=True)
         entries = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for start in range(0, len(needed), self.problem.width):
-            some = needed[start : start + self.problem.width]
-            unit = torch.zeros(len(some), self.problem.size, dtype=self.dtype, device=self.device)
-            unit.scatter_(1, some[:, None], 1.0)
-            here = (position >= start) & (position < start + len(some))
-            entries[here] = self._rows(unit)[position[here] - start, rows[here]]
+            columns = needed[start : start + self.problem.width]
+            unit = torch.zeros(len(columns), self.problem.size, dtype=self.dtype, device=self.device)
+            unit.scatter_(1, columns[:, None], 1.0)
+            in_block = (position >= start) & (position < start + len(columns))
+            entries[in_block] = self._rows(unit)[position[in_block] - start, rows[in_block]]
         return entries
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:

@@ -132,14 +132,14 @@ def row_squares_estimate(
         return Estimate(values=exact, errors=torch.zeros_like(exact), lower=exact, captured=1.0, products=spent)
     draws = gaussian(probes, latent, generator=generator, like=basis)
     draws = draws - inner(draws, basis) @ basis
-    rest = torch.zeros_like(exact)
+    remainder = torch.zeros_like(exact)
     for piece in draws.to(like).split(_BATCH):
-        rest = rest + apply(product, piece, size=rows).to(torch.float64).square().sum(0) / probes
-    values = exact + rest
+        remainder = remainder + apply(product, piece, size=rows).to(torch.float64).square().sum(0) / probes
+    values = exact + remainder
     total = float(values.detach().sum())
     return Estimate(
         values=values,
-        errors=(rest * math.sqrt(2.0 / (probes + 2.0))).detach(),
+        errors=(remainder * math.sqrt(2.0 / (probes + 2.0))).detach(),
         lower=exact,
         captured=float(exact.detach().sum()) / total if total > 0 else 1.0,
         products=spent + probes,
@@ -247,16 +247,16 @@ class _Sketch:
     def of(product: Map, tests: Tensor) -> _Sketch:
         count, size = tests.shape
         sketched = _batched(product, tests, size=size).detach()
-        left, singular, right = torch.linalg.svd(sketched.to(torch.float64), full_matrices=False)
-        kept = singular > 10.0 * torch.finfo(tests.dtype).eps * math.sqrt(count) * singular[0]
-        left, singular, right = left[:, kept], singular[kept], right[kept]
-        basis = right.to(tests)
+        left_vectors, singular, right_vectors = torch.linalg.svd(sketched.to(torch.float64), full_matrices=False)
+        resolved = singular > 10.0 * torch.finfo(tests.dtype).eps * math.sqrt(count) * singular[0]
+        left_vectors, singular, right_vectors = left_vectors[:, resolved], singular[resolved], right_vectors[resolved]
+        basis = right_vectors.to(tests)
         images = _batched(product, basis, size=size).detach() if len(basis) else basis
         # The ith column is not spanned by the others exactly when its leverage, the ith row norm of `left`, is one.
-        alone = left.square().sum(1) > 1.0 - 1e-8
-        missing = torch.where(alone[:, None], left / singular, 0.0)
+        alone = left_vectors.square().sum(1) > 1.0 - 1e-8
+        missing = torch.where(alone[:, None], left_vectors / singular, 0.0)
         missing = torch.where(alone[:, None], missing / missing.norm(dim=1, keepdim=True).clamp_min(1e-300), 0.0)
-        return _Sketch(basis, images, missing, (missing * left * singular).sum(1))
+        return _Sketch(basis, images, missing, (missing * left_vectors * singular).sum(1))
 
     def nystrom_root(self) -> Tensor:
         """T^(-1/2) on the span where T = Q^T A Q is clearly positive, `(r', r)`: rows of it times A Q sum to the bound."""
@@ -264,8 +264,8 @@ class _Sketch:
         values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
         if len(values) == 0:
             return vectors.mT
-        kept = values > 100.0 * torch.finfo(self.basis.dtype).eps * values[-1].clamp_min(0.0)
-        return (vectors[:, kept] * values[kept].rsqrt()).mT
+        resolved = values > 100.0 * torch.finfo(self.basis.dtype).eps * values[-1].clamp_min(0.0)
+        return (vectors[:, resolved] * values[resolved].rsqrt()).mT
 
 
 def _exact_diagonal(product: Map, size: int, like: Tensor) -> Tensor:

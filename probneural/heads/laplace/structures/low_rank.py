@@ -295,7 +295,7 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
 
 def _evidence_of(problem: WeightProblem, rest: SpectralMeasure) -> Evidence:
     """Evidence of eigenvalues that are known and of the measure of the others."""
-    known = rest.known.clamp_min(0.0).cpu()
+    known = rest.deflated.clamp_min(0.0).cpu()
     values = torch.cat([known, rest.nodes.flatten().cpu()])
     return _evidence(problem, values, torch.cat([torch.ones_like(known), rest.weights.flatten().cpu() / len(rest.weights)]))
 

@@ -2,26 +2,97 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import overload
 
 import torch
 
-from probneural.calibration.band_fields import BandField, predicted_bands
-from probneural.calibration.band_shapes import FLOOR, Modulation, check_modulation
-from probneural.calibration.conditional_bands import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
-from probneural.calibration.conformal import check_new, scores_for
+from probneural.calibration.bands.conditional import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
+from probneural.calibration.bands.conformal import BandMethod, check_new, scores_for
+from probneural.calibration.bands.shapes import FLOOR, FittedBand, Modulation, check_modulation
 from probneural.checks import assign, check_real
-from probneural.contexts import Undisturbed, undisturbed
+from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
 from probneural.errors import ArgumentError
-from probneural.fields import Field
-from probneural.grids import Grid
 from probneural.pairs import Dataset
 
 
+class _SplitConformal(ABC):
+    """Bands whose quantile is that of the scores of calibration pairs; abstract."""
+
+    level: float
+    modulation: Modulation
+    floor: float
+
+    @property
+    @abstractmethod
+    def probability(self) -> float:
+        """Probability over functions that the band states."""
+
+    @property
+    @abstractmethod
+    def fraction(self) -> float:
+        """Fraction of the domain that it states."""
+
+    @overload
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band: ...
+
+    @overload
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, groups: Labels, allow_training_data: bool = False
+    ) -> GroupBand: ...
+
+    @overload
+    def fit(
+        self, predictor: Predictor, calibration: Dataset, *, weights: Weights, allow_training_data: bool = False
+    ) -> WeightedBand: ...
+
+    @undisturbed()
+    def fit(
+        self,
+        predictor: Predictor,
+        calibration: Dataset,
+        *,
+        groups: Labels | None = None,
+        weights: Weights | None = None,
+        allow_training_data: bool = False,
+    ) -> Band | GroupBand | WeightedBand:
+        """Find the band's quantile on fields that training has not used.
+
+        The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
+        With three channels and nine fields a band at .9 then covers .83.
+
+        Args:
+            predictor: What any head or calibrator returned.
+            calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
+            groups: A label per calibration function, for a quantile and a guarantee in each group; see
+                [`GroupBand`][probneural.calibration.GroupBand].
+            weights: How much likelier each calibration input is under the distribution that the band is for, up to a factor;
+                see [`WeightedBand`][probneural.calibration.WeightedBand].
+            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
+
+        Raises:
+            CalibrationError: If there are too few fields or groups for the probability p, p / (1 - p) at least (9 at .9, 19 at
+                .95, 99 at .99), too many of them have errors but no predictive variance, or the predictor was trained or
+                scaled on some of them.
+            DataError: If a value is not finite.
+            ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
+            ArgumentError: If labels or weights are unusable, or both are given.
+        """
+        check_new(predictor, calibration, allow_training_data=allow_training_data)
+        if groups is not None and weights is not None:
+            raise ArgumentError(expected="groups or weights", got="both", remedy="fit one band per group, with its weights")
+        scores = scores_for(self, predictor, pairs=calibration)
+        if groups is not None:
+            return fit_groups(self, predictor, scores=scores, groups=groups)
+        if weights is not None:
+            return fit_weighted(self, predictor, scores=scores, weights=weights)
+        return Band(predictor, quantile=scores.quantile(self.probability), method=self)
+
+
 @dataclass(frozen=True)
-class SimultaneousBand:
+class SimultaneousBand(_SplitConformal):
     """A band mean ± q scale(x) that contains a whole new function with probability at least `level`, by split conformal.
 
     q is the ⌈(n + 1) level⌉-th smallest of the n calibration scores sup |y - mean| / scale. If calibration and new pairs are
@@ -82,56 +153,9 @@ class SimultaneousBand:
         """Fraction of the domain that it states, all of it."""
         return 1.0
 
-    @overload
-    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band: ...
-
-    @overload
-    def fit(
-        self, predictor: Predictor, calibration: Dataset, *, groups: Labels, allow_training_data: bool = False
-    ) -> GroupBand: ...
-
-    @overload
-    def fit(
-        self, predictor: Predictor, calibration: Dataset, *, weights: Weights, allow_training_data: bool = False
-    ) -> WeightedBand: ...
-
-    @undisturbed()
-    def fit(
-        self,
-        predictor: Predictor,
-        calibration: Dataset,
-        *,
-        groups: Labels | None = None,
-        weights: Weights | None = None,
-        allow_training_data: bool = False,
-    ) -> Band | GroupBand | WeightedBand:
-        """Find the band's quantile on fields that training has not used.
-
-        The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
-        With three channels and nine fields a band at .9 then covers .83.
-
-        Args:
-            predictor: What any head or calibrator returned.
-            calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
-            groups: A label per calibration function, for a quantile and a guarantee in each group; see
-                [`GroupBand`][probneural.calibration.GroupBand].
-            weights: How much likelier each calibration input is under the distribution that the band is for, up to a factor;
-                see [`WeightedBand`][probneural.calibration.WeightedBand].
-            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
-
-        Raises:
-            CalibrationError: If there are too few fields or groups for the level (9 at .9, 19 at .95, 99 at .99), too many
-                of them have errors but no predictive variance, or the predictor was trained or scaled on some of them.
-            DataError: If a value is not finite.
-            ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
-            ArgumentError: If labels or weights are unusable, or both are given.
-        """
-        check_new(predictor, calibration, allow_training_data=allow_training_data)
-        return _fit(self, predictor, calibration, groups=groups, weights=weights)
-
 
 @dataclass(frozen=True)
-class PointwiseBand:
+class PointwiseBand(_SplitConformal):
     """A band that holds a new function on the fraction `level` of the domain or more, with probability at least 1 - δ.
 
     In the notation of the literature it is an (α, δ) band, α = 1 - level. The score of a function is the least t for which
@@ -190,83 +214,17 @@ class PointwiseBand:
         """Fraction of the domain that it states."""
         return self.level
 
-    @overload
-    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band: ...
 
-    @overload
-    def fit(
-        self, predictor: Predictor, calibration: Dataset, *, groups: Labels, allow_training_data: bool = False
-    ) -> GroupBand: ...
-
-    @overload
-    def fit(
-        self, predictor: Predictor, calibration: Dataset, *, weights: Weights, allow_training_data: bool = False
-    ) -> WeightedBand: ...
-
-    @undisturbed()
-    def fit(
-        self,
-        predictor: Predictor,
-        calibration: Dataset,
-        *,
-        groups: Labels | None = None,
-        weights: Weights | None = None,
-        allow_training_data: bool = False,
-    ) -> Band | GroupBand | WeightedBand:
-        """Find the band's quantile on fields that neither training nor scaling has used.
-
-        Args:
-            predictor: What any head or calibrator returned.
-            calibration: Held-out pairs, at least 1/δ - 1 of them.
-            groups: A label per calibration function, as in `SimultaneousBand.fit`.
-            weights: A likelihood ratio per calibration function, likewise.
-            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
-
-        Raises:
-            CalibrationError: If there are too few fields for δ (19 at .05), too many of them have errors but no predictive
-                variance, or the predictor was trained or scaled on some of them.
-            DataError: If a value is not finite.
-            ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
-            ArgumentError: If labels or weights are unusable, or both are given.
-        """
-        check_new(predictor, calibration, allow_training_data=allow_training_data)
-        return _fit(self, predictor, calibration, groups=groups, weights=weights)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Band(Undisturbed):
+class Band(FittedBand[BandMethod]):
     """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
 
-    Call it on inputs.
+    Call it on inputs. Its level is the nominal coverage: of functions, or of the domain if that is what the method's level is.
 
     Args:
         predictor: The predictor it belongs to.
         quantile: Half width in units of the local scale: dimensionless, or physical for a constant band of one channel.
         method: Level, modulation and floor it was calibrated with.
     """
-
-    predictor: Predictor
-    _: KW_ONLY
-    quantile: float
-    method: SimultaneousBand | PointwiseBand
-
-    @property
-    def level(self) -> float:
-        """Nominal coverage: of functions, or of the domain if that is what the method's level is."""
-        return self.method.level
-
-    def __call__(self, inputs: Field, query: Grid | None = None) -> BandField:
-        """Return the bands of n input functions.
-
-        Args:
-            inputs: Input functions, `(n, in_channels, *grid)`.
-            query: Where to evaluate; the inputs' own grid by default.
-
-        Raises:
-            DataError: If the inputs or predictions are not finite.
-            ShapeError: If the number of channels is not the predictor's.
-        """
-        return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=self.quantile)
 
     def coverage(self, pairs: Dataset) -> float:
         """The fraction of functions that lie inside, wholly or on the fraction of the domain that the method states.
@@ -280,25 +238,3 @@ class Band(Undisturbed):
         """
         scores = scores_for(self.method, self.predictor, pairs=pairs)
         return float((scores.values <= self.quantile).to(torch.float64).mean())
-
-    def __repr__(self) -> str:
-        """The quantile and how it was found."""
-        return f"Band(quantile={self.quantile:.4g}, {self.method!r})"
-
-
-def _fit(
-    method: SimultaneousBand | PointwiseBand,
-    predictor: Predictor,
-    calibration: Dataset,
-    *,
-    groups: Labels | None,
-    weights: Weights | None,
-) -> Band | GroupBand | WeightedBand:
-    if groups is not None and weights is not None:
-        raise ArgumentError(expected="groups or weights", got="both", remedy="fit one band per group, with its weights")
-    scores = scores_for(method, predictor, pairs=calibration)
-    if groups is not None:
-        return fit_groups(method, predictor, scores=scores, groups=groups)
-    if weights is not None:
-        return fit_weighted(method, predictor, scores=scores, weights=weights)
-    return Band(predictor, quantile=scores.quantile(method.probability), method=method)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.band_shapes import domain_quantile
+from probneural.calibration.bands.conformal import conformal_quantile
+from probneural.calibration.bands.shapes import domain_quantile
 from probneural.calibration.chunks import CHUNK_VALUES
-from probneural.calibration.conformal import conformal_quantile
 from probneural.checks import assign, check_callable, check_finite, check_instance, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor
@@ -162,16 +162,16 @@ class ResidualBound:
         for start in range(0, len(inputs), rows):
             part = inputs[start : start + rows]
             predicted = self.predictor(part, query).mean.to(torch.float64)
-            left = self.method.residual(predicted, Field(part.values.to(predicted), part.grid), grid)
-            given = tuple(left.shape) if isinstance(left, Tensor) else None
-            if given is None or len(given) != predicted.ndim or given[0] != len(part) or given[2:] != tuple(grid.shape):
+            residuals = self.method.residual(predicted, Field(part.values.to(predicted), part.grid), grid)
+            shape = tuple(residuals.shape) if isinstance(residuals, Tensor) else None
+            if shape is None or len(shape) != predicted.ndim or shape[0] != len(part) or shape[2:] != tuple(grid.shape):
                 raise ShapeError(
                     expected=f"a residual of shape ({len(part)}, k, {', '.join(map(str, grid.shape))})",
-                    got=str(given),
+                    got=str(shape),
                     remedy="return its values on the predictions' grid",
                 )
-            check_finite(left, "residuals", remedy="return 0 where the residual is not defined")
-            yield left.to(torch.float64)
+            check_finite(residuals, "residuals", remedy="return 0 where the residual is not defined")
+            yield residuals.to(torch.float64)
 
     def __repr__(self) -> str:
         """The bound and what it states."""

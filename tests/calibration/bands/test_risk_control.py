@@ -21,7 +21,7 @@ from probneural.calibration import (
     conformal_scores,
     fraction_outside,
 )
-from probneural.calibration.risk_control import hoeffding_bentkus
+from probneural.calibration.bands.risk_control import hoeffding_bentkus
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.calibration.band_fields import BandField
-from probneural.calibration.band_shapes import FLOOR, domain_quantile, floored_std, ratios
+from probneural.calibration.bands.conformal import check_unused, conformal_quantile
+from probneural.calibration.bands.shapes import FLOOR, BandField, domain_quantile, floored_std, ratios
 from probneural.calibration.chunks import moments
-from probneural.calibration.conformal import check_unused, conformal_quantile
 from probneural.calibration.lead_scale import untrained_steps, used_before
 from probneural.checks import assign, check_choice, check_instance, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import PointwiseBand, RiskControl, SimultaneousBand, conformal_scores, fraction_outside
-from probneural.calibration.band_shapes import band_shape
+from probneural.calibration.bands.shapes import band_shape
 from probneural.distributions import EmpiricalField, FieldDistribution, MixtureField
 from probneural.errors import DataError
 from probneural.fields import Field

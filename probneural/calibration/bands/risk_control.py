@@ -3,27 +3,98 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.band_fields import BandField, band_around, predicted_bands
-from probneural.calibration.band_losses import BandLoss
-from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, check_modulation
-from probneural.calibration.chunks import distributions
-from probneural.calibration.conformal import check_new, conformal_scores
+from probneural.calibration.bands.conformal import check_new, conformal_scores
+from probneural.calibration.bands.shapes import (
+    FLOOR,
+    BandField,
+    FittedBand,
+    Modulation,
+    band_around,
+    band_shape,
+    check_modulation,
+)
+from probneural.calibration.chunks import distributions, domain_average
 from probneural.calibration.held_out import group_means, group_numbers, number_of
-from probneural.checks import assign, check_callable, check_integer, check_real, real_tensor
+from probneural.checks import assign, check_callable, check_instance, check_integer, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor
-from probneural.errors import CalibrationError, DataError
-from probneural.fields import Field
-from probneural.grids import Grid
+from probneural.errors import ArgumentError, CalibrationError, DataError
+from probneural.fields import Field, check_field
 from probneural.pairs import Dataset
+
+BandLoss = Callable[[BandField, Field], Tensor]
+"""From bands around n functions, and the truth, to n numbers between 0 and 1."""
+
+
+def fraction_outside(bands: BandField, truth: Field) -> Float64[Tensor, " n"]:
+    """The fraction of the domain on which the truth lies outside, averaged over channels, `(n,)`, dimensionless.
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> grid = Grid.uniform((4,))
+        >>> bands = BandField(torch.zeros(1, 1, 4).double(), torch.ones(1, 1, 4).double(), grid=grid)
+        >>> fraction_outside(bands, Field(torch.tensor([[[0.0, 0.5, -2.0, 1.0]]]), grid)).item()
+        0.25
+    """
+    check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
+    return 1.0 - bands.fraction_inside(truth).mean(1)
+
+
+@dataclass(frozen=True)
+class MissedExceedance:
+    """Of the part of the domain where the truth exceeds a threshold, the fraction where the band's upper edge does not.
+
+    It is 0 for a function that stays below the threshold: nothing is missed then.
+
+    Args:
+        threshold: In physical units.
+        channel: Which of the channels.
+
+    Raises:
+        ArgumentError: If the threshold is no finite number, or the channel no number.
+
+    Examples:
+        >>> from probneural.grids import Grid
+        >>> grid = Grid.uniform((4,))
+        >>> bands = BandField(torch.zeros(1, 1, 4).double(), torch.tensor([[[1.0, 1.0, 3.0, 3.0]]]).double(), grid=grid)
+        >>> MissedExceedance(2.0)(bands, Field(torch.tensor([[[2.5, 0.0, 2.5, 0.0]]]), grid)).item()
+        0.5
+    """
+
+    threshold: float
+    _: KW_ONLY
+    channel: int = 0
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        assign(self, threshold=check_real(self.threshold, "threshold"), channel=check_integer(self.channel, "channel", least=0))
+
+    def __call__(self, bands: BandField, truth: Field) -> Float64[Tensor, " n"]:
+        """The loss of each function, `(n,)`, dimensionless.
+
+        Raises:
+            ArgumentError: If there is no such channel.
+        """
+        check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
+        if self.channel >= check_field(truth, "truth").channels:
+            raise ArgumentError(
+                expected=f"a channel below {truth.channels}", got=str(self.channel), remedy="channels count from 0"
+            )
+        check_values(truth.values, tuple(bands.mean.shape), "truth")
+        exceeds = truth.values.to(bands.mean) > self.threshold
+        missed = exceeds & (bands.upper <= self.threshold)
+        parts = (domain_average(part.to(torch.float64), truth.grid)[:, self.channel] for part in (missed, exceeds))
+        lost, all_of_it = parts
+        return torch.where(all_of_it > 0, lost / all_of_it, torch.zeros_like(lost))
+
 
 _CANDIDATES, _PASSES = 48, 3
 """Widths that are tried at once, and how often the best interval is divided again: the width is found to 1e-4 of itself."""
@@ -172,38 +243,16 @@ class RiskControl:
             yield torch.stack([checked_losses(self.loss(band, field), count) for band in bands])
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class RiskBand:
+class RiskBand(FittedBand[RiskControl]):
     """A band whose risk is controlled, from [`RiskControl`][probneural.calibration.RiskControl]; call it on inputs.
+
+    Its level is the largest risk that is stated.
 
     Args:
         predictor: The predictor it belongs to.
         quantile: Half width in units of the local scale.
         method: Loss, level and δ it was calibrated with.
     """
-
-    predictor: Predictor
-    _: KW_ONLY
-    quantile: float
-    method: RiskControl
-
-    @property
-    def level(self) -> float:
-        """The largest risk that is stated."""
-        return self.method.level
-
-    def __call__(self, inputs: Field, query: Grid | None = None) -> BandField:
-        """Return the bands of n input functions.
-
-        Args:
-            inputs: Input functions, `(n, in_channels, *grid)`.
-            query: Where to evaluate; the inputs' own grid by default.
-
-        Raises:
-            DataError: If the inputs or predictions are not finite.
-            ShapeError: If the number of channels is not the predictor's.
-        """
-        return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=self.quantile)
 
     def risk(self, pairs: Dataset) -> float:
         """The mean loss of new functions, some of which are predicted at a time; dimensionless.
@@ -217,10 +266,6 @@ class RiskBand:
         if not losses:
             raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
         return float(torch.cat(losses, dim=1).mean())
-
-    def __repr__(self) -> str:
-        """The quantile and how it was found."""
-        return f"RiskBand(quantile={self.quantile:.4g}, {self.method!r})"
 
 
 def hoeffding_bentkus(risk: float, *, level: float, count: int) -> float:
@@ -253,15 +298,15 @@ def checked_losses(losses: object, count: int) -> Float64[Tensor, " n"]:
         DataError: If they are no numbers between 0 and 1.
         ShapeError: If they are not one per function.
     """
-    found = real_tensor(losses, "losses", dtype=torch.float64).detach()
-    check_values(found, (count,), "losses")
-    if not bool(((found >= -_ROUNDING) & (found <= 1.0 + _ROUNDING)).all()):
+    values = real_tensor(losses, "losses", dtype=torch.float64).detach()
+    check_values(values, (count,), "losses")
+    if not bool(((values >= -_ROUNDING) & (values <= 1.0 + _ROUNDING)).all()):
         raise DataError(
             expected="losses between 0 and 1",
-            got=f"{float(found.min()):.4g} to {float(found.max()):.4g}",
+            got=f"{float(values.min()):.4g} to {float(values.max()):.4g}",
             remedy="divide the loss by its largest value",
         )
-    return found
+    return values
 
 
 def _largest(scores: Float64[Tensor, " n"]) -> float:

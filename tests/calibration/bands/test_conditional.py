@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural.calibration import GroupBand, PointwiseBand, SimultaneousBand, WeightedBand, conformal_scores
-from probneural.calibration.conformal import weighted_quantiles
+from probneural.calibration.bands.conformal import weighted_quantiles
 from probneural.errors import ArgumentError, CalibrationError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.band_shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
+from probneural.calibration.bands.shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
 from probneural.calibration.chunks import check_pairs, distributions, domain_average, untrained_keys
 from probneural.calibration.held_out import group_numbers, group_sizes, number_of
 from probneural.checks import check_real
@@ -25,11 +25,6 @@ from probneural.provenance import shared_rows
 @runtime_checkable
 class BandMethod(Modulated, Protocol):
     """How a band is calibrated: what it states, and what it is wide in proportion to."""
-
-    @property
-    def level(self) -> float:
-        """Nominal coverage, in the method's own sense."""
-        ...
 
     @property
     def probability(self) -> float:

@@ -12,8 +12,8 @@ from jaxtyping import Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.band_fields import BandField, predicted_bands
-from probneural.calibration.conformal import BandMethod, ConformalScores, scores_for, weighted_quantiles
+from probneural.calibration.bands.conformal import BandMethod, ConformalScores, scores_for, weighted_quantiles
+from probneural.calibration.bands.shapes import BandField, predicted_bands
 from probneural.calibration.held_out import group_sizes
 from probneural.checks import check_sequence, real_tensor
 from probneural.distributions.base import check_values
@@ -93,15 +93,15 @@ class GroupBand:
 
     def _of(self, labels: Iterable[Hashable]) -> Float64[Tensor, " n"]:
         """The quantile of each label."""
-        found = list(labels)
-        unknown = {label for label in found if label not in self.quantiles}
+        keys = list(labels)
+        unknown = {label for label in keys if label not in self.quantiles}
         if unknown:
             raise ArgumentError(
                 expected=f"labels among {list(self.quantiles)}",
                 got=repr(sorted(unknown, key=repr)[0]),
                 remedy="calibrate on functions of that group too",
             )
-        return torch.tensor([self.quantiles[label] for label in found], dtype=torch.float64, device="cpu")
+        return torch.tensor([self.quantiles[label] for label in keys], dtype=torch.float64, device="cpu")
 
     def __repr__(self) -> str:
         """The quantiles and how they were found."""
@@ -249,8 +249,8 @@ def check_labels(groups: object, count: int) -> list[Hashable]:
         ShapeError: If there are not `count` of them.
     """
     remedy = "give one text or number per function"
-    given = groups.tolist() if isinstance(groups, Tensor | np.ndarray) else groups
-    labels = [label.item() if _is_number(label) else label for label in check_sequence(given, "groups", remedy=remedy)]
+    sequence = groups.tolist() if isinstance(groups, Tensor | np.ndarray) else groups
+    labels = [label.item() if _is_number(label) else label for label in check_sequence(sequence, "groups", remedy=remedy)]
     strange = [label for label in labels if not isinstance(label, Hashable) or isinstance(label, Tensor)]
     if strange:
         raise ArgumentError(expected="labels that can be compared and hashed", got=repr(strange[0]), remedy=remedy)
