@@ -16,6 +16,7 @@ from probneural.errors import DataError, FileError
 from probneural.fields import Field
 from probneural.metrics import Scores, compare, coverage, relative_l2, score_pairs
 from probneural.pairs import Dataset, FieldPairs, FieldSource, batches
+from probneural.runs.config import Config
 
 _BATCH_VALUES = 2**16
 """Output values that are read or predicted at once."""
@@ -92,13 +93,13 @@ def scores_of(
     band: Band | None,
     train: Dataset,
     band_pairs: int,
-    level: float,
-    whole: int,
-    persists: bool = False,
+    config: Config,
+    persists: bool,
 ) -> TestScores:
     """Score a calibrated predictor on test pairs, a few at a time; `persists` says that outputs are later states of inputs."""
+    level = config.calibration.level
     return TestScores(
-        scores=score_pairs(predictor, data, level=level, whole=whole),
+        scores=score_pairs(predictor, data, level=level, whole=int(config.scores.whole)),
         uncalibrated=_coverage(raw, data, level),
         band_coverage=None if band is None else band.coverage(data),
         band_pairs=0 if band is None else band_pairs,

@@ -222,8 +222,7 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
         band=calibrated.band,
         train=run.subset("train"),
         band_pairs=run.independent("conformal"),
-        level=run.config.calibration.level,
-        whole=int(run.config.scores.whole),
+        config=run.config,
         persists=run.persists,
     )
     run.write(SCORES, scores.to_dict())
