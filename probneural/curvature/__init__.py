@@ -10,9 +10,8 @@ from probneural.curvature.jacobian import evaluate_at, gauss_newton, jacobian
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.kfac.factorisation import kronecker
 from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
-from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.problem import CurvatureProblem, Minibatches
+from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.curvature.products.functions import (
     fisher_vector_product,
     gauss_newton_vector_product,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float64
@@ -140,32 +140,8 @@ class LeadScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and lists by name, None for what does not exist; ready for JSON."""
-        scores = {
-            name: {
-                "values": _plain(score.values),
-                "errors": _plain(score.errors),
-                "overall": _number(score.overall),
-                "overall_error": _number(score.overall_error),
-            }
-            for name, score in self.scores.items()
-        }
-        ranks, spectra = self.ranks, self.spectra
-        return {
-            "scores": scores,
-            "ranks": None if ranks is None else {"frequencies": _plain(ranks.frequencies), "errors": _plain(ranks.errors)},
-            "spectra": None if spectra is None else {"edges": list(spectra.edges), "ratios": _plain(spectra.ratios)},
-            "horizon": {
-                "coverage": [_number(part) for part in self.horizon.coverage],
-                "valid_time": [_number(part) for part in self.horizon.valid_time],
-                "still_valid": _number(self.horizon.still_valid),
-                "threshold": self.horizon.threshold,
-            },
-            "times": self.times.tolist(),
-            "level": self.level,
-            "functions": self.functions,
-            "reasons": dict(self.reasons),
-            "is_uncalibrated": self.is_uncalibrated,
-        }
+        numbers: dict[str, Any] = _plain(asdict(self))
+        return numbers
 
     def to_xarray(self) -> xarray.Dataset:
         """Return a Dataset over `lead`, with the coordinate `time`, a variable per score and its `_error`; needs `xarray`.
@@ -221,13 +197,15 @@ class LeadScores:
         return "\n".join(lines)
 
 
-def _plain(values: Tensor) -> list[Any]:
-    """Nested lists of numbers, None for those that are not finite."""
-    return [_plain(row) if row.ndim else _number(float(row)) for row in values]
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """Nested lists and numbers, None for those that are not finite."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: float) -> str:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from probneural.checks import check_positive
 from probneural.grids import Grid
-from probneural.problems._periodic import PeriodicTransform
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import PeriodicTransform
 from probneural.problems.spectral_evolution import Parameter, SpectralEvolution, least, parameter_text, whole_sixteens
 
 

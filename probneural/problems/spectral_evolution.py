@@ -15,11 +15,11 @@ from torch import Tensor
 from probneural.checks import assign, check_integer, check_interval, check_positive, check_real
 from probneural.errors import DataError
 from probneural.grids import Grid, resample
-from probneural.problems._periodic import PeriodicTransform
 from probneural.problems.base import Problem
 from probneural.problems.evolution import Evolution
 from probneural.problems.exponential_integration import ExponentialRungeKutta
 from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
+from probneural.problems.spectral import PeriodicTransform
 
 _CHUNK_ELEMENTS = 2**18
 """Values of the state that are advanced at once: few enough for a processor's cache."""

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.func import grad, vjp, vmap
 
 from probneural.checks import check_instance
-from probneural.curvature.distributed import sum_of_shards
-from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.problem import CurvatureProblem, sum_of_shards
 from probneural.curvature.products.core import (
     gauss_newton_product,
     hessian_product,
