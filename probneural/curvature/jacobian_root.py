@@ -334,13 +334,11 @@ class JacobianRoot(Root):
         estimate = row_squares_estimate(
             lambda latents: self.product_one(latents).flatten(1),
             lambda values: self.transposed_one(values.unflatten(-1, shape)),
-            rows=channels * points,
-            latent=rank,
+            shape=(channels * points, rank),
             sketch=self.variance_estimation.sketch,
             probes=self.variance_estimation.probes,
             seed=self.variance_estimation.seed,
-            dtype=self.dtype,
-            device=self.device,
+            like=self.like,
         )
         return estimate.values.to(self.dtype).unflatten(-1, shape), estimate.errors.to(self.dtype).unflatten(-1, shape)
 

@@ -43,14 +43,12 @@ def row_squares_estimate(
     product: Map,
     transposed_product: Map,
     *,
-    rows: int,
-    latent: int,
+    shape: tuple[int, int],
     sketch: int,
     probes: int,
     depth: int = 2,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
 ) -> Estimate:
     """Estimate the row sums of squares of F: R^k -> R^m, hence the variances of F xi for xi ~ N(0, I).
 
@@ -69,8 +67,7 @@ def row_squares_estimate(
     Args:
         product: F on rows, `(s, k)` to `(s, m)`.
         transposed_product: F^T on rows, `(s, m)` to `(s, k)`.
-        rows: m.
-        latent: k.
+        shape: `(m, k)`.
         sketch: Columns of Q, at most; each takes one product with F and one with F^T.
         probes: Draws for the rest, one product with F each.
         depth: Number of blocks of the Krylov space that Q spans: 1 for one random block of `sketch`; more for smaller blocks,
@@ -78,8 +75,8 @@ def row_squares_estimate(
             30 % for smooth kernels and changes little for others; plain power iteration, at twice the products per column of
             Q, never paid.
         seed: Of all random numbers.
-        dtype: Of the random numbers given to `transposed_product`; what it returns has the dtype of all that follows.
-        device: As `dtype`.
+        like: A tensor of the dtype and on the device of the random numbers given to `transposed_product`, whose result has
+            the dtype of all that follows; float64 on the CPU by default.
 
     Returns:
         Row sums of squares, their errors, lower bounds, and the fraction captured. All have zero error and `captured` 1 if Q
@@ -97,13 +94,14 @@ def row_squares_estimate(
 
     Examples:
         >>> root = torch.tensor([[3.0, 4.0], [1.0, 0.0]], dtype=torch.float64)
-        >>> found = row_squares_estimate(lambda x: x @ root.T, lambda y: y @ root, rows=2, latent=2, sketch=2, probes=1)
+        >>> found = row_squares_estimate(lambda x: x @ root.T, lambda y: y @ root, shape=(2, 2), sketch=2, probes=1)
         >>> found.values.round().tolist(), found.errors.tolist()
         ([25.0, 1.0], [0.0, 0.0])
     """
+    rows, latent = shape
     check_counts(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
     generator = stream(seed, "row squares")
-    like = torch.zeros((), dtype=dtype, device=device)
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
     count = min(sketch, latent)
     spent = 0
     basis: Tensor | None = None
@@ -156,8 +154,7 @@ def xdiag(
     *,
     products: int,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
 ) -> Estimate:
     """Estimate the diagonal of a positive semi-definite A by XDiag: every random vector serves as a sketch and as a test.
 
@@ -174,8 +171,8 @@ def xdiag(
         size: P.
         products: Number of products in all, at least 4; from P on, the diagonal is read off exactly.
         seed: Of the signs.
-        dtype: Of the vectors; `(products, P)` of them are kept.
-        device: Of the vectors.
+        like: A tensor of the dtype and on the device of the vectors, of which `(products, P)` are kept; float64 on the CPU
+            by default.
 
     Returns:
         The diagonal in A's units, with errors and lower bounds.
@@ -196,7 +193,7 @@ def xdiag(
         tensor([2., 1., 0., 0., 0.], dtype=torch.float64)
     """
     _check_products(products, size)
-    like = torch.zeros((), dtype=dtype, device=device)
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
     if products >= size:
         values = _exact_diagonal(product, size, like)
         return Estimate(

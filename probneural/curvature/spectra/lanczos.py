@@ -79,8 +79,7 @@ def top_eigenpairs(
     tolerance: float = 1e-4,
     max_products: int | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
     progress: bool = False,
 ) -> Eigenpairs:
     """Find the largest eigenpairs of A by block Lanczos with full reorthogonalisation and thick restarts.
@@ -112,8 +111,8 @@ def top_eigenpairs(
         tolerance: On residuals relative to each eigenvalue, dimensionless.
         max_products: Where to stop without convergence, the first block apart; by default 20 per pair, and at least 400.
         seed: Of the random start.
-        dtype: Of the vectors; small matrices are float64.
-        device: Of the vectors.
+        like: A tensor of the dtype and on the device of the vectors, float64 on the CPU by default; small matrices are
+            float64.
         progress: Whether to show a bar.
 
     Returns:
@@ -148,7 +147,7 @@ def top_eigenpairs(
         raise ShapeError(expected=f"start of shape ({size}, k)", got=str(tuple(start.shape)), remedy="one direction per column")
     if start is not None and not bool(start.isfinite().all()):
         raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
-    like = torch.zeros((), dtype=dtype, device=device)
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
     search = _Search(product, size, rank=rank, smallest=smallest, block=min(block, size), tolerance=tolerance, like=like)
     with tqdm(total=rank, desc="eigenpairs", disable=not progress, leave=False) as bar:
         return search.run(start, limit=max_products, generator=stream(seed, "eigenpairs"), bar=bar)

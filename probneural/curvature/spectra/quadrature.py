@@ -89,8 +89,7 @@ def spectral_density(
     seed: int = 0,
     deflate: Eigenpairs | None = None,
     is_settled: Callable[[SpectralMeasure], bool] | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
 ) -> SpectralMeasure:
     """Run Lanczos from random vectors, and keep the Gauss quadrature of each.
 
@@ -117,8 +116,7 @@ def spectral_density(
         seed: Of the probes.
         deflate: Known eigenpairs of A, their vectors orthonormal, and unresolved ones.
         is_settled: Asked every 5 steps, from 10 on, whether the measure of the steps taken so far is enough.
-        dtype: Of the vectors.
-        device: Of the vectors.
+        like: A tensor of the dtype and on the device of the vectors; float64 on the CPU by default.
 
     Returns:
         Nodes, weights and known values.
@@ -138,7 +136,7 @@ def spectral_density(
         (8.660254, 0.0)
     """
     check_counts(size=size, probes=probes, steps=steps)
-    like = torch.zeros((), dtype=dtype, device=device)
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
     deflated, directions = _taken_out(deflate, size, like)
     remaining = size - len(deflated)
     steps = min(steps, max(remaining, 1))

@@ -130,7 +130,7 @@ def test_zero_map_and_one_by_one() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_runs_that_end_early(name: str, dtype: torch.dtype) -> None:
     matrix = with_eigenvalues(SPECTRA[name])
-    measure = spectral_density(Counted(matrix), SIZE, probes=3, steps=30, dtype=dtype)
+    measure = spectral_density(Counted(matrix), SIZE, probes=3, steps=30, like=torch.zeros((), dtype=dtype))
     assert measure.products < 3 * 30
     torch.testing.assert_close(measure.weights.sum(1), torch.full((3,), SIZE, dtype=F64))
     distinct = SPECTRA[name].unique()
@@ -203,7 +203,7 @@ def test_unresolved_pairs_save_steps_and_probes(name: str) -> None:
 
 def test_float32() -> None:
     matrix = with_eigenvalues(SPECTRA["wide"].clamp(1e-3, 1e2))
-    single = spectral_density(Counted(matrix), SIZE, probes=6, steps=60, dtype=torch.float32)
+    single = spectral_density(Counted(matrix), SIZE, probes=6, steps=60, like=torch.zeros(()))
     double = spectral_density(Counted(matrix), SIZE, probes=6, steps=60)
     function = log_shift(1.0, 1.0)
     assert single.trace(function)[0] == pytest.approx(double.trace(function)[0], rel=1e-4)

@@ -224,7 +224,7 @@ def truncate(
                 start=start,
                 tolerance=tolerance,
                 max_products=None if precise is None else _PRODUCTS_PER_PAIR * width + 16,
-                **problem.dtype_and_device,
+                like=problem.vector,
             )
             if precise is not None and not pairs.is_converged:
                 return None, pairs
@@ -288,7 +288,7 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
         seed=seed,
         deflate=pairs,
         is_settled=is_settled,
-        **problem.dtype_and_device,
+        like=problem.vector,
     )
     return _learned(problem, pairs, rest, _evidence_of(problem, rest))
 
