@@ -371,15 +371,15 @@ class Config:
         config: Config = convert(values, cls, "")
         return config
 
-    def differences(self, other: Config) -> Iterator[str]:
+    def differences(self, reference: Config) -> Iterator[str]:
         """Say in which settings another one differs, as `training.epochs = 50, not 20`.
 
         Examples:
             >>> list(Config().differences(Config(split=Split(seed=1))))
             ['split.seed = 0, not 1']
         """
-        check_instance(other, Config, "other", remedy="read it: runs.read_config(path)", error=ArgumentError)
-        ours, theirs = self.to_dict(), other.to_dict()
+        check_instance(reference, Config, "reference", remedy="read it: runs.read_config(path)", error=ArgumentError)
+        ours, theirs = self.to_dict(), reference.to_dict()
         for section, entries in ours.items():
             for name, value in entries.items():
                 if value != theirs[section][name]:

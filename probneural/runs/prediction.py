@@ -141,8 +141,8 @@ class _Layout:
         names = axis_names(inputs) if query is None else tuple(run.record["outputs"]["axes"])
         fixed = {}
         for name, axis in zip(names, (inputs.grid if query is None else query).axes, strict=True):
-            own = labels.coordinates.get(name) if query is None else None
-            fixed[name] = (name, axis.coordinates.numpy() if own is None else own, labels.attributes.get(name, {}))
+            stored = labels.coordinates.get(name) if query is None else None
+            fixed[name] = (name, axis.coordinates.numpy() if stored is None else stored, labels.attributes.get(name, {}))
         channel = run.config.data.channel if channels > 1 else ""
         if channel and len(run.record["outputs"]["names"]) == channels:
             fixed[channel] = (channel, np.array(run.record["outputs"]["names"], dtype=object), {})
@@ -155,8 +155,8 @@ class _Layout:
                 "step": (last, attributes),
             }
             return cls("window", channel, names, fixed, numbered)
-        own = labels.coordinates.get(labels.sample)
-        varying = {} if own is None else {labels.sample: (own, labels.attributes.get(labels.sample, {}))}
+        stored = labels.coordinates.get(labels.sample)
+        varying = {} if stored is None else {labels.sample: (stored, labels.attributes.get(labels.sample, {}))}
         return cls(labels.sample, channel, names, fixed, varying)
 
 

@@ -482,7 +482,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "problems.dealias": of(u=lambda: normal(3, 1, 16)),
     "problems.spectral_derivative": of(u=lambda: normal(3, 1, 16)),
     "runs.Config.from_dict": of(values=dict),
-    "runs.Config.differences": of(other=runs.Config),
+    "runs.Config.differences": of(reference=runs.Config),
     "functionals.MatrixFunctional.adjoint": of(numbers=lambda: torch.ones(2)),
     "runs.report_forecast": BY_LEAD | of(path=lambda: Path(folder()) / "report.html"),
     "training.CRPS.__call__": SETS,
