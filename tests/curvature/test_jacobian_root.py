@@ -64,7 +64,7 @@ def built(
         variance_estimation=VarianceEstimation(**variance_estimation),
     )
     if not keeps:
-        object.__setattr__(root, "kept", None)
+        object.__setattr__(root, "rows_cache", None)
     return root, rows @ weights.dense()
 
 
