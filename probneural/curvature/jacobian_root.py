@@ -203,7 +203,8 @@ class JacobianRoot(Root):
         if rank <= channels * points or not single._keeps(channels * self.grid.size):
             return single
         if single.recorded.updates.updates:
-            return DenseRoot(narrowed(single.matrix_one()).unflatten(0, (channels, points))[None])
+            (first,) = single._singles()  # its updates have no axis of inputs
+            return DenseRoot(narrowed(first.matrix_one()).unflatten(0, (channels, points))[None])
         assert single.rows_cache is not None
         (narrow,) = single.rows_cache.narrow(single._rows())
         values = single.recorded.values(narrow.mT.unflatten(1, (channels, *self.grid.shape)))

@@ -246,9 +246,10 @@ def test_differentiable_in_the_inputs() -> None:
     assert torch.autograd.gradcheck(total, (values.requires_grad_(),), rtol=1e-5, atol=1e-7)
 
 
-def test_gaussian_fields_work_on_it() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_gaussian_fields_work_on_it(keeps: bool) -> None:
     """Constrain and condition through the lazy root equal those through the dense one."""
-    root, dense = built("fno-outputs")
+    root, dense = built("fno-outputs", keeps=keeps)
     grid, shape = root.grid, (*root.shape[:2], *root.grid.shape)
     mean, constraint = normal(*shape, seed=1), integral(root.grid)
     probe = MatrixFunctional(grid, normal(2, grid.size, seed=2))
