@@ -87,7 +87,7 @@ NOTES = (
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """One run of one method on one problem, in a worker of its own.
 
     Attributes:
@@ -114,9 +114,10 @@ class Unit:
         """How much work goes into a choice."""
         return bo_methods.SMALL if self.is_small else bo_methods.Budget()
 
-    def path(self, folder: Path) -> Path:
-        """Where the run is kept."""
-        return folder / environment.file_name(self.name, self, self.budget, suffix=".json")
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What results depend on beyond the fields."""
+        return (self.budget,)
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Optimise; of a run that fails the reason is returned."""

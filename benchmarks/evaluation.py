@@ -14,7 +14,7 @@ import torch
 import probneural as pn
 from benchmarks.method_figures import Sketch
 from benchmarks.sources import Source
-from probneural.calibration.conformal import conformal_scores
+from probneural.calibration.bands.conformal import conformal_scores
 from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.errors import CalibrationError, ConstraintError
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, forecast_recipes, recipes
+from benchmarks import forecast_recipes, kept_units, recipes
 from benchmarks.forecast_cases import HISTORY, Case, Truth, evenly_spread
 from benchmarks.forecast_recipes import RECIPES, RECURRENT, DressedForecast, StepRegression
 from probneural.distributions import Predictor
@@ -41,7 +41,7 @@ FAILURES = (ProbneuralError, RuntimeError)
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """The forecasts of one problem under one seed by one recipe or without networks, or the accuracy of one recipe.
 
     Attributes:
@@ -63,9 +63,10 @@ class Unit:
         """For readers of the progress."""
         return f"{self.case.name}, {self.kind}{', ' * bool(self.recipe)}{self.recipe}, seed {self.seed}"
 
-    def path(self, folder: Path) -> Path:
-        """Where its results are kept: the name holds all that they follow from, the commit included."""
-        return folder / environment.file_name(self.name, self, RECIPES, suffix=".json")
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What results depend on beyond the fields."""
+        return (RECIPES,)
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Do it, with networks that are kept in a folder."""

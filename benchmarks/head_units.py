@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import probneural as pn
-from benchmarks import environment, evaluation, exact
+from benchmarks import evaluation, exact, kept_units
 from benchmarks.head_makers import DEFAULT, ENSEMBLE, HEADS, KERNEL, MEMBERS, Data, Workshop
 from benchmarks.measurements import measured, noise_variance
 from benchmarks.novelty_units import auroc
@@ -63,7 +63,7 @@ SMALL = Sizes(held_out=(12, 12), whole=(6, 3))
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """All heads, on one operator.
 
     Attributes:
@@ -95,10 +95,6 @@ class Unit:
     def regime(self) -> str:
         """How many training functions there are, in words."""
         return "all functions" if self.pairs is None else f"{self.pairs} functions"
-
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, suffix=".json")
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, fit every head, scale all alike, and score; then some of them with a random scale after that."""

@@ -6,10 +6,11 @@ import contextlib
 import os
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from tqdm.auto import tqdm
@@ -19,22 +20,29 @@ from benchmarks.workers import spawned
 from probneural.errors import ProbneuralError
 
 
-class Unit(Protocol):
-    """What a worker does; hashable and picklable."""
+class Unit(ABC):
+    """A work item of one process, abstract; subclasses are frozen dataclasses, so hashable and picklable."""
+
+    commit: str
+    """Of the code, taken once per benchmark: it may change while a long one goes on."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """For readers of the progress."""
 
     @property
-    def commit(self) -> str:
-        """Of the code."""
+    def settings(self) -> tuple[object, ...]:
+        """What results depend on beyond the dataclass's own fields."""
+        return ()
 
-    def path(self, folder: Path, /) -> Path:
-        """Where its result is kept."""
+    @abstractmethod
+    def run(self, folder: Path) -> dict[str, Any]:
+        """Compute the result."""
 
-    def run(self, folder: Path, /) -> dict[str, Any]:
-        """Do it."""
+    def path(self, folder: Path) -> Path:
+        """The file of its result; the name depends on all that the result does, the commit included."""
+        return folder / environment.file_name(self.name, self, *self.settings, suffix=".json")
 
 
 Some = TypeVar("Some", bound=Unit)
@@ -60,17 +68,17 @@ def spread(todo: Sequence[Some], folder: Path, *, workers: int, notes: list[str]
             f"{len(results)} of {len(todo)} units {sections.RESUMED}: {minutes:.1f} minutes of one thread that are not in "
             "those of the run"
         )
-    rest = [unit for unit in todo if unit not in results]
+    remaining = [unit for unit in todo if unit not in results]
     if workers == 1:
-        for number, unit in enumerate(rest, start=1):
+        for number, unit in enumerate(remaining, start=1):
             results[unit] = work(unit, folder)
-            print(f"{number} of {len(rest)}: {unit.name}, {results[unit]['processor_seconds']:.0f} s", flush=True)
+            print(f"{number} of {len(remaining)}: {unit.name}, {results[unit]['processor_seconds']:.0f} s", flush=True)
         return {unit: results[unit] for unit in todo}
     with (
         tqdm(total=len(todo), initial=len(results), unit="unit") as bar,
         spawned(workers) as pool,
     ):
-        futures = {pool.submit(work, unit, folder): unit for unit in rest}
+        futures = {pool.submit(work, unit, folder): unit for unit in remaining}
         try:
             for future in as_completed(futures):
                 results[futures[future]] = future.result()

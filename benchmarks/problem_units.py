@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
-from benchmarks import environment, exact
+from benchmarks import environment, exact, kept_units
 from benchmarks.sources import ProblemSource
 
 SEEDS = 5
@@ -14,7 +13,7 @@ SEEDS = 5
 
 
 @dataclass(frozen=True)
-class ProblemUnit:
+class ProblemUnit(kept_units.Unit):
     """One problem under one seed; a benchmark's own unit says what is done, by `run`.
 
     Attributes:
@@ -62,9 +61,10 @@ class ProblemUnit:
         assert isinstance(self.case.source, ProblemSource)
         return self.case.source
 
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, self.case, suffix=".json")
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What results depend on beyond the fields."""
+        return (self.case,)
 
 
 def chosen(problem: str | None) -> list[str]:

@@ -13,8 +13,7 @@ import torch
 import probneural as pn
 from benchmarks.timing import interleaved
 from probneural.curvature import ParameterVector
-from probneural.curvature.likelihood import QuadratureGaussian
-from probneural.curvature.problem import CurvatureProblem, Minibatches
+from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.randomness import stream
 
 BLOCKS = (1, 4, 16)

@@ -11,8 +11,7 @@ from torch import nn
 
 import probneural as pn
 from probneural.curvature import ParameterVector
-from probneural.curvature.likelihood import QuadratureGaussian
-from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.problem import CurvatureProblem, QuadratureGaussian
 from probneural.randomness import seeded, stream
 
 

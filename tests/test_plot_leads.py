@@ -19,7 +19,7 @@ from probneural.fields import Field
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.metrics import score_by_lead
-from probneural.metrics.lead_scores import LeadScores
+from probneural.metrics.lead_table import LeadScores
 from tests.autoregression import DECAY, GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
 

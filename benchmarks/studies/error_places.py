@@ -51,7 +51,7 @@ SIZES = {"default": Sizes(), "small": Sizes(functions=((30, 2), (60, 2)), tests=
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """One problem under one seed.
 
     Attributes:
@@ -70,10 +70,6 @@ class Unit:
     def name(self) -> str:
         """For readers of the progress."""
         return f"{self.problem}, seed {self.seed}"
-
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, suffix=".json")
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train two networks, learn the errors of the first, and rank those on other functions."""

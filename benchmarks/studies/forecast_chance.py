@@ -37,7 +37,7 @@ CHAOTIC = "kuramoto-sivashinsky"
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """Forecasts of one problem under one seed.
 
     Attributes:

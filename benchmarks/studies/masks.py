@@ -66,7 +66,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """All heads under one seed.
 
     Attributes:
@@ -83,10 +83,6 @@ class Unit:
     def name(self) -> str:
         """For readers of the progress."""
         return f"seed {self.seed}"
-
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, suffix=".json")
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, fit and score."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, random_speed
+from benchmarks import environment, kept_units, random_speed
 from benchmarks.studies import sparse_sensors
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.randomness import stream_seed
@@ -59,7 +59,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """One method on random-speed advection, or one rank on sparse sensors.
 
     Attributes:
@@ -79,10 +79,6 @@ class Unit:
         """For readers of the progress."""
         method = f"rank {self.method}" if isinstance(self.method, int) else self.method
         return f"{method}, seed {self.seed}"
-
-    def path(self, folder: Path) -> Path:
-        """Where its result is kept."""
-        return folder / environment.file_name(self.name, self, suffix=".json")
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train and score; a training that was killed goes on from its checkpoint where the commit is clean."""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import probneural as pn
-from benchmarks import environment, recipes
+from benchmarks import kept_units, recipes
 from benchmarks.head_makers import DEFAULT, ENSEMBLE, MEMBERS, Data, Workshop
 from benchmarks.kept_units import noted
 from benchmarks.over_seeds import Row
 from benchmarks.recipes import Recipe
-from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, domain_quantile
+from probneural.calibration.bands.shapes import FLOOR, Modulation, band_shape, domain_quantile
 from probneural.calibration.chunks import domain_average
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
@@ -173,7 +173,7 @@ class TwoNetworks(Predictor):
 
 
 @dataclass(frozen=True)
-class Unit:
+class Unit(kept_units.Unit):
     """All heads and bands under one seed.
 
     Attributes:
@@ -192,10 +192,6 @@ class Unit:
     def name(self) -> str:
         """For readers of the progress."""
         return f"seed {self.seed}"
-
-    def path(self, folder: Path) -> Path:
-        """Where its rows are kept."""
-        return folder / environment.file_name(self.name, self, suffix=".json")
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Train, fit, calibrate and score."""

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.bands import Band, SimultaneousBand
+from probneural.calibration.bands.bands import Band, SimultaneousBand
+from probneural.calibration.bands.conformal import check_new
 from probneural.calibration.chunks import distributions, domain_average
-from probneural.calibration.conformal import check_new
 from probneural.calibration.held_out import group_numbers, number_of
 from probneural.calibration.novelty import Novelty, NoveltyDetector, NoveltyMeasure
 from probneural.calibration.scale import VarianceScale

@@ -17,8 +17,7 @@ from probneural.calibration.saturation import fit_saturation
 from probneural.distributions.trajectory import Forecast
 from probneural.grids import Grid
 from probneural.metrics.comparison import compare
-from probneural.metrics.lead_alignment import TrueTrajectories
-from probneural.metrics.lead_pairs import lead_parts
+from probneural.metrics.lead_alignment import TrueTrajectories, lead_batches
 from probneural.metrics.spread import size_factor
 from probneural.pairs import evenly_spread_rows
 
@@ -91,7 +90,7 @@ def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float 
     Raises:
         DataError, ShapeError, GridError, ArgumentError: As `LeadScale.fit` says.
     """
-    for _, parts in itertools.groupby(lead_parts(forecast, truth), key=lambda part: part.lead):
+    for _, parts in itertools.groupby(lead_batches(forecast, truth), key=lambda part: part.lead):
         sums: list[Tensor] = []
         kept: list[Part] = []
         for part in parts:

@@ -22,8 +22,7 @@ from probneural.distributions.latent import digest
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.grids import Grid
-from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times
-from probneural.metrics.lead_pairs import step_keys
+from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times, step_keys
 from probneural.metrics.spread import size_factor
 from probneural.pairs.provenance import TrainingRecord, check_untrained, no_keys
 

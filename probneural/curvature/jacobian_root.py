@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_integer, validated
 from probneural.curvature.jacobian import evaluate_at
-from probneural.curvature.kept_rows import KeptRows
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
+from probneural.curvature.rows import KeptRows
 from probneural.curvature.spectra.diagonals import row_squares_estimate
-from probneural.curvature.weights.roots import WeightRoot
+from probneural.curvature.weights import WeightRoot
 from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DenseRoot, Root, grid_shape
 from probneural.distributions.roots.recorded import RecordedMaps
@@ -90,7 +90,7 @@ class JacobianRoot(Root):
         recorded: Functionals, updates and scales, with as many factors as the output has channels.
 
     Attributes:
-        kept: Rows formed for these inputs, which all roots made from this one share; None where they would be too many.
+        rows_cache: Rows formed for these inputs, which all roots made from this one share; None where they would be too many.
     """
 
     operator: nn.Module
@@ -102,14 +102,14 @@ class JacobianRoot(Root):
     weights: WeightRoot
     recorded: RecordedMaps
     variance_estimation: VarianceEstimation = _VARIANCE_ESTIMATION
-    kept: KeptRows | None = field(init=False, default=None)
+    rows_cache: KeptRows | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Keep rows where variances are exact and take a pass per row."""
         functions, channels, _, rank = self.shape
         rows = channels * self.grid.size
         if rows <= min(rank, self.variance_estimation.exact_passes):
-            object.__setattr__(self, "kept", KeptRows.of(functions, rows=rows, rank=rank))
+            object.__setattr__(self, "rows_cache", KeptRows.of(functions, rows=rows, rank=rank))
 
     @property
     def grid(self) -> Grid:
@@ -216,9 +216,10 @@ class JacobianRoot(Root):
         if rank <= channels * points or not single._keeps(channels * self.grid.size):
             return single
         if single.recorded.updates.updates:
-            return DenseRoot(narrowed(single.matrix_one()).unflatten(0, (channels, points))[None])
-        assert single.kept is not None
-        (narrow,) = single.kept.narrow(single._rows())
+            (first,) = single._singles()  # its updates have no axis of inputs
+            return DenseRoot(narrowed(first.matrix_one()).unflatten(0, (channels, points))[None])
+        assert single.rows_cache is not None
+        (narrow,) = single.rows_cache.narrow(single._rows())
         values = single.recorded.values(narrow.mT.unflatten(1, (channels, *self.grid.shape)))
         return DenseRoot(values.movedim(0, -1)[None])
 
@@ -231,20 +232,20 @@ class JacobianRoot(Root):
     def push(self, functional: Functional) -> Root:
         """Remember the functional."""
         grid_shape(functional, self.shape[2])
-        return self._derived(self.kept, recorded=self.recorded.push(functional))
+        return self._derived(self.rows_cache, recorded=self.recorded.push(functional))
 
     def compose(self, transform: LowRankUpdate) -> Root:
         """Remember the transform."""
-        return self._derived(self.kept, recorded=self.recorded.compose(transform))
+        return self._derived(self.rows_cache, recorded=self.recorded.compose(transform))
 
     def scale(self, factors: Float[Tensor, " c"]) -> Root:
         """Remember the factors."""
-        return self._derived(self.kept, recorded=self.recorded.scale(factors))
+        return self._derived(self.rows_cache, recorded=self.recorded.scale(factors))
 
     def select(self, index: slice | Tensor) -> Root:
         """Select inputs, and what was learned about each of them."""
         inputs = Field(self.inputs.values[index], self.inputs.grid)
-        return self._derived(self.kept and self.kept[index], inputs=inputs, recorded=self.recorded[index])
+        return self._derived(self.rows_cache and self.rows_cache[index], inputs=inputs, recorded=self.recorded[index])
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root, by as many passes per input as it has rows or columns, whichever are fewer.
@@ -298,25 +299,27 @@ class JacobianRoot(Root):
 
     def _singles(self) -> Iterator[JacobianRoot]:
         for index in range(len(self.inputs)):
-            yield self._derived(self.kept and self.kept[index], inputs=self.inputs[index], recorded=self.recorded[index])
+            yield self._derived(
+                self.rows_cache and self.rows_cache[index], inputs=self.inputs[index], recorded=self.recorded[index]
+            )
 
-    def _derived(self, kept: KeptRows | None, **changes: Any) -> JacobianRoot:
+    def _derived(self, rows_cache: KeptRows | None, **changes: Any) -> JacobianRoot:
         """A root with other inputs or maps, and the rows kept for those inputs."""
         derived = replace(self, **changes)
-        object.__setattr__(derived, "kept", kept)
+        object.__setattr__(derived, "rows_cache", rows_cache)
         return derived
 
     def _keeps(self, passes: int) -> bool:
         """Whether rows of J R are used in place of passes through the operator: where they are there, or cost hardly more."""
-        if self.kept is None or torch._C._are_functorch_transforms_active():
+        if self.rows_cache is None or torch._C._are_functorch_transforms_active():
             return False
         if any(tensor.requires_grad for tensor in (self.inputs.values, self.vector, self.weights.like)):
             return False
-        return self.kept.are_formed or 2 * passes >= len(self.recorded.factors) * self.grid.size
+        return self.rows_cache.are_formed or 2 * passes >= len(self.recorded.factors) * self.grid.size
 
     def _rows(self) -> Sequence[Tensor]:
         """J R of each input, `(c * p, k)`, before all that is recorded."""
-        assert self.kept is not None
+        assert self.rows_cache is not None
         channels = len(self.recorded.factors)
         unit = torch.eye(channels * self.grid.size, dtype=self.dtype, device=self.device).unflatten(-1, (channels, -1))
         plain = RecordedMaps(torch.ones_like(self.recorded.factors))
@@ -325,7 +328,7 @@ class JacobianRoot(Root):
             root = self._derived(None, inputs=self.inputs[position], recorded=plain)
             return root.transposed_one(unit).to(self.vector)
 
-        return self.kept.form(make)
+        return self.rows_cache.form(make)
 
     def _row_squares_one(self) -> tuple[Tensor, Tensor]:
         """Row sums of squares at the first input, `(c, p)`, and their standard errors."""
@@ -345,13 +348,11 @@ class JacobianRoot(Root):
         estimate = row_squares_estimate(
             lambda latents: self.product_one(latents).flatten(1),
             lambda values: self.transposed_one(values.unflatten(-1, shape)),
-            rows=channels * points,
-            latent=rank,
+            shape=(channels * points, rank),
             sketch=self.variance_estimation.sketch,
             probes=self.variance_estimation.probes,
             seed=self.variance_estimation.seed,
-            dtype=self.dtype,
-            device=self.device,
+            like=self.like,
         )
         return estimate.values.to(self.dtype).unflatten(-1, shape), estimate.errors.to(self.dtype).unflatten(-1, shape)
 

@@ -54,23 +54,28 @@ class ParameterVector:
         """
         named = dict(module.named_parameters())
         if chosen is None:
-            kept = list(named)
+            selected = list(named)
         else:
             chosen = check_sequence(chosen, "parameters", remedy="give a list of names")
             for name in chosen:
                 check_instance(name, str, "one of the parameters", remedy="give names", error=ArgumentError)
-                if not any(known == name or known.startswith(f"{name}.") for known in named):
+                if not any(full_name == name or full_name.startswith(f"{name}.") for full_name in named):
                     raise ArgumentError(
                         expected=f"parameters among {', '.join(named)}", got=repr(name), remedy="see named_parameters()"
                     )
-            kept = [known for known in named if any(known == name or known.startswith(f"{name}.") for name in chosen)]
-        if not kept:
+            selected = [
+                full_name
+                for full_name in named
+                if any(full_name == name or full_name.startswith(f"{name}.") for name in chosen)
+            ]
+        if not selected:
             raise ArgumentError(expected="a module with parameters", got="none", remedy="choose some")
-        flags = tuple(named[name].is_complex() for name in kept)
+        flags = tuple(named[name].is_complex() for name in selected)
         shapes = tuple(
-            torch.view_as_real(named[name]).shape if flag else named[name].shape for name, flag in zip(kept, flags, strict=True)
+            torch.view_as_real(named[name]).shape if flag else named[name].shape
+            for name, flag in zip(selected, flags, strict=True)
         )
-        return cls(names=tuple(kept), shapes=shapes, is_complex=flags)
+        return cls(names=tuple(selected), shapes=shapes, is_complex=flags)
 
     def check(self, module: nn.Module) -> None:
         """Raise an ArgumentError unless this is how these parameters of a module are laid out."""

@@ -10,9 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_integer, validated
-from probneural.curvature.distributed import check_group
 from probneural.curvature.jacobian import evaluate_at
-from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
@@ -21,6 +19,112 @@ from probneural.pairs import FieldSource
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+import torch
+import torch.distributed
+from jaxtyping import Float64
+
+from probneural.errors import UnsupportedError
+from probneural.processes import sum_over_processes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def check_group(is_sharded: bool, group: ProcessGroup | None) -> None:
+    """Check that sums over processes are possible where they are asked for.
+
+    Raises:
+        ArgumentError: If a group is given for data that are not sharded.
+        UnsupportedError: If data are sharded and torch.distributed is not initialised.
+    """
+    if group is not None and not is_sharded:
+        raise ArgumentError(expected="is_sharded=True with a group", got="False", remedy="say so, or leave the group out")
+    if is_sharded and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise UnsupportedError(
+            expected="an initialised torch.distributed for sharded data",
+            got="none",
+            remedy="start with torchrun and call torch.distributed.init_process_group()",
+        )
+
+
+def sum_of_shards(
+    local: Float64[Tensor, "*shape"], *, is_sharded: bool, group: ProcessGroup | None = None
+) -> Float64[Tensor, "*shape"]:
+    """Add up the processes' sums in float64, or return the one sum if the data are not sharded.
+
+    Every process must call it equally often, with equal shapes; the result is the same on each. It is not differentiable:
+    the autograd.Functions call it inside, and again in their derivatives.
+    """
+    return sum_over_processes(local, group=group) if is_sharded else local
+
+
+@validated
+@dataclass(frozen=True, eq=False)
+class QuadratureGaussian:
+    """-log p(y | f) = 1/2 sum over i, c, p of w_cp (f_icp - y_icp)^2 + const, with w_cp = precision_c * share_p.
+
+    The weights are those of quadrature over the domain's volume, so that the loss is a mean over the domain and does not
+    grow with the number of grid points. Its Hessian in the outputs is diag(w) for every function, whatever the targets.
+
+    Args:
+        weights: w, `(c, p)`, float64, in output units to the power -2.
+
+    Raises:
+        ShapeError: If the weights are not a matrix.
+        DataError: If they are not float64, not finite or negative.
+
+    Examples:
+        >>> likelihood = QuadratureGaussian.of(Grid.uniform((4,)), torch.tensor([2.0]))
+        >>> likelihood.loss(torch.ones(3, 1, 4), torch.zeros(3, 1, 4)).item()
+        3.0
+    """
+
+    weights: Float64[Tensor, "c p"]
+
+    def __post_init__(self) -> None:
+        """Check the weights."""
+        if not bool((torch.isfinite(self.weights) & (self.weights >= 0.0)).all()):
+            raise DataError(expected="finite weights >= 0", got="others", remedy="precisions must be finite and >= 0")
+
+    @classmethod
+    def of(cls, grid: Grid, precision: Float[Tensor, " c"]) -> QuadratureGaussian:
+        """Weight the points of a grid.
+
+        Args:
+            grid: Where the outputs live, p points.
+            precision: Effective observations over noise variance, one number per channel, in output units to the power -2.
+
+        Raises:
+            ShapeError: If there is not one precision per channel.
+        """
+        if precision.ndim != 1:
+            raise ShapeError(expected="precision (c,)", got=str(tuple(precision.shape)), remedy="one number per channel")
+        mean_weights = grid.mean_weights.to(precision.device)
+        return cls(precision.detach().to(torch.float64)[:, None] * mean_weights)
+
+    def losses(self, values: Float[Tensor, "n c p"], targets: Float[Tensor, "n c p"]) -> Float[Tensor, " n"]:
+        """Negative log likelihood of each function up to a constant, in nats.
+
+        Raises:
+            ShapeError: If values and targets are not both `(n, c, p)`; they are not broadcast.
+        """
+        if values.shape != targets.shape or values.shape[1:] != self.weights.shape:
+            raise ShapeError(
+                expected=f"values and targets (n, {self.weights.shape[0]}, {self.weights.shape[1]})",
+                got=f"{tuple(values.shape)} and {tuple(targets.shape)}",
+                remedy="flatten the grid axes into one",
+            )
+        return 0.5 * ((values - targets).square() * self.weights.to(values)).sum((1, 2))
+
+    def loss(self, values: Float[Tensor, "n c p"], targets: Float[Tensor, "n c p"]) -> Float[Tensor, ""]:
+        """Sum of the losses of all functions, in nats.
+
+        Raises:
+            ShapeError: If values and targets are not both `(n, c, p)`.
+        """
+        return self.losses(values, targets).sum()
+
 
 _CHUNK_VALUES = 2**14
 """Values (functions x points) pushed at once, times vectors: 4 vectors measured best or next to best on 1-D and 2-D

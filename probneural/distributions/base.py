@@ -214,7 +214,7 @@ class FieldDistribution(Undisturbed, ABC):
         """The central interval of every value, with equal probabilities below and above it.
 
         Each value lies in its own interval with probability `level`; all of a function at once, with less
-        (see [`SimultaneousBand`][probneural.calibration.bands.SimultaneousBand]). The interval says what the distribution
+        (see [`SimultaneousBand`][probneural.calibration.bands.bands.SimultaneousBand]). The interval says what the distribution
         says: calibrate the predictor first, on functions that training has not seen.
 
         Args:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.calibration.bands import Band
+from probneural.calibration.bands.bands import Band
 from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.distributions.predictor import FunctionDraw

@@ -14,7 +14,7 @@ from probneural.checks import assign, check_callable, check_flag, check_instance
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import VarianceEstimation
-from probneural.curvature.weights.roots import LowRankPlusDiagonalWeights
+from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.errors import ArgumentError
 from probneural.heads.ensembles.members import TrainFunction
 from probneural.heads.ensembles.trajectory import training_trajectory, with_state

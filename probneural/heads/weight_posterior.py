@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.curvature.weights.roots import DenseWeights, WeightRoot
+from probneural.curvature.weights import DenseWeights, WeightRoot
 from probneural.heads.evidence import Evidence
 from probneural.linear_algebra.principal_components import resolved_eigenpairs
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from probneural.checks import check_module, check_scale, real_tensor
 from probneural.curvature import ParameterVector
-from probneural.curvature.likelihood import QuadratureGaussian
-from probneural.curvature.problem import CurvatureProblem, Minibatches
+from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.curvature.products.functions import (
     gauss_newton_vector_product,
     jacobian_vector_product,

@@ -2,23 +2,19 @@
 
 [`score`][probneural.metrics.scores.score] computes them all; [`compare`][probneural.metrics.comparison.compare] and the
 functions of a `Comparison` give each one per function and channel.
-[`score_by_lead`][probneural.metrics.lead_scoring.score_by_lead] scores forecasts.
+[`score_by_lead`][probneural.metrics.by_lead.score_by_lead] scores forecasts.
 """
 
-from probneural.metrics.accuracy import relative_l2, rmse
-from probneural.metrics.comparison import compare
-from probneural.metrics.energy import energy_score
-from probneural.metrics.lead_scoring import score_by_lead
+from probneural.metrics.by_lead import score_by_lead
+from probneural.metrics.comparison import compare, relative_l2, rmse
 from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.member_pool import rank_histogram
-from probneural.metrics.ranked_probability import crps
-from probneural.metrics.ranking import rank_correlation
+from probneural.metrics.proper_scores import crps, energy_score, variogram_score
+from probneural.metrics.ranking import ause, rank_correlation
 from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, pit, simultaneous_coverage
 from probneural.metrics.scores import score, score_pairs
-from probneural.metrics.sparsification import ause
 from probneural.metrics.spectra import power_spectrum
 from probneural.metrics.spread import interval_score, n_merci, sharpness, spread_skill
-from probneural.metrics.variogram import variogram_score
 
 __all__ = [
     "ause",

@@ -1,18 +1,25 @@
-"""Alignment of a forecast and the true trajectories by time."""
+"""Alignment of a forecast and the true trajectories by time, and their batches lead by lead."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float64
+import torch
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_instance
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, ShapeError
-from probneural.pairs import FieldSource
+from probneural.fingerprints import row_fingerprints
+from probneural.metrics.accumulator import Batch, batch_rows
+from probneural.pairs import Dataset, FieldSource
 from probneural.pairs.clocks import rounding_of
+from probneural.pairs.provenance import row_keys
 
 _ROUNDING = 1e-2
 """Rounding of times, in steps of the forecast."""
@@ -91,16 +98,66 @@ def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
     return _Aligned(truth, (origin, *steps.tolist()))
 
 
+def lead_batches(forecast: Forecast, truth: TrueTrajectories) -> Iterator[Batch]:
+    """Iterate over leads in order, and at each lead over batches of samples.
+
+    Raises:
+        DataError: If the forecast is none, or the truth has no states by lead.
+        ShapeError: If the two have different numbers of functions.
+        ArgumentError: If the truth ends before the forecast does, or has no states at the forecast's times.
+    """
+    truth = aligned(forecast, truth)
+    for lead, u in forecast.leads():
+        try:
+            source = truth.at(lead)
+        except ArgumentError as error:
+            raise ArgumentError(
+                expected=f"true states at lead {lead}, as the forecast has",
+                got=f"none: {error}",
+                remedy="roll out fewer steps, or give longer trajectories",
+            ) from error
+        for rows in batch_rows(source):
+            yield Batch(u=u[rows], truth=source[rows], rows=rows, lead=lead)
+
+
+def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n *w k"]:
+    """Return the row keys of the steps of trajectories, those of `truth.windows()`, or of states where times are uneven.
+
+    Args:
+        truth: n trajectories.
+        steps: Number of steps from the start, where the trajectories make no windows.
+
+    Returns:
+        `(n, w, k)`, the keys of the windows of a trajectory in a row; or `(n, k)`, of a window in a row, if trajectories have
+        different numbers of windows.
+
+    Raises:
+        ArgumentError: If the trajectories are shorter.
+    """
+    windows: Callable[[], Dataset] | None = getattr(truth, "windows", None)
+    if windows is not None:
+        with contextlib.suppress(ArgumentError):  # uneven times make no windows
+            keys = row_keys(windows())
+            return keys if len(keys) % len(truth) else keys.unflatten(0, (len(truth), -1))
+    states = [truth.at(lead) for lead in range(steps + 1)]
+    columns = [
+        torch.cat([row_fingerprints(state[rows].values, following[rows].values) for rows in batch_rows(state)])
+        for state, following in itertools.pairwise(states)
+    ]
+    window_keys = getattr(truth, "window_keys", None)
+    return torch.stack([*columns, *([] if window_keys is None else window_keys.unbind(1))], 1)[..., None]
+
+
 def check_same_times(forecast: Forecast, times: Float64[Tensor, " steps"] | None, *, name: str) -> None:
     """Raise an ArgumentError if a forecast's leads have other times than those that something was fitted at."""
-    given: Tensor | None = getattr(forecast, "times", None)
-    if times is None or given is None:
+    lead_times: Tensor | None = getattr(forecast, "times", None)
+    if times is None or lead_times is None:
         return
-    count = min(len(times), len(given))
-    if bool(((times[:count] - given[:count]).abs() > _ROUNDING * times[0]).any()):
+    count = min(len(times), len(lead_times))
+    if bool(((times[:count] - lead_times[:count]).abs() > _ROUNDING * times[0]).any()):
         raise ArgumentError(
             expected=f"a forecast whose leads are at {_shown(times)}, where {name} were fitted",
-            got=_shown(given),
+            got=_shown(lead_times),
             remedy="fit on forecasts of the same predictor",
         )
 

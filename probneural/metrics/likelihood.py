@@ -81,9 +81,9 @@ def _observed_nll(comparison: Comparison, field: GaussianField | MixtureField) -
     scores = []
     for number, observed in enumerate(rows):
         points = observed.nonzero()[:, 0]
-        seen = ValuesAt(field.grid, points.to(comparison.truth.device))
-        truth, noise = (seen(part[number : number + 1]) for part in (comparison.truth, comparison.noise))
-        scores.append(-field.marginal(number).apply(seen).log_prob(truth, noise=noise).detach() / truth.numel())
+        values_at = ValuesAt(field.grid, points.to(comparison.truth.device))
+        truth, noise = (values_at(part[number : number + 1]) for part in (comparison.truth, comparison.noise))
+        scores.append(-field.marginal(number).apply(values_at).log_prob(truth, noise=noise).detach() / truth.numel())
     return torch.cat(scores)
 
 

@@ -1,16 +1,23 @@
-"""Members and truth side by side: if they are exchangeable, the truth is any of them."""
+"""Members and truth: ranks of the truth among exchangeable members, and draws of observations."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_floating
+from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
 from probneural.errors import DataError, UnsupportedError
-from probneural.metrics.comparison import Comparison, check_comparison
+from probneural.metrics.comparison import Comparison, RepeatedDraws, check_comparison
 from probneural.randomness import check_seed, stream
+
+_CHUNK_NUMBERS = 2**19
+"""Numbers that a score makes of some functions' draws at once (4 MiB in float64)."""
 
 
 def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, "n c ranks"]:
@@ -95,8 +102,10 @@ class MemberPool:
         """|value - mean| / sd with mean and sd over truth and members, the truth's first; 0 where all are equal."""
         deviation = self._all - self._all.mean(0)
         sd = deviation.square().mean(0).sqrt()
-        some = sd > self._comparison.rounding
-        return torch.where(some, deviation.abs() / torch.where(some, sd, torch.ones_like(sd)), torch.zeros_like(deviation))
+        has_spread = sd > self._comparison.rounding
+        return torch.where(
+            has_spread, deviation.abs() / torch.where(has_spread, sd, torch.ones_like(sd)), torch.zeros_like(deviation)
+        )
 
     def coverage(self, distances: Float64[Tensor, "_ n c *grid"], *, level: float) -> Float64[Tensor, "n c"]:
         """The fraction of the domain where the truth is as close to the mean as the fraction `level` of members is."""
@@ -107,9 +116,11 @@ class MemberPool:
         gap = self._members - self._comparison.truth
         equal = (gap.abs() <= self._comparison.rounding).sum(0)
         below = ((gap < 0) & (gap.abs() > self._comparison.rounding)).sum(0)
-        each = 1.0 / (1.0 + equal.to(gap))
+        fraction = 1.0 / (1.0 + equal.to(gap))
         parts = [
-            self._comparison.average(torch.where((below <= rank) & (rank <= below + equal), each, torch.zeros_like(each)))
+            self._comparison.average(
+                torch.where((below <= rank) & (rank <= below + equal), fraction, torch.zeros_like(fraction))
+            )
             for rank in range(len(self._members) + 1)
         ]
         return torch.stack(parts, dim=-1)
@@ -131,3 +142,65 @@ def inside_fraction(distances: Float64[Tensor, "k *points"], *, level: float) ->
     """
     closer = (distances[1:] < distances[:1]).sum(0).to(distances)
     return (level * len(distances) - closer).clamp(0.0, 1.0)
+
+
+class ObservedDraws:
+    """Draws of the observation of each function: the members themselves where that will do, else new draws; for one pass.
+
+    Args:
+        comparison: Prediction and truth.
+        draws: Number of new draws, where they are needed.
+        seed: Random seed of the draws, from a stream of the score's own.
+        noise: Where noise is drawn, another one.
+        takes_members: Whether members are taken once each even where there is noise, which is added to them.
+        width: Numbers that the score makes of one draw of one function; decides how many functions come at once.
+
+    Attributes:
+        are_members: Whether the draws are the members, all of them with their weights.
+        weights: Of the draws, `(s,)`, summing to 1.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        *,
+        draws: int,
+        seed: int,
+        noise: torch.Generator,
+        takes_members: bool = False,
+        width: int,
+    ) -> None:
+        u, is_noisy = comparison.distribution, bool((comparison.noise > 0).any())
+        self.are_members = isinstance(u, EmpiricalField) and (takes_members or not is_noisy)
+        if isinstance(u, EmpiricalField) and self.are_members:
+            self.weights = u.weights.to(comparison.truth)
+        else:
+            self.weights = comparison.truth.new_full((draws,), 1.0 / draws)
+        self._comparison, self._is_noisy = comparison, is_noisy
+        self._repeated, self._noise = RepeatedDraws(seed), noise
+        self._functions = max(1, _CHUNK_NUMBERS // (len(self.weights) * width)) if self.are_members or _is_shared(u) else 1
+
+    def __iter__(self) -> Iterator[tuple[Float64[Tensor, "s b c *grid"], Float64[Tensor, "b c *grid"]]]:
+        """Yield the draws of some functions, all of them in order, and their truth."""
+        u, truth = self._comparison.distribution, self._comparison.truth
+        white: Tensor | None = None
+        for start in range(0, truth.shape[0], self._functions):
+            rows = slice(start, min(start + self._functions, truth.shape[0]))
+            if isinstance(u, EmpiricalField) and self.are_members:
+                drawn = u.samples[:, rows].detach().to(truth)
+            else:
+                fields = u.marginal(start) if self._functions == 1 else u[rows]
+                drawn = self._repeated.of(fields, len(self.weights)).to(truth)
+            if self._is_noisy:
+                # One draw of it serves all functions if there are many: each one's score has the right distribution. That of
+                # a few members would not average out.
+                shape = drawn.shape if self.are_members else (len(drawn), 1, *drawn.shape[2:])
+                if white is None or self.are_members:
+                    white = torch.randn(shape, generator=self._noise, dtype=torch.float64, device="cpu").to(drawn)
+                drawn = drawn + self._comparison.noise[rows].sqrt() * white
+            yield drawn, truth[rows]
+
+
+def _is_shared(u: FieldDistribution) -> bool:
+    """Whether one function takes the same random numbers as several do, so that together they have the draws of each alone."""
+    return isinstance(u, GaussianField) and len(u) > 1 and u.base_shape == u[:2].base_shape == u.marginal(0).base_shape

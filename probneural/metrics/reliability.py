@@ -64,9 +64,11 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     u = check_comparison(comparison).distribution
     if isinstance(u, GaussianField):
         return torch.special.ndtr(comparison.standardise(comparison.residual))
-    found = u.cdf(comparison.truth, noise=comparison.noise).detach() if isinstance(u, MixtureField) else _member_pit(comparison)
+    probabilities = (
+        u.cdf(comparison.truth, noise=comparison.noise).detach() if isinstance(u, MixtureField) else _member_pit(comparison)
+    )
     settled = comparison.certain & (comparison.residual.abs() <= comparison.rounding)
-    return torch.where(settled, torch.full_like(found, 0.5), found)
+    return torch.where(settled, torch.full_like(probabilities, 0.5), probabilities)
 
 
 def _member_pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
@@ -239,11 +241,11 @@ def scaled_suprema(
         seed: Makes the draws repeatable.
         lead: As in `drawn_suprema`.
     """
-    each = comparison.truth[0].numel()
-    batch = min(draws, max(1, _CHUNK_ELEMENTS // each))
+    size = comparison.truth[0].numel()
+    batch = min(draws, max(1, _CHUNK_ELEMENTS // size))
     u = comparison.distribution
-    is_wide = isinstance(u, GaussianField) and u.latent.rank > each  # one function by itself then takes fewer numbers
-    functions = 1 if is_wide and lead is None else max(1, _CHUNK_ELEMENTS // (batch * each))
+    is_wide = isinstance(u, GaussianField) and u.latent.rank > size  # one function by itself then takes fewer numbers
+    functions = 1 if is_wide and lead is None else max(1, _CHUNK_ELEMENTS // (batch * size))
     suprema = []
     for number, start in enumerate(range(0, draws, batch)):
         count = min(batch, draws - start)
@@ -275,13 +277,13 @@ def _suprema(
         field = comparison.distribution.marginal(start) if is_alone else comparison.distribution[part]
         drawn = repeated.of(field, count)
         deviation = drawn.to(comparison.truth) - comparison.mean[part]
-        own = None if white is None else comparison.noise[part].sqrt() * white
-        found = []
+        noise = None if white is None else comparison.noise[part].sqrt() * white
+        by_scale = []
         for scale in scales:
-            scaled = deviation * scale if own is None else torch.add(own, deviation, alpha=scale)
+            scaled = deviation * scale if noise is None else torch.add(noise, deviation, alpha=scale)
             standardised = comparison.grid.select(part).fill(comparison.standardise(scaled, index=part))
-            found.append(standardised.abs_().flatten(2).amax(-1))
-        suprema.append(torch.stack(found))
+            by_scale.append(standardised.abs_().flatten(2).amax(-1))
+        suprema.append(torch.stack(by_scale))
     return torch.cat(suprema, dim=2)
 
 

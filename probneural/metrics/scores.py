@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,15 +17,47 @@ from probneural.distributions.predictor import Predictor
 from probneural.errors import DataError
 from probneural.fields import Field, check_field
 from probneural.fingerprints import row_fingerprints
-from probneural.metrics.comparison import compare
-from probneural.metrics.score_sums import ScoreSums
-from probneural.pairs import Dataset, FieldSource, batches, check_dataset
+from probneural.metrics.accumulator import Accumulator, Batch, batch_rows, batch_size
+from probneural.metrics.comparison import Comparison, compare, mean_relative_l2
+from probneural.metrics.likelihood import joint_nll, nll
+from probneural.metrics.proper_scores import crps, energy_score
+from probneural.metrics.ranking import RankSums
+from probneural.metrics.reliability import (
+    LEVELS,
+    chi2,
+    coverage,
+    interval_width,
+    level_coverages,
+    simultaneous_coverage,
+)
+from probneural.metrics.spread import ErrorSums, corrected_variance, interval_score, sharpness, spread_skill_ratio
+from probneural.pairs import Dataset, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys
 
-_BATCH_VALUES = 2**16
-"""Output values that are predicted and compared at once."""
 UNCALIBRATED = "uncalibrated: fit pn.calibration.VarianceScale() to held-out pairs"
 """Last line of a table of scores whose predictor was not calibrated."""
+_ROWS: Mapping[str, tuple[str, str]] = {
+    "relative_l2": ("relative L2 error of the mean", "1"),
+    "rmse": ("RMSE of the mean", "field"),
+    "crps": ("CRPS", "field"),
+    "nll": ("NLL per value, marginal", "nat"),
+    "joint_nll": ("NLL per value, joint", "nat"),
+    "coverage": ("coverage @, pointwise", "1"),
+    "simultaneous_coverage": ("coverage @, simultaneous", "1"),
+    "calibration_error": ("calibration error", "1"),
+    "interval_width": ("interval width @", "field"),
+    "chi2": ("chi2 per value", "1"),
+    "interval_score": ("interval score @", "field"),
+    "sharpness": ("sharpness", "field"),
+    "spread_skill": ("spread-skill ratio", "1"),
+    "n_merci": ("n-MeRCI", "1"),
+    "energy": ("energy score", "field"),
+    "rank_across": ("rank correlation across functions", "1"),
+    "rank_across_attainable": ("  attainable as stated", "1"),
+    "rank_within": ("rank correlation within functions", "1"),
+    "rank_within_attainable": ("  attainable as stated", "1"),
+}
+"""Scores in the order of the table, with their titles (@ stands for the level) and units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,37 +126,16 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
-        found = asdict(self) | {"level_coverages": list(self.level_coverages)}
-        infinite = {name: str(value) for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)}
-        return found | dict.fromkeys(infinite) | {"reasons": found["reasons"] | infinite}
+        values = asdict(self) | {"level_coverages": list(self.level_coverages)}
+        infinite = {name: str(value) for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+        return values | dict.fromkeys(infinite) | {"reasons": values["reasons"] | infinite}
 
     def __str__(self) -> str:
         """A table: one line per score, with its unit."""
-        at = f"at {self.level:g}"
-        lines = [
-            ("relative_l2", "relative L2 error of the mean", "1"),
-            ("rmse", "RMSE of the mean", "field"),
-            ("crps", "CRPS", "field"),
-            ("nll", "NLL per value, marginal", "nat"),
-            ("joint_nll", "NLL per value, joint", "nat"),
-            ("coverage", f"coverage {at}, pointwise", "1"),
-            ("simultaneous_coverage", f"coverage {at}, simultaneous", "1"),
-            ("calibration_error", "calibration error", "1"),
-            ("interval_width", f"interval width {at}", "field"),
-            ("chi2", "chi2 per value", "1"),
-            ("interval_score", f"interval score {at}", "field"),
-            ("sharpness", "sharpness", "field"),
-            ("spread_skill", "spread-skill ratio", "1"),
-            ("n_merci", "n-MeRCI", "1"),
-            ("energy", "energy score", "field"),
-            ("rank_across", "rank correlation across functions", "1"),
-            ("rank_across_attainable", "  attainable as stated", "1"),
-            ("rank_within", "rank correlation within functions", "1"),
-            ("rank_within_attainable", "  attainable as stated", "1"),
-        ]
         rows = [f"{f'score over {self.functions} functions':<34}{'value':>12}  unit"]
-        for name, title, unit in lines:
+        for name, (title, unit) in _ROWS.items():
             value = getattr(self, name)
+            title = title.replace("@", f"at {self.level:g}")
             shown = "-" if value is None else f"{value:.4g}"
             reason = f"  ({self.reasons[name]})" if name in self.reasons else ""
             rows.append(f"{title:<34}{shown:>12}  {unit}{reason}")
@@ -190,11 +201,10 @@ def score(
             values = [side.grid.fill(side.values) for side in (source.inputs, truth)]
             keys = row_fingerprints(*values)[:, None]
             check_untrained(keys, source.trained_on, allow_training_data=is_allowed, purpose="scores", error=DataError)
-    size = _batch_size(truth)
-    if len(truth) <= size or len(truth) != len(u.mean):
-        return _scored([(u, truth)], noise=noise, level=level, whole=whole)
-    parts = (slice(start, min(start + size, len(truth))) for start in range(0, len(truth), size))
-    return _scored(((u[rows], truth[rows]) for rows in parts), noise=noise, level=level, whole=whole)
+    if len(truth) != len(u.mean) or len(truth) <= batch_size(truth):
+        return _scored([Batch(u=u, truth=truth, rows=slice(0, len(truth)))], noise=noise, level=level, whole=whole)
+    batches = (Batch(u=u[rows], truth=truth[rows], rows=rows) for rows in batch_rows(truth))
+    return _scored(batches, noise=noise, level=level, whole=whole)
 
 
 @undisturbed()
@@ -240,33 +250,74 @@ def score_pairs(
     if record is not None:
         check_untrained(row_keys(data), record, allow_training_data=is_allowed, purpose="scores", error=DataError)
     query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid.shared
-    parts = ((predictor(part.inputs, query), part.outputs) for part in batches(pairs, _batch_size(pairs.outputs)))
-    return _scored(parts, noise=predictor.noise, level=level, whole=whole)
+    parts = ((rows, pairs[rows]) for rows in batch_rows(pairs.outputs))
+    batches = (Batch(u=predictor(part.inputs, query), truth=part.outputs, rows=rows) for rows, part in parts)
+    return _scored(batches, noise=predictor.noise, level=level, whole=whole)
 
 
-def _batch_size(truth: FieldSource) -> int:
-    """How many functions are compared at once: random numbers follow from it, so it follows from shapes alone."""
-    return max(1, _BATCH_VALUES // max(1, truth.channels * truth.grid.size))
+def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, whole: int | None) -> Scores:
+    """Accumulate the statistics of all samples, and average them over samples and channels."""
+    level = check_real(level, "level", above=0.0, below=1.0)
+    accumulator = Accumulator(
+        lambda batch: compare(batch.u, batch.truth, noise=noise),
+        pointwise=_pointwise_statistics(level),
+        joint={
+            "energy": energy_score,
+            "simultaneous_coverage": lambda comparison: simultaneous_coverage(comparison, level=level),
+            "joint_nll": joint_nll,
+        },
+        whole=None if whole is None else check_integer(whole, "whole"),
+    )
+    errors, ranks, count, is_uncalibrated = ErrorSums(), RankSums(), 0, False
+    for batch in batches:
+        comparison, first = accumulator.add(batch)
+        errors.add(comparison)
+        if first is not None:
+            ranks.add(first)
+        count += len(batch.truth)
+        is_uncalibrated |= batch.u.is_uncalibrated
+    sums, reasons = accumulator.sums(), dict(accumulator.reasons)
+    means = {name: total / number for name, (total, number) in sums.items()}
+    values: dict[str, float | None] = dict.fromkeys(_ROWS)
+    values |= {name: float(mean.mean()) for name, mean in means.items()}
+
+    def derive(*names: str, compute: Callable[[], Iterable[Tensor]]) -> None:
+        try:
+            values.update({name: float(value.mean()) for name, value in zip(names, compute(), strict=True)})
+        except DataError as error:
+            values.update(dict.fromkeys(names))
+            reasons.update(dict.fromkeys(names, str(error)))
+
+    coverages, square = means["calibration_error"], means["rmse"]
+    levels = torch.tensor(LEVELS, device="cpu").to(coverages)[:, None]
+    values["calibration_error"] = float((coverages - levels).abs().mean())
+    values["rmse"] = float(square.sqrt().mean())
+    derive("n_merci", compute=lambda: [errors.n_merci()])
+    if "spread_skill" in means or bool((square == 0).any()):  # an RMSE of zero is the first reason
+        derive("spread_skill", compute=lambda: [spread_skill_ratio(means.get("spread_skill", square), square)])
+    derive("rank_across", "rank_within", "rank_across_attainable", "rank_within_attainable", compute=ranks.result)
+    return Scores(
+        **values,  # type: ignore[arg-type]
+        level=level,
+        functions=count,
+        reasons=reasons,
+        is_uncalibrated=is_uncalibrated,
+        level_coverages=tuple((sums["calibration_error"][0].mean(1) / count).tolist()),
+    )
 
 
-def _scored(
-    parts: Iterable[tuple[FieldDistribution, Field]], *, noise: float | Tensor, level: float, whole: int | None
-) -> Scores:
-    """Score distributions beside the truth, part by part."""
-    whole = None if whole is None else check_integer(whole, "whole")
-    sums = ScoreSums(level=check_real(level, "level", above=0.0, below=1.0))
-    functions, is_uncalibrated = 0, False
-    for u, truth in parts:
-        is_uncalibrated |= u.is_uncalibrated
-        comparison = compare(u, truth, noise=noise)
-        sums.add(comparison)
-        left = len(truth) if whole is None else whole - functions
-        if left >= len(truth):
-            sums.add_whole(comparison)
-        elif left > 0:
-            sums.add_whole(compare(u[:left], truth[:left], noise=noise))
-        functions += len(truth)
-    numbers, reasons = sums.numbers()
-    settings: dict[str, Any] = {"level": level, "functions": functions, "reasons": reasons}
-    covered = sums.level_coverages()
-    return Scores(**numbers, **settings, is_uncalibrated=is_uncalibrated, level_coverages=covered)  # type: ignore[arg-type]
+def _pointwise_statistics(level: float) -> dict[str, Callable[[Comparison], Tensor]]:
+    """Statistics of the values of each sample, `(n, c)`, whose means the scores are computed from."""
+    return {
+        "coverage": lambda comparison: coverage(comparison, level=level),
+        "interval_width": lambda comparison: interval_width(comparison, level=level),
+        "chi2": chi2,
+        "interval_score": lambda comparison: interval_score(comparison, level=level),
+        "sharpness": sharpness,
+        "relative_l2": mean_relative_l2,
+        "crps": crps,
+        "nll": nll,
+        "rmse": lambda comparison: comparison.average(comparison.residual.square()),
+        "calibration_error": lambda comparison: level_coverages(comparison).movedim(0, 1),
+        "spread_skill": lambda comparison: comparison.average(corrected_variance(comparison)),
+    }

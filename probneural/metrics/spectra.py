@@ -14,7 +14,7 @@ from probneural.contexts import undisturbed
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid, check_unmasked
 from probneural.metrics.comparison import Comparison
-from probneural.metrics.observed_draws import ObservedDraws
+from probneural.metrics.member_pool import ObservedDraws
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 64
@@ -149,6 +149,6 @@ def spectrum_error(true: Float64[Tensor, "c bands"], drawn: Float64[Tensor, "c b
         drawn: Power of the draws.
         eps: Relative spacing of numbers in the values' dtype.
     """
-    seen = (true >= _LEAST_POWER * true.sum(-1, keepdim=True)).all(0)
+    has_power = (true >= _LEAST_POWER * true.sum(-1, keepdim=True)).all(0)
     decades = spectrum_ratio(true, drawn, eps=eps).log10()
-    return torch.where(seen, decades, torch.full_like(decades, math.nan)).square().nanmean().sqrt()
+    return torch.where(has_power, decades, torch.full_like(decades, math.nan)).square().nanmean().sqrt()

@@ -15,8 +15,12 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.mixture import MixtureField
 from probneural.errors import DataError
 from probneural.metrics.comparison import Comparison, check_comparison, flat_values, flat_weights
-from probneural.metrics.quantiles import WeightedQuantiles
 from probneural.metrics.reliability import central_quantile
+
+_EXACT = 2**22
+"""Values that are kept as they are (32 MiB)."""
+_SHIFT = 36
+"""Bits of a float64 that a bin leaves out, of 52 of the mantissa: bins are 2^-16 of their values wide."""
 
 
 def sharpness(comparison: Comparison) -> Float64[Tensor, "n c"]:
@@ -88,8 +92,7 @@ def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float
     square = comparison.average(comparison.residual.square()).mean(0)
     spread_skill_ratio(square, square)  # an RMSE of zero comes first
     factor = size_factor(comparison.distribution) if check_flag(corrects_size, "corrects_size") else 1.0
-    variance = factor * (comparison.variance - comparison.noise) + comparison.noise
-    return spread_skill_ratio(comparison.average(variance).mean(0), square)
+    return spread_skill_ratio(comparison.average(corrected_variance(comparison, factor)).mean(0), square)
 
 
 def spread_skill_ratio(variance: Float64[Tensor, " c"], square: Float64[Tensor, " c"]) -> Float64[Tensor, " c"]:
@@ -115,6 +118,12 @@ def size_factor(u: FieldDistribution) -> float:
     if size < 1.0 + 1e-9:
         raise DataError(expected="two or more members", got="one", remedy="one member has no spread to correct")
     return (size + 1.0) / (size - 1.0)
+
+
+def corrected_variance(comparison: Comparison, factor: float | None = None) -> Float64[Tensor, "n c *grid"]:
+    """The predictive variance with that of the distribution multiplied by a factor, by default `size_factor`."""
+    factor = size_factor(comparison.distribution) if factor is None else factor
+    return factor * (comparison.variance - comparison.noise) + comparison.noise
 
 
 class SpreadSkillCurve(NamedTuple):
@@ -243,3 +252,70 @@ def _bin_means(weight: Float64[Tensor, "c n"], values: Float64[Tensor, "c n"], *
     inside = (edges - reached.gather(1, last - 1)) / weight.gather(1, last - 1)
     at_edges = integral.gather(1, last - 1) + inside * (weight * values).gather(1, last - 1)
     return at_edges.diff(dim=1).clamp_min(0.0) * bins
+
+
+class WeightedQuantiles:
+    """The smallest of many values, none negative, with at least a fraction of the mass at or below it, per channel.
+
+    Up to 4 million values are kept, and the quantile is exact. More are counted in bins whose width is 2^-16 of their values,
+    so that the quantile is right within a relative 1e-5, and memory follows from the range of the values alone.
+
+    Examples:
+        >>> quantiles = WeightedQuantiles()
+        >>> quantiles.add(torch.tensor([[[1.0, 3.0]], [[2.0, 4.0]]]).double(), torch.ones(2).double())
+        >>> quantiles.at(0.75).tolist()
+        [3.0]
+    """
+
+    def __init__(self) -> None:
+        self._values: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._bins: list[tuple[Tensor, Tensor]] = []  # per channel: keys, rising, and the mass of each
+        self._count = 0
+
+    def add(self, values: Float64[Tensor, "n c p"], weights: Float64[Tensor, " p"]) -> None:
+        """Add the values of some functions, with the weight of each point."""
+        self._values.append(values.movedim(1, 0).flatten(1))
+        self._weights.append(weights.repeat(len(values)))
+        self._count += values.numel()
+        if self._count > _EXACT:
+            self._compress()
+
+    def at(self, level: float) -> Float64[Tensor, " c"]:
+        """The quantile of this level, between 0 and 1, per channel."""
+        if self._bins:
+            self._compress()
+            return torch.stack([_first_at(mass, level, values=_middles(keys)) for keys, mass in self._bins])
+        values, weights = torch.cat(self._values, dim=1), torch.cat(self._weights)
+        quantiles = []
+        for row in values:
+            ordered, order = row.sort()
+            quantiles.append(_first_at(weights[order], level, values=ordered))
+        return torch.stack(quantiles)
+
+    def _compress(self) -> None:
+        """Move the values that are kept to the bins."""
+        if not self._values:
+            return
+        values, weights = torch.cat(self._values, dim=1), torch.cat(self._weights)
+        self._values, self._weights, self._count = [], [], 0
+        bins = []
+        for channel, row in enumerate(values):
+            keys, mass = row.contiguous().view(torch.int64) >> _SHIFT, weights
+            if self._bins:
+                keys, mass = torch.cat([self._bins[channel][0], keys]), torch.cat([self._bins[channel][1], mass])
+            present, place = torch.unique(keys, return_inverse=True)
+            bins.append((present, mass.new_zeros(len(present)).index_add_(0, place, mass)))
+        self._bins = bins
+
+
+def _middles(keys: Tensor) -> Tensor:
+    """The middle of each bin."""
+    return (keys << _SHIFT).view(torch.float64) * (1.0 + 2.0 ** (_SHIFT - 53))
+
+
+def _first_at(mass: Tensor, level: float, *, values: Tensor) -> Tensor:
+    """The first of rising values up to which there is a fraction `level` of the mass."""
+    cumulated = (mass / mass.sum()).cumsum(0)
+    index = (cumulated < level - 1e-12).sum().clamp(max=len(values) - 1)
+    return values[index]

@@ -15,7 +15,7 @@ from torch import Tensor
 from probneural.checks import check_choice, check_instance, check_sequence
 from probneural.distributions.variance_shares import VarianceShares
 from probneural.errors import ArgumentError, DataError
-from probneural.metrics.lead_scores import TITLES, LeadScores
+from probneural.metrics.lead_table import TITLES, LeadScores
 from probneural.plots.evolution import chosen_leads, lead_times, time_name
 from probneural.plots.several import series_colour, series_marker
 from probneural.plots.single import BLUE, SKY, WIDTH, checked_position, ink, legend_above, new_figure, noted, with_unit

@@ -21,8 +21,8 @@ from probneural.fields import Field
 from probneural.functionals.base import check_labels
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.ranking import sparsification_curve
 from probneural.metrics.reliability import pit_histogram
-from probneural.metrics.sparsification import sparsification_curve
 from probneural.metrics.spread import spread_skill_curve
 from probneural.plots.single import (
     BINS,
@@ -207,7 +207,7 @@ def sparsification(
 
     Returns:
         The figure; oracles, which sort by the errors, are dashed, and the legend has the areas between
-        ([`ause`][probneural.metrics.sparsification.ause]).
+        ([`ause`][probneural.metrics.ranking.ause]).
 
     Raises:
         DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, a value is not finite, there

@@ -20,8 +20,15 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.band_fields import BandField
-from probneural.checks import check_finite, check_instance, check_integer, check_real, check_sequence, check_text
+from probneural.calibration.bands.shapes import BandField
+from probneural.checks import (
+    check_finite,
+    check_instance,
+    check_integer,
+    check_real,
+    check_sequence,
+    check_text,
+)
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field, check_field
@@ -122,7 +129,7 @@ def band(
     dot at each point outside.
 
     Args:
-        bands: Bands of a calibrated [`Band`][probneural.calibration.bands.Band] for n samples.
+        bands: Bands of a calibrated [`Band`][probneural.calibration.bands.bands.Band] for n samples.
         truth: The true samples, `(n, c, *grid)`, on the bands' grid.
         index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels. A sample is inside a simultaneous band only if all its channels are.

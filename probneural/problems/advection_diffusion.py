@@ -80,8 +80,8 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
         """Name with dimension, velocity and diffusivity, and the decay if there is any."""
         speeds = ", ".join(f"{c:g}" for c in self._velocities())
         speed = speeds if len({*self._velocities()}) > 1 else f"{self._velocities()[0]:g}"
-        rest = f", decay {self.decay:g}" if self.decay else ""
-        return f"Advection-diffusion {self.dimension}-D, velocity {speed}, diffusivity {self.diffusivity:g}{rest}"
+        decay = f", decay {self.decay:g}" if self.decay else ""
+        return f"Advection-diffusion {self.dimension}-D, velocity {speed}, diffusivity {self.diffusivity:g}{decay}"
 
     @property
     def _default_field(self) -> GaussianRandomField:

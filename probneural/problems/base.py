@@ -164,11 +164,9 @@ class Problem(Undisturbed, ABC):
             ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
-        check_sample_dtype(dtype)
-        grid = self.grid(resolution)
-        coefficients = self.input_distribution.draw(n, seed).to(check_device(device, is_double=True))
+        grid, parts = self._drawn(n, resolution=resolution, seed=seed, dtype=dtype, device=device)
         inputs, outputs = [], []
-        for part in self._chunks(coefficients, grid):
+        for part in parts:
             inputs.append(self._inputs(part, grid).to(dtype))
             outputs.append(self._solve_coefficients(part, grid).to(dtype))
         return FieldPairs(Field(torch.cat(inputs), grid), Field(torch.cat(outputs), grid))
@@ -198,11 +196,17 @@ class Problem(Undisturbed, ABC):
             ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
+        grid, parts = self._drawn(n, resolution=resolution, seed=seed, dtype=dtype, device=device)
+        return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
+
+    def _drawn(
+        self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype, device: str | torch.device
+    ) -> tuple[Grid, tuple[Tensor, ...]]:
+        """The grid and chunks of the coefficients of random inputs."""
         check_sample_dtype(dtype)
         grid = self.grid(resolution)
         coefficients = self.input_distribution.draw(n, seed).to(check_device(device, is_double=True))
-        parts = self._chunks(coefficients, grid)
-        return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
+        return grid, self._chunks(coefficients, grid)
 
     def solve(self, inputs: Field) -> Field:
         """Apply the solution operator to inputs of your own, as the grid's interpolant defines them between the points.

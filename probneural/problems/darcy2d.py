@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.problems._modes import divide, eigenvalues
+from probneural.problems._fourier import divide, eigenvalues
 from probneural.problems.base import Problem
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions, UniformParameters

@@ -43,10 +43,10 @@ class ExponentialRungeKutta:
         """The state one step later; `rate` is F, which is evaluated four times."""
         start = rate(state)
         coasting = self._half * state
-        one = coasting + self._stage * start
-        first = rate(one)
+        middle = coasting + self._stage * start
+        first = rate(middle)
         second = rate(coasting + self._stage * first)
-        end = rate(self._half * one + self._stage * (2.0 * second - start))
+        end = rate(self._half * middle + self._stage * (2.0 * second - start))
         return self._whole * state + self._start * start + self._middle * (first + second) + self._end * end
 
 

@@ -64,8 +64,8 @@ class GaussianInputProblem(Problem):
 def check_random_field(field: object, name: str, *, like: GaussianRandomField) -> None:
     """Raise an ArgumentError unless `field` is a Gaussian random field with the dimension and the boundary of another."""
     remedy = f"for instance {like!r}"
-    given = check_instance(field, GaussianRandomField, name, remedy=remedy, error=ArgumentError)
-    if (given.dimension, given.boundary) != (like.dimension, like.boundary):
+    prior = check_instance(field, GaussianRandomField, name, remedy=remedy, error=ArgumentError)
+    if (prior.dimension, prior.boundary) != (like.dimension, like.boundary):
         raise ArgumentError(
-            expected=f"a {name} of dimension {like.dimension} with boundary {like.boundary!r}", got=repr(given), remedy=remedy
+            expected=f"a {name} of dimension {like.dimension} with boundary {like.boundary!r}", got=repr(prior), remedy=remedy
         )

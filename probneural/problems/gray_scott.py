@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probneural.checks import check_positive
 from probneural.grids import Grid
-from probneural.problems._periodic import PeriodicTransform
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import PeriodicTransform
 from probneural.problems.spectral_evolution import Parameter, SpectralEvolution, parameter_text, whole_sixteens
 
 _STARTS = GaussianRandomField(2, 4)
@@ -117,7 +117,7 @@ class GrayScott(SpectralEvolution):
 
     def _rate(self, spectrum: Tensor, *, transform: PeriodicTransform, parameters: Sequence[Tensor]) -> Tensor:
         food, eater = transform.inverse(spectrum).unbind(1)
-        reaction = torch.where(transform.kept, transform.forward(food * eater.square()), 0.0)
-        mean = torch.zeros_like(transform.kept, dtype=torch.float64)
+        reaction = torch.where(transform.dealiased, transform.forward(food * eater.square()), 0.0)
+        mean = torch.zeros_like(transform.dealiased, dtype=torch.float64)
         mean[0, 0] = 1.0
         return torch.stack([parameters[0][:, 0] * mean - reaction, reaction], dim=1)

@@ -119,9 +119,9 @@ class UniformParameters(InputDistribution):
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Parameters at given probabilities of their intervals; see the base class."""
         check_levels(probabilities, self.size)
-        rest = probabilities.new_full((probabilities.shape[0], self.size - probabilities.shape[1]), 0.5)
+        medians = probabilities.new_full((probabilities.shape[0], self.size - probabilities.shape[1]), 0.5)
         low, high = probabilities.new_tensor(self.lower), probabilities.new_tensor(self.upper)
-        return low + (high - low) * torch.cat([probabilities, rest], dim=1)
+        return low + (high - low) * torch.cat([probabilities, medians], dim=1)
 
     def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         return self.quantiles(torch.rand(n, self.size, dtype=torch.float64, generator=generator))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probneural.checks import check_integer
 from probneural.grids import Grid
-from probneural.problems._periodic import PeriodicTransform
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import PeriodicTransform
 from probneural.problems.spectral_evolution import Parameter, SpectralEvolution, least, parameter_text, whole_sixteens
 
 _STARTS = GaussianRandomField(2, 5, sigma=100.0, tau=12.0)
@@ -114,6 +114,6 @@ class KolmogorovFlow(SpectralEvolution):
         vorticity, u, v = transform.inverse(torch.stack([spectrum, across * stream, -along * stream]))
         # u has no divergence, so u·∇ω = ∇·(uω), which takes two products.
         first, second = transform.forward(torch.stack([u * vorticity, v * vorticity]))
-        force = torch.zeros_like(transform.kept, dtype=spectrum.dtype)
+        force = torch.zeros_like(transform.dealiased, dtype=spectrum.dtype)
         force[0, self.wavenumber] = -0.5 * self.wavenumber
-        return torch.where(transform.kept, force - along * first - across * second, 0.0)
+        return torch.where(transform.dealiased, force - along * first - across * second, 0.0)

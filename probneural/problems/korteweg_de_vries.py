@@ -139,14 +139,14 @@ class KortewegDeVries(Evolution):
         wavenumbers, centres = parameters[:, : self.solitons, None], parameters[:, self.solitons :, None]
         phases = 2.0 * (wavenumbers * (places - centres) - 4.0 * wavenumbers**3 * time)
         slopes = 2.0 * wavenumbers
-        rest = torch.zeros_like(phases[:, :1])
+        origin = torch.zeros_like(phases[:, :1])
         still = torch.zeros_like(slopes[:, :1])
         if self.solitons == 2:
             first, second = wavenumbers.split(1, dim=1)
             interaction = 2.0 * torch.log((second - first) / (second + first))
             phases = torch.cat([phases, phases.sum(1, keepdim=True) + interaction], dim=1)
             slopes = torch.cat([slopes, slopes.sum(1, keepdim=True)], dim=1)
-        weights = torch.softmax(torch.cat([rest, phases], dim=1), dim=1)
+        weights = torch.softmax(torch.cat([origin, phases], dim=1), dim=1)
         slopes = torch.cat([still, slopes], dim=1)
         mean = (weights * slopes).sum(1, keepdim=True)
         return 2.0 * (weights * (slopes - mean).square()).sum(1)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from probneural.checks import check_positive
 from probneural.grids import Grid
-from probneural.problems._periodic import PeriodicTransform
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import PeriodicTransform
 from probneural.problems.spectral_evolution import Parameter, SpectralEvolution, least, parameter_text, whole_sixteens
 
 
@@ -114,4 +114,4 @@ class KuramotoSivashinsky(SpectralEvolution):
     def _rate(self, spectrum: Tensor, *, transform: PeriodicTransform, parameters: Sequence[Tensor]) -> Tensor:
         (slope,) = transform.slopes
         square = transform.forward(transform.inverse(spectrum).square())
-        return torch.where(transform.kept, -0.5 * slope * square, 0.0)
+        return torch.where(transform.dealiased, -0.5 * slope * square, 0.0)

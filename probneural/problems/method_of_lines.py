@@ -166,9 +166,9 @@ class MethodOfLines(Evolution):
         if not fields:
             return {"time": replace(self, time=2.0 * self.time, name=f"{self.name}, time {2.0 * self.time:g}")}
         versions: dict[str, Problem] = {}
-        each = [shifted_fields(field, amplitude=2.0) for field in fields]
-        for kind in each[0]:
-            parts = tuple(shifted[kind] for shifted in each)
+        by_kind = [shifted_fields(field, amplitude=2.0) for field in fields]
+        for kind in by_kind[0]:
+            parts = tuple(shifted[kind] for shifted in by_kind)
             versions[kind] = replace(
                 self, input_distribution=parts[0] if self.input_distribution is fields[0] else IndependentDistributions(parts)
             )
@@ -332,4 +332,4 @@ class _Tangent(torch.autograd.Function):
 def _broadcasts(thing: Any, shape: tuple[int, ...]) -> bool:
     """Whether a tensor expands to a shape."""
     sizes = zip(reversed(thing.shape), reversed(shape), strict=False) if isinstance(thing, Tensor) else [(0, 1)]
-    return all(size in (1, wanted) for size, wanted in sizes)
+    return all(size in (1, target) for size, target in sizes)

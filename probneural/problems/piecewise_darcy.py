@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.checks import check_integer, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
-from probneural.problems._modes import modes
+from probneural.problems._fourier import modes
 from probneural.problems.base import Problem
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField

@@ -15,11 +15,11 @@ from torch import Tensor
 from probneural.checks import assign, check_integer, check_interval, check_positive, check_real
 from probneural.errors import DataError
 from probneural.grids import Grid, resample
-from probneural.problems._periodic import PeriodicTransform
 from probneural.problems.base import Problem
 from probneural.problems.evolution import Evolution
 from probneural.problems.exponential_integration import ExponentialRungeKutta
 from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
+from probneural.problems.spectral import PeriodicTransform
 
 _CHUNK_ELEMENTS = 2**18
 """Values of the state that are advanced at once: few enough for a processor's cache."""
@@ -199,10 +199,11 @@ class SpectralEvolution(Evolution):
                 got=f"{float(means.detach().min()):.3g}",
                 remedy="they follow the state's channels",
             )
-        own = iter(means.split(1, dim=1))
+        parameter_means = iter(means.split(1, dim=1))
         fixed = (1,) * means.ndim
         return [
-            next(own) if isinstance(value, tuple) else means.new_full(fixed, value) for value in self._parameters().values()
+            next(parameter_means) if isinstance(value, tuple) else means.new_full(fixed, value)
+            for value in self._parameters().values()
         ]
 
 

@@ -27,8 +27,8 @@ NO_OPERATOR = "none"
 
 def _check(section: Any) -> None:
     """Convert each field to its annotation, or raise an ArgumentError."""
-    for name, wanted in hints_of(type(section)).items():
-        object.__setattr__(section, name, convert(getattr(section, name), wanted, name))
+    for name, hint in hints_of(type(section)).items():
+        object.__setattr__(section, name, convert(getattr(section, name), hint, name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,15 +371,15 @@ class Config:
         config: Config = convert(values, cls, "")
         return config
 
-    def differences(self, other: Config) -> Iterator[str]:
+    def differences(self, reference: Config) -> Iterator[str]:
         """Say in which settings another one differs, as `training.epochs = 50, not 20`.
 
         Examples:
             >>> list(Config().differences(Config(split=Split(seed=1))))
             ['split.seed = 0, not 1']
         """
-        check_instance(other, Config, "other", remedy="read it: runs.read_config(path)", error=ArgumentError)
-        ours, theirs = self.to_dict(), other.to_dict()
+        check_instance(reference, Config, "reference", remedy="read it: runs.read_config(path)", error=ArgumentError)
+        ours, theirs = self.to_dict(), reference.to_dict()
         for section, entries in ours.items():
             for name, value in entries.items():
                 if value != theirs[section][name]:
@@ -395,10 +395,10 @@ def _plain(section: Any) -> dict[str, Any]:
     }
 
 
-def _apart(name: str, one: Any, other: Any) -> Iterator[str]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            if one.get(key) != other.get(key):
-                yield from _apart(f"{name}.{key}", one.get(key, "left out"), other.get(key, "left out"))
+def _apart(name: str, first: Any, second: Any) -> Iterator[str]:
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in sorted({*first, *second}):
+            if first.get(key) != second.get(key):
+                yield from _apart(f"{name}.{key}", first.get(key, "left out"), second.get(key, "left out"))
     else:
-        yield f"{name} = {one!r}, not {other!r}"
+        yield f"{name} = {first!r}, not {second!r}"

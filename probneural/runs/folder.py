@@ -217,10 +217,10 @@ def rows_of_parts(data: StoredPairs, config: Config) -> dict[str, list[int]]:
     is_free[test] = False
     if data.window_keys is not None:
         is_free &= ~torch.isin(data.window_keys, data.window_keys[test]).any(1)
-    rest = is_free.nonzero()[:, 0]
-    others = data.subset(rest)
-    split = split_rows(len(rest), config, groups=others.groups, clock=others.clock, has_test=False)
-    return {name: rest[rows].tolist() for name, rows in split.items()} | {"test": test.tolist()}
+    remaining = is_free.nonzero()[:, 0]
+    others = data.subset(remaining)
+    split = split_rows(len(remaining), config, groups=others.groups, clock=others.clock, has_test=False)
+    return {name: remaining[rows].tolist() for name, rows in split.items()} | {"test": test.tolist()}
 
 
 def split_rows(
@@ -260,19 +260,19 @@ def split_rows(
         )
     names = torch.arange(count, device="cpu") if groups is None else groups.unique()
     units = len(names)
-    each = count // units  # windows of every trajectory are equally many
+    windows = count // units  # windows of every trajectory are equally many
     level = config.calibration.level
     needed = int(np.ceil(level / (1.0 - level) - 1e-9))
-    wanted = round(config.split.conformal * units)
-    enough = wanted >= needed
-    conformal = wanted if enough else needed if groups is None else 0
+    requested = round(config.split.conformal * units)
+    enough = requested >= needed
+    conformal = requested if enough else needed if groups is None else 0
     sizes = {
         "test": max(1, round(config.split.test * units)) if has_test else 0,
         "conformal": conformal if config.calibration.bands else 0,
-        "scaling": max(-(-2 // each), round(config.split.scaling * units)) if config.calibration.scales else 0,
+        "scaling": max(-(-2 // windows), round(config.split.scaling * units)) if config.calibration.scales else 0,
     }
     train = units - sum(sizes.values())
-    least = -(-_LEAST_TRAINING // each)
+    least = -(-_LEAST_TRAINING // windows)
     if train < least:
         parts = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
         what = "pairs" if groups is None else "trajectories"
@@ -333,9 +333,9 @@ def _check_single() -> None:
 def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:
     """What the folder says of its run, which must be this one; written if it holds nothing yet."""
     if (path / "run.json").exists() and _has_results(path):
-        known = read_record(path)
-        _check_same(path, known, config, data)
-        return known
+        record = read_record(path)
+        _check_same(path, record, config, data)
+        return record
     outputs, inputs = data.outputs, data.inputs
     record = {
         "format": FORMAT,
@@ -420,20 +420,20 @@ def own_config(path: Path) -> Config:
     return read_config(path / "config.toml")
 
 
-def _check_same(path: Path, known: Mapping[str, Any], config: Config, data: StoredPairs) -> None:
+def _check_same(path: Path, record: Mapping[str, Any], config: Config, data: StoredPairs) -> None:
     """Raise a FileError that says in what a folder's settings or data differ."""
-    theirs = Config.from_dict(known["config"])
+    theirs = Config.from_dict(record["config"])
     if theirs.split.by == "auto":  # of a version that always split at random
         theirs = replace(theirs, split=replace(theirs.split, by="random"))
-    apart = [line for line in config.differences(theirs) if not line.startswith(_FREE)]
-    if data.fingerprint != known["fingerprint"]:
-        rows = sum(map(len, known["split"].values()))
+    differences = [line for line in config.differences(theirs) if not line.startswith(_FREE)]
+    if data.fingerprint != record["fingerprint"]:
+        rows = sum(map(len, record["split"].values()))
         count = f"{len(data)} pairs, not {rows}" if len(data) != rows else "other values"
-        apart.insert(0, f"the data in {Path(config.data.path).name} ({count})")
-    if apart:
+        differences.insert(0, f"the data in {Path(config.data.path).name} ({count})")
+    if differences:
         raise FileError(
             expected=f"the settings and data that {path} belongs to",
-            got=f"others: {'; '.join(apart)}",
+            got=f"others: {'; '.join(differences)}",
             remedy="name another folder, --folder NAME, or remove this one",
         )
 

@@ -16,10 +16,10 @@ from probneural.checks import check_path, check_text, missing
 from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.functionals import Functional, integral, sensors
 from probneural.grids import Grid
+from probneural.metrics.by_lead import score_by_lead
 from probneural.metrics.lead_alignment import TrueTrajectories
-from probneural.metrics.lead_scores import TITLES, LeadScores
-from probneural.metrics.lead_scoring import score_by_lead
-from probneural.runs.page import Figure, document, figure_section
+from probneural.metrics.lead_table import TITLES, LeadScores
+from probneural.runs.reporting import Figure, document, figure_section
 from probneural.training import atomic
 
 _FAIR = (0.9, 1.1)
@@ -73,7 +73,7 @@ def report_forecast(
         FileError: If the file cannot be written.
         ImportError: If Matplotlib is missing.
         ProbneuralError: If forecast and truth do not fit together; see
-            [`score_by_lead`][probneural.metrics.lead_scoring.score_by_lead].
+            [`score_by_lead`][probneural.metrics.by_lead.score_by_lead].
     """
     try:
         import probneural.plots  # noqa: F401 (that it is there should be known before anything is scored)

@@ -84,10 +84,10 @@ def _acquired(path: Path) -> int | None:
 def _holder(descriptor: int) -> dict[str, Any]:
     """What the file says; nothing if it has just been made."""
     try:
-        found = json.loads(os.pread(descriptor, 1024, 0))
+        content = json.loads(os.pread(descriptor, 1024, 0))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _taken(path: Path, holder: dict[str, Any], remedy: str) -> FileError:

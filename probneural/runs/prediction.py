@@ -78,19 +78,19 @@ def predict(
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
     _check_target(target, source)
     progress = Progress(show_progress)
-    found = calibrated_in(run)
-    given = open_inputs(source, run.config.data, domain=found.predictor.domain)
-    if given.channels != found.predictor.in_channels:
+    calibrated = calibrated_in(run)
+    fields = open_inputs(source, run.config.data, domain=calibrated.predictor.domain)
+    if fields.channels != calibrated.predictor.in_channels:
         raise DataError(
-            expected=f"inputs of {found.predictor.in_channels} channels",
-            got=str(given.channels),
+            expected=f"inputs of {calibrated.predictor.in_channels} channels",
+            got=str(fields.channels),
             remedy="as in the training data",
         )
-    if not len(given):
+    if not len(fields):
         raise DataError(expected="one function or more", got=f"none in {source}", remedy="give inputs to predict for")
-    progress.say(f"predicting {len(given)} functions")
-    layout = _Layout.of(run, given, found.predictor.out_channels)
-    parts = (_dataset(run, found, given, layout, rows) for rows in _rows(given))
+    progress.say(f"predicting {len(fields)} functions")
+    layout = _Layout.of(run, fields, calibrated.predictor.out_channels)
+    parts = (_dataset(run, calibrated, fields, layout, rows) for rows in _rows(fields))
     real = target.resolve()
     atomic.remove_abandoned(real.parent, name=real.name)
     if target.suffix == ".zarr":
@@ -98,7 +98,7 @@ def predict(
             write_zarr(folder, parts, along=layout.sample)
     else:
         with atomic.replacing(target) as temporary:
-            write_netcdf(temporary, parts, along=layout.sample, count=len(given))
+            write_netcdf(temporary, parts, along=layout.sample, count=len(fields))
     atomic.remove_abandoned(real.parent, name=real.name)
     written: xarray.Dataset = open_xarray(target, "zarr" if target.suffix == ".zarr" else "h5netcdf")
     return written
@@ -135,47 +135,50 @@ class _Layout:
     varying: dict[str, tuple[Any, Mapping[str, Any]]]
 
     @classmethod
-    def of(cls, run: RunFolder, given: StoredFields, channels: int) -> _Layout:
+    def of(cls, run: RunFolder, inputs: StoredFields, channels: int) -> _Layout:
         """Coordinates are those of the inputs, of space too where outputs live on the same grid."""
-        labels, query = given.labels, run.output_grid
-        names = axis_names(given) if query is None else tuple(run.record["outputs"]["axes"])
+        labels, query = inputs.labels, run.output_grid
+        names = axis_names(inputs) if query is None else tuple(run.record["outputs"]["axes"])
         fixed = {}
-        for name, axis in zip(names, (given.grid if query is None else query).axes, strict=True):
-            own = labels.coordinates.get(name) if query is None else None
-            fixed[name] = (name, axis.coordinates.numpy() if own is None else own, labels.attributes.get(name, {}))
+        for name, axis in zip(names, (inputs.grid if query is None else query).axes, strict=True):
+            stored = labels.coordinates.get(name) if query is None else None
+            fixed[name] = (name, axis.coordinates.numpy() if stored is None else stored, labels.attributes.get(name, {}))
         channel = run.config.data.channel if channels > 1 else ""
         if channel and len(run.record["outputs"]["names"]) == channels:
             fixed[channel] = (channel, np.array(run.record["outputs"]["names"], dtype=object), {})
-        if is_window(given):
-            places = given.places.numpy()
+        if is_window(inputs):
+            places = inputs.places.numpy()
             last = places[:, TIME] + run.config.data.history - 1
-            told = {"long_name": "step of the last state of the input", "lead": run.config.data.lead}
-            numbered: dict[str, tuple[Any, Mapping[str, Any]]] = {"trajectory": (places[:, FUNCTION], {}), "step": (last, told)}
+            attributes = {"long_name": "step of the last state of the input", "lead": run.config.data.lead}
+            numbered: dict[str, tuple[Any, Mapping[str, Any]]] = {
+                "trajectory": (places[:, FUNCTION], {}),
+                "step": (last, attributes),
+            }
             return cls("window", channel, names, fixed, numbered)
-        own = labels.coordinates.get(labels.sample)
-        varying = {} if own is None else {labels.sample: (own, labels.attributes.get(labels.sample, {}))}
+        stored = labels.coordinates.get(labels.sample)
+        varying = {} if stored is None else {labels.sample: (stored, labels.attributes.get(labels.sample, {}))}
         return cls(labels.sample, channel, names, fixed, varying)
 
 
-def _rows(given: StoredFields) -> Iterator[slice]:
-    size = batch_size(given)
-    return (slice(start, min(start + size, len(given))) for start in range(0, len(given), size))
+def _rows(inputs: StoredFields) -> Iterator[slice]:
+    size = batch_size(inputs)
+    return (slice(start, min(start + size, len(inputs))) for start in range(0, len(inputs), size))
 
 
-def _dataset(run: RunFolder, found: Calibrated, given: StoredFields, layout: _Layout, rows: slice) -> xarray.Dataset:
+def _dataset(run: RunFolder, calibrated: Calibrated, inputs: StoredFields, layout: _Layout, rows: slice) -> xarray.Dataset:
     """Predictions for some of the functions."""
     import xarray
 
     level = run.config.calibration.level
     dims = [name for name in (layout.sample, layout.channel, *layout.space) if name]
     variables = {}
-    units = _units(found.predictor)
-    for name, values in _predicted(found, given[rows], run.output_grid, level):
+    units = _units(calibrated.predictor)
+    for name, values in _predicted(calibrated, inputs[rows], run.output_grid, level):
         attributes = {"long_name": _MEANINGS[name], **units} | ({} if name in ("mean", "std") else {"level": level})
         array = values.detach().cpu().numpy()
         variables[name] = (dims, array if layout.channel else array[:, 0], attributes)
     coordinates: dict[str, Any] = {**layout.fixed}
-    coordinates |= {name: (layout.sample, values[rows], told) for name, (values, told) in layout.varying.items()}
+    coordinates |= {name: (layout.sample, values[rows], attributes) for name, (values, attributes) in layout.varying.items()}
     attributes = {
         "predicted": ", ".join(run.record["outputs"]["names"]),
         "level": level,
@@ -191,15 +194,15 @@ def _units(predictor: Predictor) -> dict[str, str]:
 
 
 @torch.no_grad()
-def _predicted(found: Calibrated, inputs: Field, query: Grid | None, level: float) -> Iterator[tuple[str, Tensor]]:
-    u, noise = found.predictor(inputs, query), found.predictor.noise
+def _predicted(calibrated: Calibrated, inputs: Field, query: Grid | None, level: float) -> Iterator[tuple[str, Tensor]]:
+    u, noise = calibrated.predictor(inputs, query), calibrated.predictor.noise
     interval = u.interval(level, noise=noise)
     spread_out = noise.to(u.mean.device).reshape(-1, *(1,) * (u.mean.ndim - 2))
     yield "mean", u.mean
     yield "std", (u.variance + spread_out).sqrt().to(u.mean)
     yield "lower", interval.lower.to(u.mean)
     yield "upper", interval.upper.to(u.mean)
-    if found.band is not None:
-        band = found.band(inputs, query)
+    if calibrated.band is not None:
+        band = calibrated.band(inputs, query)
         yield "band_lower", band.lower.to(u.mean)
         yield "band_upper", band.upper.to(u.mean)

@@ -17,8 +17,7 @@ from probneural.errors import ArgumentError, ConfigurationError
 from probneural.operators.suggestion import KERNEL, Suggestion, data_arguments, default_options, suggestion
 from probneural.pairs import Dataset
 from probneural.runs.config import NO_OPERATOR, Config, Head, Loss, Operator, Training
-from probneural.runs.places import located, place_of
-from probneural.runs.toml import nearest
+from probneural.runs.toml import located, nearest, place_of
 from probneural.training import DataOptions, EachEpoch, EarlyStopping, Optimization, RunOptions, fit, losses
 from probneural.training.callbacks import History
 
@@ -170,12 +169,12 @@ def build_head(settings: Head, *, training: Training, folder: Path, show_progres
     Raises:
         ArgumentError: If an option is out of range.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if settings.name == "DeepEnsemble":
-        given = {"train": MemberTraining(training, folder), "show_progress": show_progress}
+        arguments = {"train": MemberTraining(training, folder), "show_progress": show_progress}
     elif settings.name == "Laplace":
-        given = {"show_progress": show_progress}
-    return _called(partial(getattr(heads, settings.name), **given), settings.options, settings.name)
+        arguments = {"show_progress": show_progress}
+    return _called(partial(getattr(heads, settings.name), **arguments), settings.options, settings.name)
 
 
 def _fit_settings(training: Training) -> dict[str, Any]:

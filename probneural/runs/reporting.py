@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +19,54 @@ from probneural.distributions import Predictor
 from probneural.metrics.reliability import LEVELS
 from probneural.metrics.scores import Scores
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
-from probneural.runs.config import Config
-from probneural.runs.folder import RANDOM_IN_TIME, RunFolder
-from probneural.runs.page import Figure, page
+from probneural.runs.config import Config, paths_in
+from probneural.runs.folder import PARTS, RANDOM_IN_TIME, RunFolder
 from probneural.runs.progress import Progress
 from probneural.runs.scoring import TestScores, batch_size, predicted
 from probneural.runs.steps import REPORT, Calibrated, calibrated_in, read_history, score_in
+from probneural.runs.toml import text_of
 from probneural.training import atomic
 from probneural.training.callbacks import History
 
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2430; --soft: #5a6474; --line: #d5dae2; --paper: #ffffff; --card: #f5f7fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e8ee; --soft: #a8b2c1; --line: #3a4352; --paper: #161b22; --card: #1f2630; }
+}
+body { margin: 0 auto; max-width: 52rem; padding: 1.5rem 1rem 4rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.25rem 0 .5rem; }
+.facts, figcaption { color: var(--soft); }
+.verdict { background: var(--card); border-left: .25rem solid #0072B2; padding: .75rem 1rem; margin: 1rem 0; }
+.verdict p { margin: .35rem 0; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .5rem; text-align: left; vertical-align: top; }
+td.number { text-align: right; white-space: nowrap; }
+figure { margin: 1rem 0 1.75rem; }
+figure img { width: 100%; height: auto; background: #ffffff; border-radius: .3rem; }
+h3 { font-size: 1rem; margin: 1.25rem 0 .25rem; }
+pre { background: var(--card); padding: .75rem 1rem; overflow-x: auto; font-size: .85rem; }
+summary { cursor: pointer; }
+"""
+_MEANINGS = (
+    ("relative_l2", "relative L2 error of the mean", "0 is best"),
+    ("rmse", "RMSE of the mean", "in units of the field"),
+    ("crps", "CRPS", "in units of the field; smaller is better"),
+    ("nll", "NLL per value, marginal", "nats; smaller is better"),
+    ("joint_nll", "NLL per value, of whole functions", "nats; smaller is better"),
+    ("coverage", "coverage of pointwise intervals", "the level is best"),
+    ("simultaneous_coverage", "coverage of the predictor's own whole-function bands", "the level is best"),
+    ("calibration_error", "mean miss in coverage over all levels", "0 is best"),
+    ("interval_width", "width of the intervals", "in units of the field"),
+    ("chi2", "squared standardised error per value", "1 is best"),
+    ("spread_skill", "standard deviation over error", "1 is best"),
+    ("rank_across", "rank correlation of stated and true errors across functions", "1 is best"),
+)
+
+_LEVELLED = ("coverage", "simultaneous_coverage", "interval_width")
+"""Scores at the nominal level."""
 _DRAWN_VALUES = 2**18
 """Values whose calibration is drawn, about."""
 _CLEAR = 2.0
@@ -71,11 +114,11 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
     progress = Progress(show_progress)
     with RunFolder.open(config, folder) as run:
         scores = score_in(run, progress)
-        found, history = calibrated_in(run), read_history(run)
+        calibrated, history = calibrated_in(run), read_history(run)
         progress.say("writing the report")
         path = run.file(REPORT)
         sentences = verdict(scores, history) + _dependence(run)
-        figures = _figures(run, found, history, run.subset("test"))
+        figures = _figures(run, calibrated, history, run.subset("test"))
         atomic.write(path, page(run, scores, sentences=sentences, figures=figures).encode())
     return Report(path=path, verdict=tuple(sentences), scores=scores)
 
@@ -87,18 +130,18 @@ def verdict(scores: TestScores, history: History) -> list[str]:
         scores: On the test pairs.
         history: Of the training.
     """
-    found, test = scores.scores, scores.scores.functions
+    values, test = scores.scores, scores.scores.functions
     sentences = [_error(scores, test)]
-    level, shown = found.level, 100 * found.level
-    sentences.append(_honesty(found, test))
+    level, shown = values.level, 100 * values.level
+    sentences.append(_honesty(values, test))
     if scores.band_coverage is not None:
         inside = round(scores.band_coverage * test)
         # The coverage that a band has varies with the pairs behind it, as a Beta variable; then test functions are drawn.
         deviation = math.sqrt(level * (1.0 - level) * (1.0 / test + 1.0 / max(scores.band_pairs, 1)))
-        kept = scores.band_coverage >= level - _CLEAR * deviation
+        holds = scores.band_coverage >= level - _CLEAR * deviation
         sentences.append(
             f"The bands of whole functions hold {inside} of {test} functions, {100 * scores.band_coverage:.1f} % where "
-            f"{shown:g} % were promised{': the promise is kept, within chance' if kept else ', which is too few for chance'}."
+            f"{shown:g} % were promised{': the promise is kept, within chance' if holds else ', which is too few for chance'}."
         )
     return sentences + _advice(scores, history)
 
@@ -152,13 +195,13 @@ def _dependence(run: RunFolder) -> list[str]:
 
 
 def _error(scores: TestScores, test: int) -> str:
-    found, baseline, persistence = scores.scores, scores.baseline, scores.persistence
-    if found.relative_l2 is None or baseline is None:
-        return f"On {test} functions that nothing was fitted to, the root mean squared error is {found.rmse:.3g}."
-    sentence = f"On {test} functions that nothing was fitted to, the relative error is {100 * found.relative_l2:.3g} %"
-    if found.relative_l2 >= baseline:
+    values, baseline, persistence = scores.scores, scores.baseline, scores.persistence
+    if values.relative_l2 is None or baseline is None:
+        return f"On {test} functions that nothing was fitted to, the root mean squared error is {values.rmse:.3g}."
+    sentence = f"On {test} functions that nothing was fitted to, the relative error is {100 * values.relative_l2:.3g} %"
+    if values.relative_l2 >= baseline:
         return f"{sentence}: no better than always predicting the mean training output, {100 * baseline:.3g} %."
-    if persistence is not None and found.relative_l2 >= persistence:
+    if persistence is not None and values.relative_l2 >= persistence:
         return f"{sentence}: no better than persistence, the last state as the prediction, {100 * persistence:.3g} %."
     if persistence is not None:
         return (
@@ -189,21 +232,21 @@ def _advice(scores: TestScores, history: History) -> list[str]:
     return advice
 
 
-def _figures(run: RunFolder, found: Calibrated, history: History, data: Dataset) -> list[Figure]:
+def _figures(run: RunFolder, calibrated: Calibrated, history: History, data: Dataset) -> list[Figure]:
     from probneural import plots
 
     figures = [Figure("Training", "Losses by epoch.", plots.png(plots.training(history)))] if history.epochs else []
     size = max(batch_size(data.outputs), _DRAWN_VALUES // (data.outputs.channels * data.outputs.grid.size))
-    some = data[evenly_spread_rows(len(data), size)]
+    sample = data[evenly_spread_rows(len(data), size)]
     words = "Coverage of intervals against their level; a flat histogram is right."
-    if len(some) < len(data):
-        words += f" On {len(some)} of {len(data)} test functions."
-    drawn = plots.calibration(predicted(found.predictor, some), some.outputs, noise=found.predictor.noise)
+    if len(sample) < len(data):
+        words += f" On {len(sample)} of {len(data)} test functions."
+    drawn = plots.calibration(predicted(calibrated.predictor, sample), sample.outputs, noise=calibrated.predictor.noise)
     figures.append(Figure("Calibration", words, plots.png(drawn)))
     if data.outputs.grid.dimension > 2:
         return figures
-    order = _mean_squares(found.predictor, data).argsort().tolist()
-    return figures + [_drawn(run, found, data[[row]], title) for title, row in _chosen(order)]
+    order = _mean_squares(calibrated.predictor, data).argsort().tolist()
+    return figures + [_drawn(run, calibrated, data[[row]], title) for title, row in _chosen(order)]
 
 
 @torch.no_grad()
@@ -217,18 +260,18 @@ def _mean_squares(predictor: Predictor, data: Dataset) -> Tensor:
     return torch.cat(errors)
 
 
-def _drawn(run: RunFolder, found: Calibrated, pair: FieldPairs, title: str) -> Figure:
+def _drawn(run: RunFolder, calibrated: Calibrated, pair: FieldPairs, title: str) -> Figure:
     """One test function beside its prediction."""
     from probneural import plots
 
     names, axes = run.config.data.outputs, list(run.record["outputs"]["axes"])
     label = names[0] if len(names) == pair.outputs.channels else "value"
-    if found.band is not None:
+    if calibrated.band is not None:
         query = None if pair.outputs.grid == pair.inputs.grid else pair.outputs.grid
-        image = plots.band(found.band(pair.inputs, query), pair.outputs, label=label, axes=axes)
-        words = f"with the {100 * found.band.level:g} % band of whole functions"
+        image = plots.band(calibrated.band(pair.inputs, query), pair.outputs, label=label, axes=axes)
+        words = f"with the {100 * calibrated.band.level:g} % band of whole functions"
     else:
-        u, noise = predicted(found.predictor, pair), found.predictor.noise
+        u, noise = predicted(calibrated.predictor, pair), calibrated.predictor.noise
         image = plots.field(u, pair.outputs, noise=noise, level=run.config.calibration.level, label=label, axes=axes)
         words = "with its pointwise interval"
     return Figure(title, f"Truth and mean, {words}.", plots.png(image))
@@ -243,3 +286,99 @@ def _chosen(order: list[int]) -> list[tuple[str, int]]:
         ("One of median error", order[len(order) // 2]),
         ("The one of the largest error", order[-1]),
     ]
+
+
+class Figure(NamedTuple):
+    """A figure with its words.
+
+    Attributes:
+        title: Its heading.
+        caption: What one sees.
+        image: A PNG.
+    """
+
+    title: str
+    caption: str
+    image: bytes
+
+
+def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figures: Iterable[Figure]) -> str:
+    """The report as HTML.
+
+    Args:
+        run: Whose settings and split are told.
+        scores: On the test pairs.
+        sentences: The verdict.
+        figures: In the order of the page.
+    """
+    data = run.config.data
+    files = ", ".join(Path(path).name for path in (*paths_in(data.path), *paths_in(data.outputs_path)))
+    title = f"{', '.join(data.inputs)} → {', '.join(data.outputs)} of {files}"
+    split = run.record["split"]
+    counts = ", ".join(f"{len(split[part])} {part}" for part in PARTS if split[part])
+    reading = run.record["reading"]
+    facts = f"{reading}. {sum(map(len, split.values()))} pairs: {counts}. {run.choice}"
+    settings = f'<details><summary>All settings</summary><pre tabindex="0">{escape(text_of(run.config))}</pre></details>'
+    sections = (
+        "<h2>Scores on test functions</h2>",
+        _table(scores),
+        *(figure_section(figure) for figure in figures),
+        "<h2>How it was made</h2>",
+        _provenance(run),
+        settings,
+    )
+    return document(title, facts, sentences=sentences, sections=sections)
+
+
+def document(title: str, facts: str, *, sentences: Sequence[str], sections: Iterable[str]) -> str:
+    """A page of its own: a heading, facts, a verdict, and sections in HTML."""
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+            f'<h1>{escape(title)}</h1><p class="facts">{escape(facts)}</p>',
+            f'<div class="verdict">{"".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)}</div>',
+            *sections,
+            "</main></body></html>\n",
+        )
+    )
+
+
+def _table(scores: TestScores) -> str:
+    values = scores.scores
+    at = f"at {values.level:g}"
+    rows = [(f"{name}, {at}" if key in _LEVELLED else name, getattr(values, key), best) for key, name, best in _MEANINGS]
+    rows += [
+        (f"coverage of fitted bands of whole functions, {at}", scores.band_coverage, "the level or more"),
+        (f"coverage of pointwise intervals before calibration, {at}", scores.uncalibrated, "the level is best"),
+        ("relative L2 error of the mean training output", scores.baseline, "what has to be beaten"),
+    ]
+    if scores.persistence is not None:
+        rows.append(("relative L2 error of persistence, the last input state", scores.persistence, "what has to be beaten"))
+    shown = [(escape(name), "–" if value is None else f"{value:.4g}", escape(best)) for name, value, best in rows]
+    cells = "".join(f'<tr><td>{name}</td><td class="number">{value}</td><td>{best}</td></tr>' for name, value, best in shown)
+    head = '<thead><tr><th scope="col">score</th><th scope="col">value</th><th scope="col">how to read it</th></tr></thead>'
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Scores"><table>{head}<tbody>{cells}</tbody></table></div>'
+    )
+
+
+def figure_section(figure: Figure) -> str:
+    """A figure under its heading, inside the page."""
+    source = base64.b64encode(figure.image).decode()
+    image = f'<img alt="{escape(figure.title)}: {escape(figure.caption)}" src="data:image/png;base64,{source}">'
+    return f"<h2>{escape(figure.title)}</h2><figure>{image}<figcaption>{escape(figure.caption)}</figcaption></figure>"
+
+
+def _provenance(run: RunFolder) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run.record["versions"].items())
+    rows = (
+        ("data", run.config.data.path),
+        ("fingerprint of the data", run.record["fingerprint"][:16]),
+        ("versions", versions),
+        ("again", f"probneural report --config {run.path / 'config.toml'} --folder NAME"),
+    )
+    cells = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(text))}</td></tr>' for name, text in rows)
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="Provenance"><table><tbody>{cells}</tbody></table></div>'

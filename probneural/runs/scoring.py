@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.calibration.bands import Band
+from probneural.calibration.bands.bands import Band
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError, FileError
 from probneural.fields import Field
@@ -95,7 +95,7 @@ def scores_of(
     train: Dataset,
     band_pairs: int,
     config: Config,
-    persists: bool = False,
+    persists: bool,
 ) -> TestScores:
     """Score a calibrated predictor on test pairs, a few at a time; `persists` says that outputs are later states of inputs."""
     level = config.calibration.level

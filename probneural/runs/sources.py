@@ -19,7 +19,7 @@ from probneural.data.variables import FUNCTION, TIME
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.grids import Grid
 from probneural.runs.config import Config, Data, paths_in
-from probneural.runs.places import add_place, place_of
+from probneural.runs.toml import add_place, place_of
 
 _NAMES = "inputs|outputs|outputs_path|axes|group|periodic|lengths|sample|time|channel|history|lead|stride"
 _ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<text>\"[^\"]+\")?(?P<value>[\w(\['\"])?")
@@ -179,9 +179,9 @@ def _settings_named(*, are_fixed: bool = False) -> Iterator[None]:
         raise type(error)(expected=expected, got=got, remedy=remedy) from error
 
 
-def _setting(found: re.Match[str]) -> str:
+def _setting(match: re.Match[str]) -> str:
     """An argument in a message as the setting of a file and of the command line."""
-    if found["text"] is not None:
-        return f"--{found[1]} {found['text']}"
-    value = found["value"]
-    return f"{found[1]} in [data] (--{found[1]}){'' if value is None else f' = {value}'}"
+    if match["text"] is not None:
+        return f"--{match[1]} {match['text']}"
+    value = match["value"]
+    return f"{match[1]} in [data] (--{match[1]}){'' if value is None else f' = {value}'}"

@@ -10,16 +10,93 @@ import os
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from probneural.checks import check_instance, check_path, check_regular, check_text
-from probneural.errors import ArgumentError, ConfigurationError, FileError
+from probneural.errors import ArgumentError, ConfigurationError, FileError, ProbneuralError
 from probneural.runs.config import Config, Source, with_paths
-from probneural.runs.places import place_in
 from probneural.runs.values import convert, explanations, hints_of, is_section, joined
 from probneural.training import atomic, schema
+
+
+def place_of(config: Config, *keys: str) -> str:
+    """Where a setting was read: ` in line 4 of run.toml`; nothing if it came from elsewhere, a command line for example.
+
+    Args:
+        config: The settings.
+        keys: Section and name, deeper ones too.
+    """
+    source = config.source
+    if source is None or not _agrees(_at(source.values, keys), _at(config.to_dict(), keys)):
+        return ""
+    return place_in(source.text, source.name, keys)
+
+
+def place_in(text: str, name: str, keys: Sequence[str]) -> str:
+    """Where a key stands in a file, or the section that it is left out of: ` in line 4 of run.toml`."""
+    for count in range(len(keys), 0, -1):
+        line = line_of(text, keys[:count])
+        if line is not None:
+            return f" in line {line} of {name}"
+    return f" in {name}"
+
+
+@contextmanager
+def located(config: Config, *keys: str) -> Iterator[None]:
+    """Errors of the library say where the setting was read that they are about."""
+    try:
+        yield
+    except ProbneuralError as error:
+        add_place(error, place_of(config, *keys))
+        raise
+
+
+def add_place(error: ProbneuralError, place: str) -> None:
+    """Let an error say where what it got was read."""
+    error.got = f"{error.got}{place}"
+    error.args = (error.expected, error.got, error.remedy)
+
+
+def line_of(text: str, keys: Iterable[str]) -> int | None:
+    r"""The number, from 1, of the line where a statement begins that first defines a key.
+
+    The text is cut after each line: statements end where what is above the cut is TOML.
+
+    Examples:
+        >>> line_of('[data]\ninputs = [\n  "a",\n]\nperiodic = [true]', ("data", "periodic"))
+        5
+    """
+    lines = text.split("\n")
+    start = 0
+    for end in range(1, len(lines) + 1):
+        try:
+            values: Any = tomllib.loads("\n".join(lines[:end]))
+        except tomllib.TOMLDecodeError:
+            continue
+        if _at(values, keys) is not None:
+            return start + 1
+        start = end
+    return None
+
+
+def _at(tables: Any, keys: Iterable[str]) -> Any:
+    """What stands under keys; None if nothing does."""
+    for key in keys:
+        if not isinstance(tables, Mapping) or key not in tables:
+            return None
+        tables = tables[key]
+    return tables
+
+
+def _agrees(read: Any, now: Any) -> bool:
+    """Whether a setting is what was read; options that have been added to a table are no difference."""
+    if isinstance(read, Mapping) and isinstance(now, Mapping):
+        return all(_agrees(entry, now.get(key)) for key, entry in read.items())
+    return bool(read == now)
+
 
 _WIDTH = 110
 """Letters of a comment's line."""
@@ -57,13 +134,17 @@ def _section_lines(part: Any, name: str, notes: Mapping[str, str]) -> list[str]:
     """A table, and those inside it, which TOML wants after its own settings."""
     title = " ".join((type(part).__doc__ or "").partition("\n\n")[0].split())
     lines, below = ["", *_comment(title), f"[{name}]"], []
-    told = explanations(type(part))
+    descriptions = explanations(type(part))
     for setting, hint in hints_of(type(part)).items():
         inner, value = joined(name, setting), getattr(part, setting)
         if is_section(hint):
             below += _section_lines(value, inner, notes)
         else:
-            lines += [*_comment(told.get(setting, "")), *_comment(notes.get(inner, "")), f"{setting} = {_written(value)}"]
+            lines += [
+                *_comment(descriptions.get(setting, "")),
+                *_comment(notes.get(inner, "")),
+                f"{setting} = {_written(value)}",
+            ]
     return lines + below
 
 
@@ -174,13 +255,13 @@ def _in_line(text: str, name: str, keys: tuple[str, ...]) -> Iterator[None]:
         raise ConfigurationError(expected=error.expected, got=got, remedy=remedy) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, candidates: Iterable[str]) -> str:
     """What may have been meant by an unknown name: "did you mean ...?", or all that are known.
 
     Examples:
         >>> nearest("epoch", ["epochs", "seed"])
         "did you mean 'epochs'?"
     """
-    names = list(known)
+    names = list(candidates)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"

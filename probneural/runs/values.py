@@ -38,9 +38,9 @@ def hints_of(kind: type[Any]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.compare}
 
 
-def is_section(wanted: Any) -> bool:
+def is_section(hint: Any) -> bool:
     """Whether an annotation is a dataclass, which holds settings of its own."""
-    return isinstance(wanted, type) and dataclasses.is_dataclass(wanted)
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
 def joined(section: str, name: str) -> str:
@@ -66,12 +66,12 @@ def explanations(kind: type[Any]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def convert(value: object, wanted: Any, name: str) -> Any:
+def convert(value: object, hint: Any, name: str) -> Any:
     """Return a value in the type of an annotation: lists become tuples, tables the dataclasses that they stand for.
 
     Args:
         value: Plain Python: truth values, numbers, texts, lists, dictionaries.
-        wanted: `bool`, `int`, `float`, `str`, a `Literal`, `tuple[..., ...]`, `dict[str, Any]`, a union of these, a dataclass,
+        hint: `bool`, `int`, `float`, `str`, a `Literal`, `tuple[..., ...]`, `dict[str, Any]`, a union of these, a dataclass,
             or one of them with a `Range`.
         name: What messages call the value.
 
@@ -87,18 +87,18 @@ def convert(value: object, wanted: Any, name: str) -> Any:
         probneural.errors.ArgumentError: expected epochs: an integer of at least 1, or 'auto'; got 'many'; change it
     """
     try:
-        return _converted(value, wanted, name)
+        return _converted(value, hint, name)
     except _OtherTypeError:
         got = repr(value) if isinstance(value, str | int | float | list | tuple) else described(value)
-        raise ArgumentError(expected=f"{name}: {_said(wanted)}", got=got[:100], remedy="change it") from None
+        raise ArgumentError(expected=f"{name}: {_said(hint)}", got=got[:100], remedy="change it") from None
 
 
 class _OtherTypeError(Exception):
     """A value does not fit an annotation."""
 
 
-def _converted(value: object, wanted: Any, name: str) -> Any:
-    origin, inner = get_origin(wanted), get_args(wanted)
+def _converted(value: object, hint: Any, name: str) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _in_range(_converted(value, inner[0], name), inner[1])
     if origin in (Union, types.UnionType):
@@ -111,9 +111,9 @@ def _converted(value: object, wanted: Any, name: str) -> Any:
     if origin is dict:
         entries = _require(value, isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
         return {key: plain(entry, f"{name}.{key}") for key, entry in entries.items()}
-    if is_section(wanted):
-        return value if isinstance(value, wanted) else _section(value, wanted, name)
-    return _scalar(value, wanted, name)
+    if is_section(hint):
+        return value if isinstance(value, hint) else _section(value, hint, name)
+    return _scalar(value, hint, name)
 
 
 def _section(value: object, kind: type[Any], name: str) -> Any:
@@ -126,21 +126,21 @@ def _section(value: object, kind: type[Any], name: str) -> Any:
     return kind(**{key: convert(entry, hints[key], joined(name, key)) for key, entry in entries.items()})
 
 
-def _scalar(value: object, wanted: Any, name: str) -> Any:
+def _scalar(value: object, hint: Any, name: str) -> Any:
     try:
-        if wanted is int:
+        if hint is int:
             return check_integer(value, name, least=-math.inf)
-        if wanted is float:
+        if hint is float:
             return check_real(value, name)
     except ArgumentError:
         raise _OtherTypeError from None
-    return _require(value, type(value) is wanted)
+    return _require(value, type(value) is hint)
 
 
-def _first(value: object, wanted: tuple[Any, ...], name: str) -> Any:
-    for one in wanted:
+def _first(value: object, hint: tuple[Any, ...], name: str) -> Any:
+    for alternative in hint:
         try:
-            return _converted(value, one, name)
+            return _converted(value, alternative, name)
         except _OtherTypeError:
             continue
     raise _OtherTypeError
@@ -179,9 +179,9 @@ def plain(value: object, name: str) -> Any:
     )
 
 
-def _said(wanted: Any) -> str:
+def _said(hint: Any) -> str:
     """An annotation in words."""
-    origin, inner = get_origin(wanted), get_args(wanted)
+    origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         bounds = [
             f"{word} {getattr(inner[1], key):g}"
@@ -190,10 +190,10 @@ def _said(wanted: Any) -> str:
         ]
         return f"{_said(inner[0])}{' of ' * bool(bounds)}{' and '.join(bounds)}"
     if origin in (Union, types.UnionType):
-        return ", or ".join(_said(one) for one in inner)
+        return ", or ".join(_said(alternative) for alternative in inner)
     if origin is Literal:
         return f"one of {', '.join(map(repr, inner))}" if len(inner) > 1 else repr(inner[0])
     if origin is tuple:
         return f"a list, each entry {_said(inner[0])}"
     words = {bool: "true or false", int: "an integer", float: "a finite number", str: "a text"}
-    return words.get(wanted, "a table")
+    return words.get(hint, "a table")

@@ -26,10 +26,10 @@ from probneural.calibration.variance_curve import VarianceCurve
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kfac.factors import KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.weights.iterative import IterativeWeights
-from probneural.curvature.weights.roots import (
+from probneural.curvature.weights import (
     DenseWeights,
     DiagonalWeights,
+    IterativeWeights,
     LowRankPlusDiagonalWeights,
     LowRankWeights,
 )

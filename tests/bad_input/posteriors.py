@@ -22,7 +22,7 @@ from probneural.errors import (
 )
 from probneural.fields import Field
 from probneural.metrics.likelihood import gaussian_nll
-from probneural.metrics.ranked_probability import gaussian_crps, mixture_crps
+from probneural.metrics.proper_scores import gaussian_crps, mixture_crps
 from probneural.metrics.reliability import pit_histogram
 from probneural.metrics.spread import spread_skill_curve
 from tests.bad_input.data import INF, NAN, NO_FLAG

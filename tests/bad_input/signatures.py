@@ -30,10 +30,10 @@ from probneural import (
     training,
 )
 from probneural.active.selection.pool_features import FeatureSketch
-from probneural.calibration.band_fields import BandField
-from probneural.calibration.bands import Band
-from probneural.calibration.conditional_bands import GroupBand, WeightedBand
-from probneural.calibration.horizon import TrajectoryBand
+from probneural.calibration.bands.bands import Band
+from probneural.calibration.bands.by_lead import TrajectoryBand
+from probneural.calibration.bands.conditional import GroupBand, WeightedBand
+from probneural.calibration.bands.shapes import BandField
 from probneural.calibration.lead_scale import LeadScaling, ScaledForecast
 from probneural.calibration.novelty import NoveltyDetector
 from probneural.calibration.scaled_predictor import ScaledPredictor
@@ -50,7 +50,7 @@ from probneural.functionals.regions import Maximum
 from probneural.heads.kernel.kernel_operator import KernelPredictor
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
-from probneural.metrics.lead_scores import LeadScores
+from probneural.metrics.lead_table import LeadScores
 from probneural.operators.layers import PointwiseLinear, SpectralConv
 from tests.autoregression import forecast_and_truth
 from tests.bad_input import world
@@ -551,7 +551,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "problems.dealias": of(u=lambda: normal(3, 1, 16)),
     "problems.spectral_derivative": of(u=lambda: normal(3, 1, 16)),
     "runs.Config.from_dict": of(values=dict),
-    "runs.Config.differences": of(other=runs.Config),
+    "runs.Config.differences": of(reference=runs.Config),
     "functionals.MatrixFunctional.adjoint": of(numbers=lambda: torch.ones(2)),
     "runs.report_forecast": BY_LEAD | of(path=lambda: Path(folder()) / "report.html"),
     "training.CRPS.__call__": SETS,

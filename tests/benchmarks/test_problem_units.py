@@ -22,7 +22,7 @@ def test_units_are_told_apart_and_wrong_names_refused(unit: type[ProblemUnit], t
 
 
 def test_seeds_are_counted() -> None:
-    assert [unit.seed for unit in ProblemUnit.planned("default", "Heat", seeds=3)] == [0, 1, 2]
-    small = ProblemUnit.planned("small", None, seeds=2)
+    assert [unit.seed for unit in calibration_units.Unit.planned("default", "Heat", seeds=3)] == [0, 1, 2]
+    small = calibration_units.Unit.planned("small", None, seeds=2)
     assert [(unit.seed, unit.is_small) for unit in small] == [(0, True), (1, True)]
     assert len({unit.problem for unit in small}) == 1

@@ -25,8 +25,8 @@ from probneural.calibration import (
     VarianceScale,
     fraction_outside,
 )
-from probneural.calibration.band_fields import BandField
-from probneural.calibration.conditional_bands import GroupBand
+from probneural.calibration.bands.conditional import GroupBand
+from probneural.calibration.bands.shapes import BandField
 from probneural.calibration.lead_scale import LeadScaling
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import DataWarning

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.problem import CurvatureProblem, Minibatches
+from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.curvature.products.linear_operators import EmpiricalFisher, GaussNewton, Hessian
 from probneural.fields import Field
 from probneural.grids import Grid

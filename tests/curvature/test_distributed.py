@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from probneural.curvature.distributed import check_group
+from probneural.curvature.problem import check_group
 from probneural.errors import ArgumentError, UnsupportedError
 from tests.distributed import needs_distributed, run_in_ranks
 

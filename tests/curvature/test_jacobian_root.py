@@ -13,8 +13,8 @@ from torch import Tensor
 
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
-from probneural.curvature.kept_rows import KeptRows
-from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
+from probneural.curvature.rows import KeptRows
+from probneural.curvature.weights import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.roots.recorded import RecordedMaps
 from probneural.errors import GridError, UnsupportedError
@@ -64,7 +64,7 @@ def built(
         variance_estimation=VarianceEstimation(**variance_estimation),
     )
     if not keeps:
-        object.__setattr__(root, "kept", None)
+        object.__setattr__(root, "rows_cache", None)
     return root, rows @ weights.dense()
 
 
@@ -116,8 +116,8 @@ def test_rows_are_formed_once_for_all_that_is_asked(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(module, "evaluate_at", counted)
     root.product(normal(1, root.shape[3]))
-    assert root.kept is not None
-    assert not any(tensor is not None for tensor in root.kept.tensors)
+    assert root.rows_cache is not None
+    assert not any(tensor is not None for tensor in root.rows_cache.tensors)
     calls.clear()
     for index in (2, 0):
         root.select(torch.tensor([index])).scale(2.0 * torch.ones(root.shape[1]).double()).row_squares()
@@ -150,12 +150,12 @@ def test_one_function_by_itself_takes_as_many_columns_as_values(operator: str, k
             assert single.shape[3] <= min(rank, channels * points)
     if rank > channels * points:
         assert root.marginal(0).shape == (1, channels, points, channels * points)
-        assert root.kept is not None
-        assert all(tensor is not None for tensor in root.kept.narrow_tensors)
+        assert root.rows_cache is not None
+        assert all(tensor is not None for tensor in root.rows_cache.narrow_tensors)
 
 
 def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    import probneural.curvature.kept_rows as module
+    import probneural.curvature.rows as module
 
     monkeypatch.setattr(module, "_LARGEST_KEPT", 100)
     assert KeptRows.of(2, rows=5, rank=10) is not None
@@ -246,9 +246,10 @@ def test_differentiable_in_the_inputs() -> None:
     assert torch.autograd.gradcheck(total, (values.requires_grad_(),), rtol=1e-5, atol=1e-7)
 
 
-def test_gaussian_fields_work_on_it() -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_gaussian_fields_work_on_it(keeps: bool) -> None:
     """Constrain and condition through the lazy root equal those through the dense one."""
-    root, dense = built("fno-outputs")
+    root, dense = built("fno-outputs", keeps=keeps)
     grid, shape = root.grid, (*root.shape[:2], *root.grid.shape)
     mean, constraint = normal(*shape, seed=1), integral(root.grid)
     probe = MatrixFunctional(grid, normal(2, grid.size, seed=2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import hessian
 
-from probneural.curvature.likelihood import QuadratureGaussian
+from probneural.curvature.problem import QuadratureGaussian
 from probneural.errors import DataError, ShapeError
 from probneural.grids import Grid
 from tests.curvature.cases import F64, close

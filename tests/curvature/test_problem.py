@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch.func import grad
 
-from probneural.curvature.distributed import sum_of_shards
 from probneural.curvature.jacobian import evaluate_at
-from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.problem import Minibatches
+from probneural.curvature.problem import Minibatches, QuadratureGaussian, sum_of_shards
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -17,7 +17,7 @@ from probneural.fields import Field
 from probneural.functionals import MatrixFunctional, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.metrics import compare, coverage, crps, energy_score, interval_score, interval_width, joint_nll, nll, pit, score
-from probneural.metrics.ranked_probability import mixture_crps
+from probneural.metrics.proper_scores import mixture_crps
 from tests.distributions.cases import normal
 
 GRID = Grid.uniform(6)

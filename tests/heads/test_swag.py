@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.curvature.weights.roots import LowRankPlusDiagonalWeights
+from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field

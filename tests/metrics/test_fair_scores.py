@@ -13,7 +13,7 @@ from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import compare, crps, energy_score, observed_draws, variogram_score
+from probneural.metrics import compare, crps, energy_score, member_pool, variogram_score
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, gaussian, shares, truth_for
 
@@ -78,7 +78,7 @@ def test_some_pairs_stand_for_all() -> None:
 
 def test_pairs_of_many_points_are_of_two_points_with_weight() -> None:
     grid = Grid.scattered(normal(4000, 1, seed=1), torch.ones(4000).index_fill(0, torch.tensor([5]), 0.0))
-    first, second, weights = metrics.variogram._pairs(grid, 3000, seed=0)  # type: ignore[attr-defined]
+    first, second, weights = metrics.proper_scores._pairs(grid, 3000, seed=0)  # type: ignore[attr-defined]
     assert bool((first != second).all())
     assert not bool(((first == 5) | (second == 5)).any())
     assert weights.sum().item() == pytest.approx(1.0)
@@ -105,7 +105,7 @@ def test_fair_scores_do_not_depend_on_the_number_of_members(score: object, noise
 
 def test_members_are_observed_with_noise_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each function too, also where functions come one at a time; many draws of a Gaussian field share theirs."""
-    monkeypatch.setattr(observed_draws, "_CHUNK_NUMBERS", 1)
+    monkeypatch.setattr(member_pool, "_CHUNK_NUMBERS", 1)
     grid = GRIDS["interval"]
     u = EmpiricalField(normal(4, 1, 1, 9, seed=1).expand(4, 2, 1, 9), grid=grid)
     truth = Field(normal(1, 1, 9, seed=2).expand(2, 1, 9), grid)
@@ -157,7 +157,7 @@ def test_pairs_of_points_come_as_often_as_the_product_of_their_weights() -> None
     weights = torch.ones(200, dtype=torch.float64)
     weights[7] = 50.0
     grid = Grid.scattered(torch.linspace(0.0, 1.0, 200)[:, None].double(), weights)
-    first, second, _ = metrics.variogram._pairs(grid, 10_000, seed=0)  # type: ignore[attr-defined]
+    first, second, _ = metrics.proper_scores._pairs(grid, 10_000, seed=0)  # type: ignore[attr-defined]
     share = float(((first == 7) | (second == 7)).double().mean())
     expected = 50.0 * 199.0 / ((249.0**2 - 50.0**2 - 199.0) / 2.0)
     assert not bool((first == second).any())

@@ -11,7 +11,7 @@ import xarray
 
 import probneural as pn
 from probneural.errors import ArgumentError
-from probneural.metrics.lead_scores import LeadScores
+from probneural.metrics.lead_table import LeadScores
 from probneural.pairs import Dataset
 from tests.helpers import normal
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from probneural.metrics import quantiles
-from probneural.metrics.quantiles import WeightedQuantiles
+from probneural.metrics import spread
+from probneural.metrics.spread import WeightedQuantiles
 from tests.helpers import normal, uniform
 
 
@@ -36,7 +36,7 @@ def test_few_values_are_exact(level: float, parts: int) -> None:
 def test_many_values_are_right_within_a_bin(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     values, weights = scale * normal(4000, 1, 3).abs(), uniform(3) + 0.1
     exact = added(values, weights, 100).at(0.95)
-    monkeypatch.setattr(quantiles, "_EXACT", 500)
+    monkeypatch.setattr(spread, "_EXACT", 500)
     binned = added(values, weights, 100)
     assert float(binned.at(0.95)) == pytest.approx(float(exact), rel=1e-5)
     assert float(binned.at(0.95)) != float(exact)
@@ -44,7 +44,7 @@ def test_many_values_are_right_within_a_bin(scale: float, monkeypatch: pytest.Mo
 
 
 def test_infinite_and_zero_values_have_bins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantiles, "_EXACT", 0)
+    monkeypatch.setattr(spread, "_EXACT", 0)
     values = torch.tensor([0.0, 0.0, 1.0, torch.inf]).double().reshape(4, 1, 1)
     found = added(values, torch.ones(1).double(), 2)
     assert float(found.at(0.9)) == torch.inf

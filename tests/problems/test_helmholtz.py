@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import GaussianRandomField, Heat, Helmholtz
@@ -105,24 +105,6 @@ def test_a_heat_source_in_the_limit_of_slow_waves_is_poisson() -> None:
             )
             total += weight * (upper - lower) / 2 * heat.solve(pairs.inputs).values
     torch.testing.assert_close(pairs.outputs.values, total, atol=1e-13, rtol=0)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"wavenumber": 0.0},
-        {"wavenumber": math.sqrt(2.0) * math.pi},
-        {"spread": 1.0},
-        {"spread": 0.0},
-        {"random_field": 3},
-        {"design_dim": 0},
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        Helmholtz(**arguments)
 
 
 @pytest.mark.bad_input

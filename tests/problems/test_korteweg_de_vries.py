@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.problems import KortewegDeVries
 
@@ -110,23 +109,3 @@ def test_names_and_shifts() -> None:
     assert KortewegDeVries(2.0).name == "Korteweg-de Vries, 2 solitons, time 2"
     tall = KortewegDeVries().shifts()["tall"]
     assert tall.input_distribution.upper == pytest.approx((1.08, 1.44, 2.0, -6.0))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"time": 0.0},
-        {"integrator": 1e-8},
-        {"solitons": 3},
-        {"lower": (0.7, 1.0)},
-        {"lower": (0.0, 1.0, -4.0, -12.0)},
-        {"lower": (0.7, 0.8, -4.0, -12.0)},
-        {"lower": (0.7, 1.0, 3.0, -12.0)},
-        {"design_dim": 5},
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        KortewegDeVries(**arguments)

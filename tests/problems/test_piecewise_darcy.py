@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import Darcy2D, GaussianRandomField, PiecewiseDarcy
@@ -139,24 +139,6 @@ def test_output_grids_that_do_not_divide_the_mesh_use_a_finer_one() -> None:
     )
     assert coarse.shape == (2, 1, 15, 17)
     assert 1e-6 < (coarse - fine).norm() / fine.norm() < 0.03
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"high": 3.0},
-        {"low": 0.0},
-        {"high": 1e6},
-        {"cells": 1},
-        {"random_field": GaussianRandomField(2, 3)},
-        {"design_dim": 10**4},
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        PiecewiseDarcy(**arguments)
 
 
 @pytest.mark.bad_input

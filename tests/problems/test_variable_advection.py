@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import GaussianRandomField, VariableSpeedAdvection
@@ -161,12 +161,3 @@ def test_slowness_must_be_positive() -> None:
     between[0, 0] = torch.tensor([0.02, 0.02, 1.0, 1.0])  # positive at the nodes, negative between the first two
     with pytest.raises(DataError, match="interpolant is positive"):
         VariableSpeedAdvection().solve(Field(between, grid))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments", [{"time": 0.0}, {"slowness_field": GaussianRandomField(2, 3)}, {"random_field": 0}], ids=str
-)
-def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(arguments))):
-        VariableSpeedAdvection(**arguments)

@@ -17,9 +17,9 @@ from probneural import runs
 from probneural.errors import ArgumentError, DataError
 from probneural.runs import Config, Data
 from probneural.runs.folder import RunFolder, split_rows
-from probneural.runs.initial import initial_config
 from probneural.runs.sources import open_inputs, open_pairs
 from probneural.runs.sources import test_rows as rows_of_test
+from probneural.runs.steps import initial_config
 from tests.data.files import write_hdf5, write_pdebench, write_the_well, write_zarr
 from tests.runs.files import cheap, fields
 

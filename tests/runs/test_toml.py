@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs import Config, Data, read_config, write_config
 from probneural.runs.config import EarlyStopping, Training
-from probneural.runs.places import line_of, place_of
-from probneural.runs.toml import parsed_config, text_of
+from probneural.runs.toml import line_of, parsed_config, place_of, text_of
 from probneural.runs.values import convert, explanations, hints_of, is_section, joined
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -124,14 +124,14 @@ def _merge(collected: list[MatrixBlocks]) -> list[MatrixBlocks]:
 
 
 def _check(layout: ParameterVector, module: nn.Module) -> None:
-    known = {
+    sizes = {
         name: torch.view_as_real(part).shape if part.is_complex() else part.shape for name, part in module.named_parameters()
     }
     for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if known.get(name) != shape:
+        if sizes.get(name) != shape:
             raise ArgumentError(
                 expected=f"a module with a parameter {name} of real shape {tuple(shape)}",
-                got=str(tuple(known[name])) if name in known else f"one with {', '.join(known)}",
+                got=str(tuple(sizes[name])) if name in sizes else f"one with {', '.join(sizes)}",
                 remedy="pass the module that the layout was made of",
             )
 
@@ -188,13 +188,13 @@ class BlockBases:
 
     def forward(self, matrices: Shaped[Tensor, "s b m n"]) -> Shaped[Tensor, "s b m n"]:
         """U_A^H M U_B."""
-        left = torch.einsum("bik,sbij->sbkj", self.rows.conj(), matrices)
-        return torch.einsum("sbkj,bjl->sbkl", left, self.columns)
+        rotated = torch.einsum("bik,sbij->sbkj", self.rows.conj(), matrices)
+        return torch.einsum("sbkj,bjl->sbkl", rotated, self.columns)
 
     def backward(self, coordinates: Shaped[Tensor, "s b m n"]) -> Shaped[Tensor, "s b m n"]:
         """U_A C U_B^H."""
-        left = torch.einsum("bik,sbkl->sbil", self.rows, coordinates)
-        return torch.einsum("sbil,bjl->sbij", left, self.columns.conj())
+        rotated = torch.einsum("bik,sbkl->sbil", self.rows, coordinates)
+        return torch.einsum("sbil,bjl->sbij", rotated, self.columns.conj())
 
     def to(self, dtype: torch.dtype, device: torch.device) -> BlockBases:
         """The same bases in another real dtype and on another device."""
@@ -227,10 +227,10 @@ class PairMixing:
 
     def forward(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
         """From W to V."""
-        one, other = vectors[:, self.first], vectors[:, self.second] * self.sign
+        first, second = vectors[:, self.first], vectors[:, self.second] * self.sign
         mixed = vectors.clone()
-        mixed[:, self.first] = self.cosine * one + self.sine * other
-        mixed[:, self.second] = self.cosine * other - self.sine * one
+        mixed[:, self.first] = self.cosine * first + self.sine * second
+        mixed[:, self.second] = self.cosine * second - self.sine * first
         return mixed
 
     def backward(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:

@@ -103,7 +103,7 @@ def kronecker(
     if not count:
         raise DataError(expected="at least one row", got="none", remedy="pass a function that starts a new iteration")
     mixings = [moment.couple(tolerance) for moment in moments]
-    mixing = PairMixing(*(torch.cat(parts) for parts in zip(*(one.parts() for one in mixings), strict=True)))
+    mixing = PairMixing(*(torch.cat(parts) for parts in zip(*(pair_mixing.parts() for pair_mixing in mixings), strict=True)))
     eigenvalues = moments[0].squares.new_zeros(layout.size)
     layers = torch.zeros(layout.size, dtype=torch.int64, device=eigenvalues.device)
     bases = tuple(moment.diagonalise(tolerance, eigenvalues) for moment in moments)
@@ -230,7 +230,7 @@ class _Moments:
         differ = torch.zeros_like(self.blocks.layers, dtype=torch.bool)
         differ[first] = ((self.stretch[first] - self.stretch[second]).abs() > _EQUAL).flatten(1).any(1)
         self._refuse(differ, "another ratio of the two in the conjugate mode")
-        one, other = self.squares[first].sum(1), self.squares[second].sum(1)
+        first_squares, second_squares = self.squares[first].sum(1), self.squares[second].sum(1)
         self.rows[first] += self.rows[second].conj()
         self.columns[first] += self.columns[second].conj()
         self.squares[first] += self.squares[second]
@@ -238,13 +238,13 @@ class _Moments:
             moment[second] = 0.0
         self.blocks = replace(self.blocks, layers=_merged(self.blocks.layers, first, second))
         entries = self.blocks.positions[0].numel()
-        sign = torch.ones(entries, dtype=one.dtype, device=one.device)
+        sign = torch.ones(entries, dtype=first_squares.dtype, device=first_squares.device)
         sign[1::2] = -1.0
         return PairMixing(
             first=self.blocks.positions[first].flatten(),
             second=self.blocks.positions[second].flatten(),
-            cosine=(one / (one + other)).sqrt().repeat_interleave(entries),
-            sine=(other / (one + other)).sqrt().repeat_interleave(entries),
+            cosine=(first_squares / (first_squares + second_squares)).sqrt().repeat_interleave(entries),
+            sine=(second_squares / (first_squares + second_squares)).sqrt().repeat_interleave(entries),
             sign=sign.repeat(len(first)),
         )
 
@@ -268,10 +268,10 @@ def _merged(layers: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Layers of blocks `(b,)` where the pairs `(first, second)` share one."""
     while True:
         lower, upper = torch.minimum(layers[first], layers[second]), torch.maximum(layers[first], layers[second])
-        apart = (lower < upper).nonzero()
-        if not len(apart):
+        unequal = (lower < upper).nonzero()
+        if not len(unequal):
             return layers
-        layers = torch.where(layers == upper[apart[0]], lower[apart[0]], layers)
+        layers = torch.where(layers == upper[unequal[0]], lower[unequal[0]], layers)
 
 
 def _conjugates(sketch: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:

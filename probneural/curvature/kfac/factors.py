@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64, jaxtyped
 from torch import Tensor
 
 from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing
-from probneural.curvature.weights.roots import WeightRoot
+from probneural.curvature.weights import WeightRoot
 from probneural.errors import ArgumentError, ShapeError
 
 _MIXING = ("first", "second", "cosine", "sine", "sign")
@@ -102,9 +102,11 @@ class KroneckerFactors:
             ShapeError: If the blocks do not cover every coordinate exactly once.
         """
         count = sum(name.endswith(".positions") for name in tensors)
-        wanted = ["eigenvalues", "layers", *(f"mixing.{name}" for name in _MIXING)]
-        wanted += [f"blocks.{number}.{part}" for number in range(count) for part in ("positions", "layers", "rows", "columns")]
-        missing = [name for name in wanted if name not in tensors]
+        required = ["eigenvalues", "layers", *(f"mixing.{name}" for name in _MIXING)]
+        required += [
+            f"blocks.{number}.{part}" for number in range(count) for part in ("positions", "layers", "rows", "columns")
+        ]
+        missing = [name for name in required if name not in tensors]
         if missing or not count:
             raise ArgumentError(
                 expected="what tensors() returned",
@@ -160,16 +162,6 @@ class KroneckerWeights(WeightRoot):
                 got=f"{self.noise_scale}, {float(self.scale.min())} and {float(self.prior_std.min())} at least",
                 remedy="fix a parameter by a prior standard deviation of 0",
             )
-
-    @property
-    def size(self) -> int:
-        """P."""
-        return self.factors.size
-
-    @property
-    def rank(self) -> int:
-        """P again."""
-        return self.factors.size
 
     @property
     def like(self) -> Tensor:

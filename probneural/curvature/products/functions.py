@@ -19,8 +19,7 @@ from torch.func import grad, vjp, vmap
 
 from probneural.checks import check_instance
 from probneural.contexts import forward_mode, plain_operations
-from probneural.curvature.distributed import sum_of_shards
-from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.problem import CurvatureProblem, sum_of_shards
 from probneural.curvature.products.core import (
     gauss_newton_product,
     hessian_product,
@@ -118,39 +117,41 @@ class Streamed:
         assert self.transpose is not None
         return Streamed(self.problem, self.transpose, (Kind.SHARED, *self.results), self.arguments[1:], self.term)
 
-    def pullback(self, wanted: tuple[int, ...]) -> Streamed:
-        """The map from arguments and cotangents of the results to the gradients in the wanted arguments."""
-        count, term = len(self.arguments), self.term
+    def pullback(self, indices: tuple[int, ...]) -> Streamed:
+        """The map from arguments and cotangents of the results to the gradients in the arguments of these indices."""
 
-        def gradients(rows: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
-            arguments, cotangents = tensors[:count], tensors[count:]
-
-            def function(*chosen: Tensor) -> tuple[Tensor, ...]:
-                return term(rows, *_replaced(arguments, wanted, chosen))
-
-            pulled: tuple[Tensor, ...] = vjp(function, *(arguments[index] for index in wanted))[1](cotangents)
+        def gradients(function: Callable[..., tuple[Tensor, ...]], at: list[Tensor], cotangents: Any) -> tuple[Tensor, ...]:
+            pulled: tuple[Tensor, ...] = vjp(function, *at)[1](cotangents)
             return pulled
 
-        kinds = tuple(self.arguments[index] for index in wanted)
-        return Streamed(self.problem, gradients, self.arguments + self.results, kinds)
+        return self._derivative(indices, gradients, self.results, tuple(self.arguments[index] for index in indices))
 
-    def pushforward(self, wanted: tuple[int, ...]) -> Streamed:
-        """The map from arguments and tangents of the wanted ones to the tangents of the results."""
-        count, term = len(self.arguments), self.term
+    def pushforward(self, indices: tuple[int, ...]) -> Streamed:
+        """The map from arguments and tangents of those of these indices to the tangents of the results."""
 
-        def tangents(rows: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
-            arguments, directions = tensors[:count], tensors[count:]
-
-            def function(*chosen: Tensor) -> tuple[Tensor, ...]:
-                return term(rows, *_replaced(arguments, wanted, chosen))
-
-            outputs, pull = vjp(function, *(arguments[index] for index in wanted))[:2]
+        def tangents(function: Callable[..., tuple[Tensor, ...]], at: list[Tensor], directions: Any) -> tuple[Tensor, ...]:
+            outputs, pull = vjp(function, *at)[:2]
             zeros = tuple(torch.zeros_like(output) for output in outputs)
             (pushed,) = vjp(pull, zeros)[1](directions)
             return tuple(pushed)
 
-        kinds = tuple(self.arguments[index] for index in wanted)
-        return Streamed(self.problem, tangents, self.arguments + kinds, self.results)
+        return self._derivative(indices, tangents, tuple(self.arguments[index] for index in indices), self.results)
+
+    def _derivative(
+        self, indices: tuple[int, ...], derivative: Term, extra: tuple[Kind, ...], results: tuple[Kind, ...]
+    ) -> Streamed:
+        """The map from arguments and extra ones to a derivative of the term in the arguments of these indices."""
+        count, term = len(self.arguments), self.term
+
+        def derived(rows: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
+            arguments = tensors[:count]
+
+            def function(*chosen: Tensor) -> tuple[Tensor, ...]:
+                return term(rows, *_replaced(arguments, indices, chosen))
+
+            return derivative(function, [arguments[index] for index in indices], tensors[count:])
+
+        return Streamed(self.problem, derived, self.arguments + extra, results)
 
 
 def _added(total: Tensor | None, part: Tensor | None) -> Tensor:
@@ -189,13 +190,13 @@ class StreamedFunction(torch.autograd.Function):
         streamed: Streamed = ctx.streamed
         tensors = ctx.saved_tensors
         gradients: list[Tensor | None] = [None] * len(tensors)
-        wanted = [index for index in range(len(tensors)) if ctx.needs_input_grad[index + 1]]
-        if streamed.transpose is not None and 1 in wanted:
+        indices = [index for index in range(len(tensors)) if ctx.needs_input_grad[index + 1]]
+        if streamed.transpose is not None and 1 in indices:
             gradients[1] = StreamedFunction.apply(streamed.transposed(), tensors[0], *cotangents)
-            wanted.remove(1)
-        if wanted:
-            pulled = StreamedFunction.apply(streamed.pullback(tuple(wanted)), *tensors, *cotangents)
-            for index, gradient in zip(wanted, pulled if isinstance(pulled, tuple) else (pulled,), strict=True):
+            indices.remove(1)
+        if indices:
+            pulled = StreamedFunction.apply(streamed.pullback(tuple(indices)), *tensors, *cotangents)
+            for index, gradient in zip(indices, pulled if isinstance(pulled, tuple) else (pulled,), strict=True):
                 gradients[index] = gradient
         return (None, *gradients)
 
@@ -266,10 +267,8 @@ def hessian_vector_product(
         ShapeError: If parameters or vectors do not have these shapes.
         DataError: If the problem has no targets or is none, or dtypes differ.
     """
-    _check_problem(problem)
-    problem.check_targets()
-    streamed = _symmetric(problem, *_hessian_terms(problem))
-    return _applied(streamed, parameters, vectors, (problem.size,))
+    _check_problem(problem, needs_targets=True)
+    return _symmetric_product(problem, _hessian_terms(problem), parameters, vectors)
 
 
 def gauss_newton_vector_product(
@@ -290,8 +289,7 @@ def gauss_newton_vector_product(
         DataError: If the problem is none, or dtypes differ.
     """
     _check_problem(problem)
-    streamed = _symmetric(problem, *_gauss_newton_terms(problem.outputs, problem.likelihood.weights))
-    return _applied(streamed, parameters, vectors, (problem.size,))
+    return _symmetric_product(problem, _gauss_newton_terms(problem.outputs, problem.likelihood.weights), parameters, vectors)
 
 
 def fisher_vector_product(
@@ -311,10 +309,8 @@ def fisher_vector_product(
         ShapeError: If parameters or vectors do not have these shapes.
         DataError: If the problem has no targets or is none, or dtypes differ.
     """
-    _check_problem(problem)
-    problem.check_targets()
-    streamed = _symmetric(problem, *_gauss_newton_terms(problem.losses, None))
-    return _applied(streamed, parameters, vectors, (problem.size,))
+    _check_problem(problem, needs_targets=True)
+    return _symmetric_product(problem, _gauss_newton_terms(problem.losses, None), parameters, vectors)
 
 
 def jacobian_vector_product(
@@ -368,12 +364,12 @@ def _applied(
     streamed: Streamed, parameters: Tensor, vectors: Tensor, expected: tuple[int, ...], *, name: str = "vectors"
 ) -> Tensor:
     """Apply to one vector or a block of them."""
-    for argument, given in (("parameters", parameters), (name, vectors)):
-        check_instance(given, Tensor, argument, remedy="see problem.parameters")
-        if given.dtype != streamed.problem.inputs.dtype:
+    for argument, tensor in (("parameters", parameters), (name, vectors)):
+        check_instance(tensor, Tensor, argument, remedy="see problem.parameters")
+        if tensor.dtype != streamed.problem.inputs.dtype:
             raise DataError(
                 expected=f"{argument} of the problem's {streamed.problem.inputs.dtype}",
-                got=str(given.dtype),
+                got=str(tensor.dtype),
                 remedy="convert them, or make the problem of data and an operator of that dtype",
             )
     if tuple(parameters.shape) != (streamed.problem.size,):
@@ -393,56 +389,60 @@ def _applied(
     return result[0] if is_single else result
 
 
-def _check_problem(problem: object) -> None:
-    check_instance(
+def _check_problem(problem: object, *, needs_targets: bool = False) -> None:
+    checked = check_instance(
         problem,
         CurvatureProblem,
         "problem",
         remedy="make a CurvatureProblem; for a function of tensors, see curvature.products.core",
     )
+    if needs_targets:
+        checked.check_targets()
 
 
-def _symmetric(problem: CurvatureProblem, term: Term, forward_mode: Term) -> Streamed:
-    return Streamed(problem, term, (Kind.SHARED, Kind.BLOCK), (Kind.BLOCK,), term, forward_mode)
+def _symmetric_product(problem: CurvatureProblem, terms: Sequence[Term], parameters: Tensor, vectors: Tensor) -> Tensor:
+    """The product with a symmetric matrix, from its term and the same by forward mode."""
+    term, forward_mode = terms
+    streamed = Streamed(problem, term, (Kind.SHARED, Kind.BLOCK), (Kind.BLOCK,), term, forward_mode)
+    return _applied(streamed, parameters, vectors, (problem.size,))
 
 
-def _hessian_terms(problem: CurvatureProblem) -> tuple[Term, Term]:
-    def term(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        def gradient(theta: Tensor) -> Tensor:
-            slope: Tensor = grad(problem.loss)(theta, rows)
-            return slope
+def _terms(function: Callable[[Tensor, slice], Tensor], *products: Callable[..., Tensor]) -> list[Term]:
+    """The terms product(theta -> function(theta, rows), parameters, block) of a minibatch."""
 
-        product = vjp(gradient, parameters)[1]  # the Hessian is its own transpose
-        return (vmap(lambda vector: product(vector)[0])(vectors),)
+    def term(product: Callable[..., Tensor]) -> Term:
+        return lambda rows, parameters, block: (product(lambda theta: function(theta, rows), parameters, block),)
 
-    def forward_mode(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        return (hessian_product(lambda theta: problem.loss(theta, rows), parameters, vectors),)
-
-    return term, forward_mode
+    return [term(product) for product in products]
 
 
-def _gauss_newton_terms(function: Callable[[Tensor, slice], Tensor], weights: Tensor | None) -> tuple[Term, Term]:
+def _hessian_terms(problem: CurvatureProblem) -> list[Term]:
+    def product(loss: Callable[[Tensor], Tensor], parameters: Tensor, vectors: Tensor) -> Tensor:
+        pull = vjp(grad(loss), parameters)[1]  # the Hessian is its own transpose
+        columns: Tensor = vmap(lambda vector: pull(vector)[0])(vectors)
+        return columns
+
+    return _terms(problem.loss, product, hessian_product)
+
+
+def _gauss_newton_terms(function: Callable[[Tensor, slice], Tensor], weights: Tensor | None) -> list[Term]:
     def scale(parameters: Tensor) -> Tensor | float:  # a tensor made under a transform must not be captured
         return 1.0 if weights is None else weights.to(parameters)
 
-    def term(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        pull, push = pull_and_push(lambda theta: function(theta, rows), parameters)
-        return (vmap(lambda vector: pull(scale(parameters) * push(vector)))(vectors),)
+    def product(outputs: Callable[[Tensor], Tensor], parameters: Tensor, vectors: Tensor) -> Tensor:
+        pull, push = pull_and_push(outputs, parameters)
+        columns: Tensor = vmap(lambda vector: pull(scale(parameters) * push(vector)))(vectors)
+        return columns
 
-    def forward_mode(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        return (gauss_newton_product(lambda theta: function(theta, rows), parameters, vectors, scale(parameters)),)
+    def forward_mode(outputs: Callable[[Tensor], Tensor], parameters: Tensor, vectors: Tensor) -> Tensor:
+        return gauss_newton_product(outputs, parameters, vectors, scale(parameters))
 
-    return term, forward_mode
+    return _terms(function, product, forward_mode)
 
 
-def _jacobian_terms(problem: CurvatureProblem) -> tuple[Term, Term, Term]:
-    def product(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        return (vmap(pull_and_push(lambda theta: problem.outputs(theta, rows), parameters)[1])(vectors),)
+def _jacobian_terms(problem: CurvatureProblem) -> list[Term]:
+    def product(outputs: Callable[[Tensor], Tensor], parameters: Tensor, vectors: Tensor) -> Tensor:
+        columns: Tensor = vmap(pull_and_push(outputs, parameters)[1])(vectors)
+        return columns
 
-    def forward_mode(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
-        return (jacobian_product(lambda theta: problem.outputs(theta, rows), parameters, vectors),)
-
-    def transposed(rows: slice, parameters: Tensor, cotangents: Tensor) -> tuple[Tensor, ...]:
-        return (transposed_jacobian_product(lambda theta: problem.outputs(theta, rows), parameters, cotangents),)
-
-    return product, forward_mode, transposed
+    return _terms(problem.outputs, product, jacobian_product, transposed_jacobian_product)

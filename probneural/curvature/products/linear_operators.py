@@ -42,6 +42,9 @@ class CurvatureOperator(LinearOperator):
         ShapeError: If the parameters are not `(P,)`.
     """
 
+    _term: Callable[[CurvatureProblem], Term]
+    _product: SymmetricProduct
+
     def __init__(
         self,
         parameters: Float[Tensor, " P"],
@@ -60,19 +63,11 @@ class CurvatureOperator(LinearOperator):
         self.parameters = parameters
         self.linearisation = linearisation
 
-    @staticmethod
-    def _term(problem: CurvatureProblem) -> Term:
-        raise NotImplementedError
-
-    @staticmethod
-    def _product() -> SymmetricProduct:
-        raise NotImplementedError
-
     def _rows(self, vectors: Tensor) -> Tensor:
         """M v for a block `(s, P)`."""
         if torch.is_grad_enabled() and (self.parameters.requires_grad or vectors.requires_grad):
             kind = self.problem.inputs.dtype
-            result = self._product()(self.problem, self.parameters.to(kind), vectors.to(kind))
+            result = self._product(self.problem, self.parameters.to(kind), vectors.to(kind))
             return result.to(vectors.dtype)
         return self.linearisation.product(vectors)
 
@@ -94,11 +89,11 @@ class CurvatureOperator(LinearOperator):
         needed, position = columns.unique(return_inverse=True)
         entries = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for start in range(0, len(needed), self.problem.width):
-            some = needed[start : start + self.problem.width]
-            unit = torch.zeros(len(some), self.problem.size, dtype=self.dtype, device=self.device)
-            unit.scatter_(1, some[:, None], 1.0)
-            here = (position >= start) & (position < start + len(some))
-            entries[here] = self._rows(unit)[position[here] - start, rows[here]]
+            chunk = needed[start : start + self.problem.width]
+            unit = torch.zeros(len(chunk), self.problem.size, dtype=self.dtype, device=self.device)
+            unit.scatter_(1, chunk[:, None], 1.0)
+            in_block = (position >= start) & (position < start + len(chunk))
+            entries[in_block] = self._rows(unit)[position[in_block] - start, rows[in_block]]
         return entries
 
     def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
@@ -118,34 +113,19 @@ class CurvatureOperator(LinearOperator):
 class Hessian(CurvatureOperator):
     """The Hessian of the loss. Of a trained operator it is not positive definite as a rule."""
 
-    @staticmethod
-    def _term(problem: CurvatureProblem) -> Term:
-        return hessian_term(problem)
-
-    @staticmethod
-    def _product() -> SymmetricProduct:
-        return hessian_vector_product
+    _term = staticmethod(hessian_term)
+    _product = staticmethod(hessian_vector_product)
 
 
 class GaussNewton(CurvatureOperator):
     """J^T diag(w) J, positive semi-definite: the Hessian of the loss with the operator linearised."""
 
-    @staticmethod
-    def _term(problem: CurvatureProblem) -> Term:
-        return gauss_newton_term(problem)
-
-    @staticmethod
-    def _product() -> SymmetricProduct:
-        return gauss_newton_vector_product
+    _term = staticmethod(gauss_newton_term)
+    _product = staticmethod(gauss_newton_vector_product)
 
 
 class EmpiricalFisher(CurvatureOperator):
     """Sum over functions of g_i g_i^T with g_i the gradient of function i's loss: of rank n at most."""
 
-    @staticmethod
-    def _term(problem: CurvatureProblem) -> Term:
-        return fisher_term(problem)
-
-    @staticmethod
-    def _product() -> SymmetricProduct:
-        return fisher_vector_product
+    _term = staticmethod(fisher_term)
+    _product = staticmethod(fisher_vector_product)

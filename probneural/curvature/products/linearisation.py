@@ -19,8 +19,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from probneural.contexts import AUTOGRAD_STATE
-from probneural.curvature.distributed import sum_of_shards
-from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.problem import CurvatureProblem, sum_of_shards
 from probneural.curvature.products.core import fisher_product, gauss_newton_product, hessian_product
 from probneural.curvature.products.rewriting import simplify
 
@@ -115,35 +114,27 @@ Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def hessian_term(problem: CurvatureProblem) -> Term:
     """A minibatch's Hessian product."""
     problem.check_targets()
-
-    def term(parameters: Tensor, inputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
-        return hessian_product(
-            lambda theta: problem.likelihood.loss(problem.outputs_for(theta, inputs), targets), parameters, vectors
-        )
-
-    return term
+    loss, outputs = problem.likelihood.loss, problem.outputs_for
+    return lambda parameters, inputs, targets, vectors: hessian_product(
+        lambda theta: loss(outputs(theta, inputs), targets), parameters, vectors
+    )
 
 
 def gauss_newton_term(problem: CurvatureProblem) -> Term:
     """A minibatch's Gauss-Newton product."""
-
-    def term(parameters: Tensor, inputs: Tensor, _: Tensor, vectors: Tensor) -> Tensor:
-        weights = problem.likelihood.weights.to(parameters)
-        return gauss_newton_product(lambda theta: problem.outputs_for(theta, inputs), parameters, vectors, weights)
-
-    return term
+    weights, outputs = problem.likelihood.weights, problem.outputs_for
+    return lambda parameters, inputs, _, vectors: gauss_newton_product(
+        lambda theta: outputs(theta, inputs), parameters, vectors, weights.to(parameters)
+    )
 
 
 def fisher_term(problem: CurvatureProblem) -> Term:
     """A minibatch's product with the empirical Fisher matrix."""
     problem.check_targets()
-
-    def term(parameters: Tensor, inputs: Tensor, targets: Tensor, vectors: Tensor) -> Tensor:
-        return fisher_product(
-            lambda theta: problem.likelihood.losses(problem.outputs_for(theta, inputs), targets), parameters, vectors
-        )
-
-    return term
+    losses, outputs = problem.likelihood.losses, problem.outputs_for
+    return lambda parameters, inputs, targets, vectors: fisher_product(
+        lambda theta: losses(outputs(theta, inputs), targets), parameters, vectors
+    )
 
 
 class Linearisation:

@@ -30,15 +30,15 @@ def simplify(module: fx.GraphModule) -> None:
 
 def _share_equal_operations(graph: fx.Graph) -> None:
     """Run equal operations once: forward and reverse mode both run the forward pass."""
-    seen: dict[Any, fx.Node] = {}
+    first_nodes: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op not in ("call_function", "get_attr") or _is_random(node):
             continue
         key = (node.op, node.target, repr(_arguments(node)), repr(node.kwargs))
-        if key in seen:
-            _replace(graph, node, seen[key])
+        if key in first_nodes:
+            _replace(graph, node, first_nodes[key])
         else:
-            seen[key] = node
+            first_nodes[key] = node
     graph.eliminate_dead_code()
 
 
@@ -116,11 +116,11 @@ def _scaled_slice(module: fx.GraphModule, node: fx.Node) -> None:
     from_end = _value(whole).ndim - 1 - axis
     amounts = [] if crop is None else _arguments(crop)[1]
     if all(amount <= 0 for amount in amounts) and len(amounts) >= 2 * from_end + 2 and amounts[2 * from_end] == 0:
-        kept = len(factor) + amounts[2 * from_end + 1]
+        stop = len(factor) + amounts[2 * from_end + 1]
         with module.graph.inserting_before(crop):
             cropped = module.graph.call_function(_ATEN.constant_pad_nd.default, (whole, *_arguments(crop)[1:]))
             cropped.meta["val"] = _value(crop)
-            _replace(module.graph, crop, _scaled(module, cropped, factor[:kept], axis))
+            _replace(module.graph, crop, _scaled(module, cropped, factor[:stop], axis))
         return
     with module.graph.inserting_before(node):
         _replace(module.graph, node, _scaled(module, whole, factor, axis))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_device, validated
+from probneural.checks import check_counts, validated
 from probneural.errors import ArgumentError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.randomness import stream
@@ -43,14 +43,12 @@ def row_squares_estimate(
     product: Map,
     transposed_product: Map,
     *,
-    rows: int,
-    latent: int,
+    shape: tuple[int, int],
     sketch: int,
     probes: int,
     depth: int = 2,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
 ) -> Estimate:
     """Estimate the row sums of squares of F: R^k -> R^m, hence the variances of F xi for xi ~ N(0, I).
 
@@ -69,8 +67,7 @@ def row_squares_estimate(
     Args:
         product: F on rows, `(s, k)` to `(s, m)`.
         transposed_product: F^T on rows, `(s, m)` to `(s, k)`.
-        rows: m.
-        latent: k.
+        shape: `(m, k)`.
         sketch: Columns of Q, at most; each takes one product with F and one with F^T.
         probes: Draws for the rest, one product with F each.
         depth: Number of blocks of the Krylov space that Q spans: 1 for one random block of `sketch`; more for smaller blocks,
@@ -78,8 +75,8 @@ def row_squares_estimate(
             30 % for smooth kernels and changes little for others; plain power iteration, at twice the products per column of
             Q, never paid.
         seed: Of all random numbers.
-        dtype: Of the random numbers given to `transposed_product`; what it returns has the dtype of all that follows.
-        device: As `dtype`.
+        like: A tensor of the dtype and on the device of the random numbers given to `transposed_product`, whose result has
+            the dtype of all that follows; float64 on the CPU by default.
 
     Returns:
         Row sums of squares, their errors, lower bounds, and the fraction captured. All have zero error and `captured` 1 if Q
@@ -97,13 +94,14 @@ def row_squares_estimate(
 
     Examples:
         >>> root = torch.tensor([[3.0, 4.0], [1.0, 0.0]], dtype=torch.float64)
-        >>> found = row_squares_estimate(lambda x: x @ root.T, lambda y: y @ root, rows=2, latent=2, sketch=2, probes=1)
+        >>> found = row_squares_estimate(lambda x: x @ root.T, lambda y: y @ root, shape=(2, 2), sketch=2, probes=1)
         >>> found.values.round().tolist(), found.errors.tolist()
         ([25.0, 1.0], [0.0, 0.0])
     """
+    rows, latent = shape
     check_counts(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
     generator = stream(seed, "row squares")
-    like = torch.zeros((), dtype=dtype, device=check_device(device))
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
     count = min(sketch, latent)
     spent = 0
     basis: Tensor | None = None
@@ -132,14 +130,14 @@ def row_squares_estimate(
         return Estimate(values=exact, errors=torch.zeros_like(exact), lower=exact, captured=1.0, products=spent)
     draws = gaussian(probes, latent, generator=generator, like=basis)
     draws = draws - inner(draws, basis) @ basis
-    rest = torch.zeros_like(exact)
+    remainder = torch.zeros_like(exact)
     for piece in draws.to(like).split(_BATCH):
-        rest = rest + apply(product, piece, size=rows).to(torch.float64).square().sum(0) / probes
-    values = exact + rest
+        remainder = remainder + apply(product, piece, size=rows).to(torch.float64).square().sum(0) / probes
+    values = exact + remainder
     total = float(values.detach().sum())
     return Estimate(
         values=values,
-        errors=(rest * math.sqrt(2.0 / (probes + 2.0))).detach(),
+        errors=(remainder * math.sqrt(2.0 / (probes + 2.0))).detach(),
         lower=exact,
         captured=float(exact.detach().sum()) / total if total > 0 else 1.0,
         products=spent + probes,
@@ -157,8 +155,7 @@ def xdiag(
     *,
     products: int,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
 ) -> Estimate:
     """Estimate the diagonal of a positive semi-definite A by XDiag: every random vector serves as a sketch and as a test.
 
@@ -175,8 +172,8 @@ def xdiag(
         size: P.
         products: Number of products in all, at least 4; from P on, the diagonal is read off exactly.
         seed: Of the signs.
-        dtype: Of the vectors; `(products, P)` of them are kept.
-        device: Of the vectors.
+        like: A tensor of the dtype and on the device of the vectors, of which `(products, P)` are kept; float64 on the CPU
+            by default.
 
     Returns:
         The diagonal in A's units, with errors and lower bounds.
@@ -197,7 +194,7 @@ def xdiag(
         tensor([2., 1., 0., 0., 0.], dtype=torch.float64)
     """
     _check_products(products, size)
-    like = torch.zeros((), dtype=dtype, device=check_device(device))
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
     if products >= size:
         values = _exact_diagonal(product, size, like)
         return Estimate(
@@ -248,16 +245,16 @@ class _Sketch:
     def of(product: Map, tests: Tensor) -> _Sketch:
         count, size = tests.shape
         sketched = _batched(product, tests, size=size).detach()
-        left, singular, right = torch.linalg.svd(sketched.to(torch.float64), full_matrices=False)
-        kept = singular > 10.0 * torch.finfo(tests.dtype).eps * math.sqrt(count) * singular[0]
-        left, singular, right = left[:, kept], singular[kept], right[kept]
-        basis = right.to(tests)
+        left_vectors, singular, right_vectors = torch.linalg.svd(sketched.to(torch.float64), full_matrices=False)
+        resolved = singular > 10.0 * torch.finfo(tests.dtype).eps * math.sqrt(count) * singular[0]
+        left_vectors, singular, right_vectors = left_vectors[:, resolved], singular[resolved], right_vectors[resolved]
+        basis = right_vectors.to(tests)
         images = _batched(product, basis, size=size).detach() if len(basis) else basis
         # The ith column is not spanned by the others exactly when its leverage, the ith row norm of `left`, is one.
-        alone = left.square().sum(1) > 1.0 - 1e-8
-        missing = torch.where(alone[:, None], left / singular, 0.0)
+        alone = left_vectors.square().sum(1) > 1.0 - 1e-8
+        missing = torch.where(alone[:, None], left_vectors / singular, 0.0)
         missing = torch.where(alone[:, None], missing / missing.norm(dim=1, keepdim=True).clamp_min(1e-300), 0.0)
-        return _Sketch(basis, images, missing, (missing * left * singular).sum(1))
+        return _Sketch(basis, images, missing, (missing * left_vectors * singular).sum(1))
 
     def nystrom_root(self) -> Tensor:
         """T^(-1/2) on the span where T = Q^T A Q is clearly positive, `(r', r)`: rows of it times A Q sum to the bound."""
@@ -265,8 +262,8 @@ class _Sketch:
         values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
         if len(values) == 0:
             return vectors.mT
-        kept = values > 100.0 * torch.finfo(self.basis.dtype).eps * values[-1].clamp_min(0.0)
-        return (vectors[:, kept] * values[kept].rsqrt()).mT
+        resolved = values > 100.0 * torch.finfo(self.basis.dtype).eps * values[-1].clamp_min(0.0)
+        return (vectors[:, resolved] * values[resolved].rsqrt()).mT
 
 
 def _exact_diagonal(product: Map, size: int, like: Tensor) -> Tensor:

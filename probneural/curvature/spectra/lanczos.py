@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
-from probneural.checks import check_counts, check_device, validated
+from probneural.checks import check_counts, validated
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
@@ -80,8 +80,7 @@ def top_eigenpairs(
     tolerance: float = 1e-4,
     max_products: int | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
     progress: bool = False,
 ) -> Eigenpairs:
     """Find the largest eigenpairs of A by block Lanczos with full reorthogonalisation and thick restarts.
@@ -113,8 +112,8 @@ def top_eigenpairs(
         tolerance: On residuals relative to each eigenvalue, dimensionless.
         max_products: Where to stop without convergence, the first block apart; by default 20 per pair, and at least 400.
         seed: Of the random start.
-        dtype: Of the vectors; small matrices are float64.
-        device: Of the vectors.
+        like: A tensor of the dtype and on the device of the vectors, float64 on the CPU by default; small matrices are
+            float64.
         progress: Whether to show a bar.
 
     Returns:
@@ -149,7 +148,7 @@ def top_eigenpairs(
         raise ShapeError(expected=f"start of shape ({size}, k)", got=str(tuple(start.shape)), remedy="one direction per column")
     if start is not None and not bool(start.isfinite().all()):
         raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
-    like = torch.zeros((), dtype=dtype, device=check_device(device))
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
     search = _Search(product, size, rank=rank, smallest=smallest, block=min(block, size), tolerance=tolerance, like=like)
     with tqdm(total=rank, desc="eigenpairs", disable=not progress, leave=False) as bar:
         return search.run(start, limit=max_products, generator=stream(seed, "eigenpairs"), bar=bar)
@@ -183,27 +182,27 @@ class _Search:
         trusted: Tensor | None = None  # what was found when it might not have been all
         while True:
             window = self.settle()
-            bar.n = min(self.settled, self.wanted)
+            bar.n = min(self.settled, self.target)
             bar.refresh()
             if self.count == self.size:
                 return self.result(window is None)
             is_closed = window is None and self.is_invariant()
             is_hidden = window is None and not is_closed and self.may_hide_more()
-            if window is None and self.count > self.wanted and not is_hidden:
-                largest = self.values[: self.wanted]
+            if window is None and self.count > self.target and not is_hidden:
+                largest = self.values[: self.target]
                 # Pairs of a good start have converged before random vectors, which know of larger ones, were multiplied twice.
                 is_sure = start is None and not is_closed
                 if is_sure or (trusted is not None and self.agree(largest, trusted)):
                     return self.result(True)
                 trusted = largest
-            if self.products + self.block > (limit or max(400, 20 * self.wanted)):
+            if self.products + self.block > (limit or max(400, 20 * self.target)):
                 return self.result(False)
             if is_closed or (window is None and start is None and not is_hidden):
                 window = gaussian(self.block, self.size, generator=generator, like=self.like)
                 if self.extend(orthonormal(window, against=self.basis)[: self.size - self.count]) <= self.floor:
                     return self.result(True, exhausted=True)
             else:
-                window = self.open_residuals(self.wanted if is_hidden else 0) if window is None else window
+                window = self.open_residuals(self.target if is_hidden else 0) if window is None else window
                 self.restart()
                 fresh = orthonormal(window, against=self.basis)[: self.block]
                 if len(fresh) or not is_hidden:
@@ -218,7 +217,7 @@ class _Search:
         return self.rows[: self.count]
 
     @property
-    def wanted(self) -> int:
+    def target(self) -> int:
         """Number of pairs asked for, as far as one knows."""
         if self.smallest is None:
             assert self.rank is not None
@@ -290,7 +289,7 @@ class _Search:
     def settle(self) -> Tensor | None:
         """Count pairs that have converged; return the residuals of the first ones that have not, or None."""
         while True:
-            need = min(self.wanted + 1, self.count)
+            need = min(self.target + 1, self.count)
             if self.settled >= need:
                 # Larger eigenvalues may have turned up since, and moved all others down: look at every pair again.
                 _, norms = self.residual(0, need)
@@ -316,15 +315,15 @@ class _Search:
         value = float(self.values[index].clamp_min(0.0))
         if norm <= max(self.tolerance * value, self.floor):
             return True
-        if index < self.wanted:
+        if index < self.target:
             return False
         return value + norm < self.smallest if self.smallest is not None and self.rank is None else norm <= _NEXT * value
 
     def may_hide_more(self) -> bool:
         """Whether the random start could well have so little of another eigenvalue of `smallest` that it does not show yet."""
-        if self.smallest is None or self.wanted in (self.rank, self.count):
+        if self.smallest is None or self.target in (self.rank, self.count):
             return False
-        gap = 1.0 - float(self.values[self.wanted].clamp_min(0.0)) / self.smallest
+        gap = 1.0 - float(self.values[self.target].clamp_min(0.0)) / self.smallest
         of_one = math.log(1.648 * math.sqrt(self.size)) - math.sqrt(gap) * (2.0 * self.depth - 1.0)
         return self.block * of_one > math.log(_CHANCE)
 
@@ -349,23 +348,23 @@ class _Search:
 
     def restart(self) -> None:
         """Keep the best Ritz vectors once the basis is long, and about three times what is wanted."""
-        kept = self.wanted + 2 * self.block
-        room = max(_ROOM // self.size, 3 * self.wanted, self.wanted + 12 * self.block)
-        if self.count + self.block <= room or kept >= self.count:
+        retained = self.target + 2 * self.block
+        room = max(_ROOM // self.size, 3 * self.target, self.target + 12 * self.block)
+        if self.count + self.block <= room or retained >= self.count:
             return
-        mixing = self.mixing[:, :kept].mT.to(self.like)
-        self.rows[:kept], self.images[:kept] = mixing @ self.basis, mixing @ self.images[: self.count]
-        self.count = kept
-        self.decompose(self.values[:kept].diag())
+        mixing = self.mixing[:, :retained].mT.to(self.like)
+        self.rows[:retained], self.images[:retained] = mixing @ self.basis, mixing @ self.images[: self.count]
+        self.count = retained
+        self.decompose(self.values[:retained].diag())
 
     def result(self, converged: bool, *, exhausted: bool = False) -> Eigenpairs:
         """The pairs found, without those that are zero."""
-        wanted = min(self.wanted, self.count)
-        positive = int((self.values[:wanted] > self.floor).sum())
+        target = min(self.target, self.count)
+        positive = int((self.values[:target] > self.floor).sum())
         following = 0.0
-        if positive == wanted and wanted < self.count:
-            following = float(self.values[wanted].clamp_min(0.0) + self.residual(wanted, wanted + 1)[1][0])
-        elif positive == wanted and wanted < self.size and not exhausted:
+        if positive == target and target < self.count:
+            following = float(self.values[target].clamp_min(0.0) + self.residual(target, target + 1)[1][0])
+        elif positive == target and target < self.size and not exhausted:
             following = float(self.values[-1].clamp_min(0.0))
         following = following if following > self.floor else 0.0
         return Eigenpairs(
@@ -375,7 +374,7 @@ class _Search:
             next_value=following,
             is_converged=converged,
             products=self.products,
-            unresolved=self.unresolved(positive) if positive == wanted else None,
+            unresolved=self.unresolved(positive) if positive == target else None,
         )
 
     def unresolved(self, first: int) -> RitzPairs | None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, check_device, validated
+from probneural.checks import check_counts, validated
 from probneural.curvature.spectra.lanczos import Eigenpairs, RitzPairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
@@ -36,13 +36,13 @@ class SpectralMeasure:
         nodes: `(probes, steps)`, >= 0, float64, in A's units.
         weights: `(probes, steps)`, >= 0, float64: numbers of eigenvalues; those of a probe add up to the number that is not
             known. A run that ended early is filled up with nodes at zero of weight zero.
-        known: Eigenvalues that were taken out, `(r,)`, float64, those that are known but roughly among them.
+        deflated: Eigenvalues that were taken out, `(r,)`, float64, those that are known but roughly among them.
         products: Number of products with A.
     """
 
     nodes: Float64[Tensor, "probes steps"]
     weights: Float64[Tensor, "probes steps"]
-    known: Float64[Tensor, " r"]
+    deflated: Float64[Tensor, " r"]
     products: int
 
     def trace(self, function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
@@ -57,9 +57,9 @@ class SpectralMeasure:
         Raises:
             DataError: If f is not finite at a node.
         """
-        known = float(_finite(function(self.known)).sum()) if len(self.known) else 0.0
-        rest, error = self.remainder(function)
-        return known + rest, error
+        deflated = float(_finite(function(self.deflated)).sum()) if len(self.deflated) else 0.0
+        remainder, error = self.remainder(function)
+        return deflated + remainder, error
 
     def remainder(self, function: Callable[[Tensor], Tensor]) -> tuple[float, float]:
         """Estimate tr f of A on the complement of the known eigenvectors alone; see `trace`."""
@@ -90,8 +90,7 @@ def spectral_density(
     seed: int = 0,
     deflate: Eigenpairs | None = None,
     is_settled: Callable[[SpectralMeasure], bool] | None = None,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
+    like: Tensor | None = None,
 ) -> SpectralMeasure:
     """Run Lanczos from random vectors, and keep the Gauss quadrature of each.
 
@@ -118,8 +117,7 @@ def spectral_density(
         seed: Of the probes.
         deflate: Known eigenpairs of A, their vectors orthonormal, and unresolved ones.
         is_settled: Asked every 5 steps, from 10 on, whether the measure of the steps taken so far is enough.
-        dtype: Of the vectors.
-        device: Of the vectors.
+        like: A tensor of the dtype and on the device of the vectors; float64 on the CPU by default.
 
     Returns:
         Nodes, weights and known values.
@@ -139,13 +137,13 @@ def spectral_density(
         (8.660254, 0.0)
     """
     check_counts(size=size, probes=probes, steps=steps)
-    like = torch.zeros((), dtype=dtype, device=check_device(device))
-    known, directions = _taken_out(deflate, size, like)
-    left = size - len(known)
-    steps = min(steps, max(left, 1))
-    if left == 0:
-        empty = known.new_zeros(probes, steps)
-        return SpectralMeasure(nodes=empty, weights=empty.clone(), known=known, products=0)
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
+    deflated, directions = _taken_out(deflate, size, like)
+    remaining = size - len(deflated)
+    steps = min(steps, max(remaining, 1))
+    if remaining == 0:
+        empty = deflated.new_zeros(probes, steps)
+        return SpectralMeasure(nodes=empty, weights=empty.clone(), deflated=deflated, products=0)
     first = gaussian(probes, size, generator=stream(seed, "spectral density"), like=like)
     first = _off(_off(first, directions), directions)
     runs: list[_Run] = []
@@ -153,12 +151,12 @@ def spectral_density(
         run = _Run(product, piece, directions, steps=steps)
         while run.step():
             # The first probes decide for all, so that every one of them is treated alike.
-            is_due = not runs and run.taken >= 2 * _STRIDE and run.taken % _STRIDE == 0
-            if is_due and is_settled is not None and is_settled(_measure([run], known, left)):
+            is_due = not runs and run.steps_done >= 2 * _STRIDE and run.steps_done % _STRIDE == 0
+            if is_due and is_settled is not None and is_settled(_measure([run], deflated, remaining)):
                 break
-        steps = run.taken if not runs else steps
+        steps = run.steps_done if not runs else steps
         runs.append(run)
-    return _measure(runs, known, left)
+    return _measure(runs, deflated, remaining)
 
 
 def _taken_out(deflate: Eigenpairs | None, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,8 +168,8 @@ def _taken_out(deflate: Eigenpairs | None, size: int, like: Tensor) -> tuple[Ten
             expected=f"eigenvectors ({size}, r)", got=str(tuple(deflate.vectors.shape)), remedy="those of the same map"
         )
     groups: list[Eigenpairs | RitzPairs] = [deflate] if deflate.unresolved is None else [deflate, deflate.unresolved]
-    known = torch.cat([group.values.to(like.device, torch.float64) for group in groups])
-    return known, torch.cat([group.vectors.to(like).mT for group in groups])
+    deflated = torch.cat([group.values.to(like.device, torch.float64) for group in groups])
+    return deflated, torch.cat([group.vectors.to(like).mT for group in groups])
 
 
 class _Run:
@@ -192,26 +190,26 @@ class _Run:
         self.basis = first.new_empty(probes, min(steps, _FEW), size)
         self.current = first / row_norms(first)[:, None].to(first)
         self.scale = torch.zeros(probes, dtype=torch.float64, device=first.device)
-        self.taken = self.products = 0
+        self.steps_done = self.products = 0
         self.has_ended = False
 
     def step(self) -> bool:
         """Take one more step, unless all were taken or all runs have ended."""
-        if self.has_ended or self.taken == self.steps:
+        if self.has_ended or self.steps_done == self.steps:
             return False
-        step, current = self.taken, self.current
+        step, current = self.steps_done, self.current
         if step == self.basis.shape[1]:
             more = min(self.steps - step, step)
             self.basis = torch.cat([self.basis, self.basis.new_empty(len(current), more, current.shape[1])], dim=1)
         self.basis[:, step] = current
         image = apply(self.product, current, size=current.shape[1]).detach()
         self.products += len(current)
-        self.taken += 1
+        self.steps_done += 1
         self.diagonal[:, step] = (current.to(torch.float64) * image.to(torch.float64)).sum(1)
         self.scale = torch.maximum(self.scale, row_norms(image))
-        if self.taken == self.steps:
+        if self.steps_done == self.steps:
             return True
-        past = self.basis[:, : self.taken]
+        past = self.basis[:, : self.steps_done]
         for _ in range(2):
             image = _off(image, self.directions)
             image = image - torch.einsum("bj,bjp->bp", torch.einsum("bjp,bp->bj", past, image), past)
@@ -223,15 +221,15 @@ class _Run:
         return True
 
 
-def _measure(runs: Sequence[_Run], known: Tensor, left: int) -> SpectralMeasure:
+def _measure(runs: Sequence[_Run], deflated: Tensor, remaining: int) -> SpectralMeasure:
     """What some runs say of the eigenvalues that are not known."""
-    taken = max(run.taken for run in runs)
-    diagonal = torch.cat([run.diagonal[:, :taken] for run in runs])
-    beside = torch.cat([run.beside[:, : taken - 1] for run in runs])
+    steps_done = max(run.steps_done for run in runs)
+    diagonal = torch.cat([run.diagonal[:, :steps_done] for run in runs])
+    beside = torch.cat([run.beside[:, : steps_done - 1] for run in runs])
     tridiagonal = torch.diag_embed(diagonal) + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
     nodes, vectors = torch.linalg.eigh(tridiagonal.cpu())
-    nodes, masses = nodes.to(known), vectors[:, 0].square().to(known)
-    largest = max(float(nodes.max()), float(known.max()) if len(known) else 0.0, 0.0)
+    nodes, masses = nodes.to(deflated), vectors[:, 0].square().to(deflated)
+    largest = max(float(nodes.max()), float(deflated.max()) if len(deflated) else 0.0, 0.0)
     # A step that was not taken is a zero row and column of T: an eigenvalue of zero, with no part in the first entry.
     if float(torch.where(masses > 0, nodes, 0.0).min()) < -_INDEFINITE * largest:
         raise ArgumentError(
@@ -239,9 +237,9 @@ def _measure(runs: Sequence[_Run], known: Tensor, left: int) -> SpectralMeasure:
             got=f"eigenvalues down to {float(nodes.min()):.2e}, up to {largest:.2e}",
             remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
         )
-    weights = left * masses / masses.sum(1, keepdim=True)
+    weights = remaining * masses / masses.sum(1, keepdim=True)
     products = sum(run.products for run in runs)
-    return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, known=known, products=products)
+    return SpectralMeasure(nodes=nodes.clamp_min(0.0), weights=weights, deflated=deflated, products=products)
 
 
 def _off(rows: Tensor, directions: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from probneural.checks import check_choice, check_flag, check_instance, check_in
 from probneural.contexts import copy_for_call, undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
-from probneural.curvature.weights.roots import DenseWeights, LowRankWeights, WeightRoot
+from probneural.curvature.weights import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys
 from probneural.distributions.roots.base import FormedRoot

@@ -12,7 +12,7 @@ from torch import Tensor
 from probneural.curvature.problem import Minibatches
 from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
 from probneural.curvature.spectra.lanczos import top_eigenpairs
-from probneural.curvature.weights.roots import DenseWeights, LowRankWeights
+from probneural.curvature.weights import DenseWeights, LowRankWeights
 from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
 from probneural.heads.weight_problem import WeightProblem
 from probneural.linear_algebra.conditioning import posterior_root
@@ -94,7 +94,7 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
     new = problem.data.functions * problem.weights.numel()
     rank = min(root.size, len(ratios) + new, max(len(ratios), LARGEST_RANK))
     pairs = top_eigenpairs(
-        product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], **problem.dtype_and_device
+        product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], like=problem.vector
     )
     values = pairs.values.clamp_min(0.0).to(torch.float64)
     weights = LowRankWeights(prior_std, pairs.vectors.to(dtype), factors=(1.0 + values).rsqrt())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from probneural.contexts import copy_for_call
 from probneural.curvature.products.functions import gauss_newton_vector_product
-from probneural.curvature.weights.roots import WeightRoot
+from probneural.curvature.weights import WeightRoot
 from probneural.errors import UnsupportedError
 from probneural.fields import evaluate
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor

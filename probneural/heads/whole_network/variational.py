@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from probneural.contexts import GLOBAL_GENERATORS
 from probneural.curvature.jacobian_root import VarianceEstimation
-from probneural.curvature.weights.roots import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
+from probneural.curvature.weights import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
 from probneural.heads.ensembles.trajectory import with_state
 from probneural.heads.laplace.laplace import VARIATIONAL, LaplacePredictor
 from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference

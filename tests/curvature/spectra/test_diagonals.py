@@ -22,8 +22,7 @@ def rows_of(root: Tensor, **numbers: int) -> Estimate:
     return row_squares_estimate(
         lambda latents: latents @ root.to(latents).mT,
         lambda values: values @ root.to(values),
-        rows=root.shape[0],
-        latent=root.shape[1],
+        shape=(root.shape[0], root.shape[1]),
         **numbers,
     )
 
@@ -124,7 +123,7 @@ def test_depth_pays_for_smooth_kernels() -> None:
 def test_rows_in_float32(sketch: int) -> None:
     root = smooth(16).to(torch.float32)
     truth = root.to(F64).square().sum(1)
-    estimate = rows_of(root, sketch=sketch, probes=24, dtype=torch.float32)  # type: ignore[arg-type]
+    estimate = rows_of(root, sketch=sketch, probes=24, like=torch.zeros(()))  # type: ignore[arg-type]
     double = rows_of(root, sketch=sketch, probes=24)
     assert estimate.values.dtype == estimate.errors.dtype == estimate.lower.dtype == F64
     torch.testing.assert_close(estimate.values, double.values, rtol=1e-3, atol=1e-4)
@@ -138,7 +137,7 @@ def test_equal_singular_values_count_once(sketch: int, depth: int, dtype: torch.
     """A direction that comes back unchanged from F^T F is no new one; what single precision adds to it may be."""
     unit = torch.eye(30, dtype=F64)
     for root in (unit, unit.flip(0), torch.cat([unit, unit]), unit[:15]):
-        estimate = rows_of(root, sketch=sketch, probes=4, depth=depth, dtype=dtype)  # type: ignore[arg-type]
+        estimate = rows_of(root, sketch=sketch, probes=4, depth=depth, like=torch.zeros((), dtype=dtype))  # type: ignore[arg-type]
         truth = root.square().sum(1)
         assert bool((estimate.lower <= truth * (1 + 1e-6)).all())
 
@@ -149,8 +148,7 @@ def test_products_may_choose_the_dtype() -> None:
     estimate = row_squares_estimate(
         lambda latents: latents.to(root) @ root.mT,
         lambda values: values.to(root) @ root,
-        rows=40,
-        latent=60,
+        shape=(40, 60),
         sketch=45,
         probes=3,
     )
@@ -173,8 +171,7 @@ def test_gradients_flow_through_products() -> None:
         return row_squares_estimate(
             lambda latents: latents @ (base * scale[:, None]).mT,
             lambda values: values @ (base * scale[:, None]),
-            rows=12,
-            latent=10,
+            shape=(12, 10),
             sketch=sketch,
             probes=5,
             seed=seed,
@@ -194,8 +191,7 @@ def test_gradients_are_finite_where_rows_are_dependent() -> None:
     estimate = row_squares_estimate(
         lambda latents: latents @ (column * scale).mT,
         lambda values: values @ (column * scale),
-        rows=9,
-        latent=7,
+        shape=(9, 7),
         sketch=4,
         probes=2,
     )
@@ -205,8 +201,7 @@ def test_gradients_are_finite_where_rows_are_dependent() -> None:
     fixed = row_squares_estimate(
         lambda latents: latents @ column.mT,
         lambda values: values @ (column * untouched),
-        rows=9,
-        latent=7,
+        shape=(9, 7),
         sketch=4,
         probes=2,
     )
@@ -270,7 +265,7 @@ def test_exact_for_low_rank(rank: int, dtype: torch.dtype) -> None:
     values = torch.cat([torch.linspace(2.0, 1.0, rank), torch.zeros(90 - rank)]).to(F64)
     matrix = with_eigenvalues(values)
     tolerance = 1e-10 if dtype == F64 else 1e-4
-    estimate = xdiag(Counted(matrix), 90, products=20, dtype=dtype)
+    estimate = xdiag(Counted(matrix), 90, products=20, like=torch.zeros((), dtype=dtype))
     torch.testing.assert_close(estimate.values, matrix.diagonal(), rtol=0, atol=tolerance)
     torch.testing.assert_close(estimate.lower, matrix.diagonal(), rtol=0, atol=tolerance)
     assert float(estimate.errors.abs().max()) < tolerance
@@ -332,10 +327,8 @@ def test_nan() -> None:
     root = decaying()
     for call in (
         lambda: xdiag(lambda rows: rows * math.nan, 9, products=4),
-        lambda: row_squares_estimate(
-            lambda x: x @ root.mT * math.nan, lambda y: y @ root, rows=40, latent=60, sketch=2, probes=2
-        ),
-        lambda: row_squares_estimate(lambda x: x @ root.mT, lambda y: y @ root / 0.0, rows=40, latent=60, sketch=2, probes=2),
+        lambda: row_squares_estimate(lambda x: x @ root.mT * math.nan, lambda y: y @ root, shape=(40, 60), sketch=2, probes=2),
+        lambda: row_squares_estimate(lambda x: x @ root.mT, lambda y: y @ root / 0.0, shape=(40, 60), sketch=2, probes=2),
     ):
         with pytest.raises(DataError, match="finite"):
             call()
@@ -356,6 +349,6 @@ def test_bad_input() -> None:
     with pytest.raises(ShapeError):
         xdiag(lambda rows: rows[:, 1:], 9, products=4)
     with pytest.raises(ShapeError):
-        row_squares_estimate(lambda x: x @ root.mT, lambda y: y @ root, rows=40, latent=59, sketch=3, probes=3)
+        row_squares_estimate(lambda x: x @ root.mT, lambda y: y @ root, shape=(40, 59), sketch=3, probes=3)
     with pytest.raises(ShapeError):
-        row_squares_estimate(lambda x: x, lambda y: y @ root, rows=40, latent=60, sketch=3, probes=3)
+        row_squares_estimate(lambda x: x, lambda y: y @ root, shape=(40, 60), sketch=3, probes=3)

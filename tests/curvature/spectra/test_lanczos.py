@@ -51,7 +51,7 @@ def check(pairs: Eigenpairs, matrix: Tensor, *, tolerance: float = 1e-4) -> None
 def test_rank(name: str, rank: int, dtype: torch.dtype) -> None:
     matrix = with_eigenvalues(SPECTRA[name])
     counted = Counted(matrix)
-    pairs = top_eigenpairs(counted, 120, rank=rank, dtype=dtype)
+    pairs = top_eigenpairs(counted, 120, rank=rank, like=torch.zeros((), dtype=dtype))
     check(pairs, matrix)
     assert pairs.is_converged
     assert pairs.vectors.dtype == dtype
@@ -78,7 +78,7 @@ def test_smallest_with_a_largest_rank() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", [{}, {"block": 2}, {"dtype": torch.float32}, {"rank": 5}], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"block": 2}, {"like": torch.zeros(())}, {"rank": 5}], ids=str)
 @pytest.mark.parametrize("size", [1000, 30_000])
 def test_spikes_over_a_flat_bulk(size: int, kind: dict[str, Any], seed: int) -> None:
     """In a few random vectors, of which a spike has a share of 1/P, all Ritz values are near 1 and have small residuals."""
@@ -139,7 +139,7 @@ def test_largest_rank_leaves_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_rounding_is_not_a_next_value(dtype: torch.dtype, seed: int) -> None:
     matrix = with_eigenvalues(SPECTRA["low rank"], seed=seed)
-    pairs = top_eigenpairs(Counted(matrix), 120, rank=10, dtype=dtype, seed=seed)
+    pairs = top_eigenpairs(Counted(matrix), 120, rank=10, like=torch.zeros((), dtype=dtype), seed=seed)
     assert len(pairs.values) == 10
     assert pairs.next_value == 0.0
 
@@ -304,7 +304,7 @@ def test_gauss_newton_of_a_network(dtype: torch.dtype) -> None:
         return vmap(lambda row: pull(jvp(outputs, (vector,), (row,))[1])[0])(rows)
 
     dense = jacrev(outputs)(vector).detach().to(F64)
-    pairs = top_eigenpairs(product, len(vector), rank=25, dtype=dtype)
+    pairs = top_eigenpairs(product, len(vector), rank=25, like=torch.zeros((), dtype=dtype))
     truth = torch.linalg.eigvalsh(dense.mT @ dense).flip(0)
     assert not pairs.vectors.requires_grad
     bound = torch.clamp(1e-4 * truth[:25], min=1e-5 * float(truth[0]) if dtype == torch.float32 else 0.0)

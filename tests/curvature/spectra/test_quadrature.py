@@ -53,7 +53,7 @@ def test_log_determinants_within_their_errors(name: str, rank: int) -> None:
         assert abs(estimate - truth) <= 3.5 * error + 1e-6 * abs(truth)
         rest, same = measure.remainder(function)
         assert same == error
-        assert rest + float(function(measure.known).sum()) == pytest.approx(estimate, rel=1e-12)
+        assert rest + float(function(measure.deflated).sum()) == pytest.approx(estimate, rel=1e-12)
 
 
 @pytest.mark.parametrize("rank", [0, 7])
@@ -62,7 +62,7 @@ def test_shapes_and_weights(rank: int) -> None:
     counted = Counted(matrix)
     measure = spectral_density(counted, SIZE, probes=5, steps=12, deflate=dense_pairs(matrix, rank))
     assert measure.nodes.shape == measure.weights.shape == (5, 12)
-    assert measure.known.shape == (rank,)
+    assert measure.deflated.shape == (rank,)
     assert measure.nodes.dtype == measure.weights.dtype == F64
     assert bool((measure.nodes >= 0).all())
     assert bool((measure.weights >= 0).all())
@@ -130,7 +130,7 @@ def test_zero_map_and_one_by_one() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_runs_that_end_early(name: str, dtype: torch.dtype) -> None:
     matrix = with_eigenvalues(SPECTRA[name])
-    measure = spectral_density(Counted(matrix), SIZE, probes=3, steps=30, dtype=dtype)
+    measure = spectral_density(Counted(matrix), SIZE, probes=3, steps=30, like=torch.zeros((), dtype=dtype))
     assert measure.products < 3 * 30
     torch.testing.assert_close(measure.weights.sum(1), torch.full((3,), SIZE, dtype=F64))
     distinct = SPECTRA[name].unique()
@@ -152,7 +152,7 @@ def test_probes_that_end_at_different_steps() -> None:
         pass
     diagonal, beside = run.diagonal, run.beside
     assert run.products == 6
-    assert run.taken == 3
+    assert run.steps_done == 3
     assert beside[0, 1] == 0.0 == beside[1, 2]
     matrix = diagonal.diag_embed() + beside.diag_embed(1) + beside.diag_embed(-1)
     torch.testing.assert_close(torch.linalg.eigvalsh(matrix[0, :2, :2]), torch.tensor([2.0, 3.0], dtype=F64))
@@ -203,7 +203,7 @@ def test_unresolved_pairs_save_steps_and_probes(name: str) -> None:
 
 def test_float32() -> None:
     matrix = with_eigenvalues(SPECTRA["wide"].clamp(1e-3, 1e2))
-    single = spectral_density(Counted(matrix), SIZE, probes=6, steps=60, dtype=torch.float32)
+    single = spectral_density(Counted(matrix), SIZE, probes=6, steps=60, like=torch.zeros(()))
     double = spectral_density(Counted(matrix), SIZE, probes=6, steps=60)
     function = log_shift(1.0, 1.0)
     assert single.trace(function)[0] == pytest.approx(double.trace(function)[0], rel=1e-4)
@@ -272,7 +272,7 @@ def test_functions_that_are_not_finite() -> None:
     measure = spectral_density(Counted(matrix), SIZE, probes=2, steps=30)
     with pytest.raises(DataError, match="finite"):
         measure.trace(lambda nodes: torch.where(nodes < 1e-8, math.inf, nodes))
-    known = SpectralMeasure(nodes=measure.nodes, weights=measure.weights, known=torch.zeros(1, dtype=F64), products=0)
+    known = SpectralMeasure(nodes=measure.nodes, weights=measure.weights, deflated=torch.zeros(1, dtype=F64), products=0)
     with pytest.raises(DataError, match="finite"):
         known.trace(lambda nodes: torch.where(nodes == 0.0, math.inf, nodes))
 

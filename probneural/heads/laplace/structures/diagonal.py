@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.curvature.spectra import diagonals
-from probneural.curvature.weights.roots import DiagonalWeights
+from probneural.curvature.weights import DiagonalWeights
 from probneural.heads.diagonal_evidence import learn
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.weight_posterior import WeightPosterior

@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from probneural.curvature.weights.iterative import IterativeWeights
-from probneural.curvature.weights.roots import LowRankWeights
+from probneural.curvature.weights import IterativeWeights, LowRankWeights
 from probneural.distributions.latent import digest
 from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.laplace.structures.low_rank import LowRank

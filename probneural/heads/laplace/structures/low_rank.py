@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
-from probneural.curvature.weights.roots import LowRankWeights
+from probneural.curvature.weights import LowRankWeights
 from probneural.errors import ConvergenceWarning, EvidenceError, warn
 from probneural.heads.evidence import Evidence
 from probneural.heads.laplace.structures.base import Structure
@@ -223,7 +223,7 @@ def truncate(
                 start=start,
                 tolerance=tolerance,
                 max_products=None if precise is None else _PRODUCTS_PER_PAIR * width + 16,
-                **problem.dtype_and_device,
+                like=problem.vector,
             )
             if precise is not None and not pairs.is_converged:
                 return None, pairs
@@ -287,14 +287,14 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
         seed=seed,
         deflate=pairs,
         is_settled=is_settled,
-        **problem.dtype_and_device,
+        like=problem.vector,
     )
     return _learned(problem, pairs, rest, _evidence_of(problem, rest))
 
 
 def _evidence_of(problem: WeightProblem, rest: SpectralMeasure) -> Evidence:
     """Evidence of eigenvalues that are known and of the measure of the others."""
-    known = rest.known.clamp_min(0.0).cpu()
+    known = rest.deflated.clamp_min(0.0).cpu()
     values = torch.cat([known, rest.nodes.flatten().cpu()])
     return _evidence(problem, values, torch.cat([torch.ones_like(known), rest.weights.flatten().cpu() / len(rest.weights)]))
 

@@ -1,0 +1,1 @@
+"""Conformal and risk-controlled bands around predicted fields."""

@@ -1,0 +1,184 @@
+"""Bands in the space of an equation's residual, which need no solutions to calibrate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from jaxtyping import Bool, Float64
+from torch import Tensor
+
+from probneural.calibration.bands.conformal import conformal_quantile
+from probneural.calibration.bands.shapes import domain_quantile
+from probneural.calibration.chunks import CHUNK_VALUES
+from probneural.checks import assign, check_callable, check_finite, check_flag, check_instance, check_real
+from probneural.contexts import undisturbed
+from probneural.distributions.predictor import Predictor
+from probneural.errors import CalibrationError, ShapeError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
+from probneural.pairs.provenance import check_untrained_inputs
+
+Residual = Callable[[Tensor, Field, Grid], Tensor]
+"""From predictions `(n, c, *grid)`, input functions and the predictions' grid to what is left of an equation."""
+
+
+@dataclass(frozen=True)
+class ResidualBand:
+    """A bound q of what a prediction leaves of its equation: |D(û)(x)| <= q, calibrated on inputs alone.
+
+    The physics residual error of a prediction û is D(û), D being the equation with the solution at D(u) = 0. Its score is the
+    supremum of |D(û)|, or a quantile over the domain; q is the ⌈(n + 1) level⌉-th smallest of n calibration scores. No
+    solution is needed. If calibration and new inputs are exchangeable, then for any predictor
+
+        level <= P(residual of a new prediction within ± q) < level + 1/(n + 1)
+
+    (the upper bound without ties). **It is a statement about residuals, not about errors.** It says how consistent ordinary
+    predictions are with the equation; a prediction that leaves the band is unusual. What it says about the error u - û is what
+    the equation's inverse makes of it: for a linear equation the error solves D e = D(û), so q bounds it by q times the norm of
+    the inverse, which may be large (near a resonance) and needs the boundary and initial values that an interior residual
+    does not see. An error that the equation does not see, a wrong constant or a wrong initial value, has no residual.
+
+    Args:
+        residual: Called as `residual(predicted, inputs, grid)`, as in
+            [`PDEResidual`][probneural.training.losses.PDEResidual]; returns `(n, k, *grid)`. Where it is not defined, near
+            boundaries, it returns 0. With k equations, give them comparable units.
+        level: Nominal coverage, between 0 and 1.
+        fraction: Which part of the domain the residual is bounded on, above 0 and at most 1; dimensionless.
+
+    Raises:
+        ArgumentError: If an argument lies outside these values.
+
+    Reference:
+        Gopakumar et al. (2025), Calibrated physics-informed uncertainty quantification, section 4 (joint conformal
+        prediction). Deviations: the residual is the user's, with derivatives of any order of accuracy, and is not
+        divided by its standard deviation over the calibration set, which would not leave scores exchangeable.
+
+    Examples:
+        >>> def residual(predicted, inputs, grid):  # of u' = f on a periodic grid, by differences
+        ...     step = 1.0 / grid.size
+        ...     return (predicted.roll(-1, -1) - predicted.roll(1, -1)) / (2 * step) - inputs.values
+        >>> ResidualBand(residual, 0.9).level
+        0.9
+    """
+
+    residual: Residual
+    level: float = 0.9
+    _: KW_ONLY
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        assign(
+            self,
+            residual=check_callable(
+                self.residual, "residual", remedy="give a function of prediction, input functions and grid"
+            ),
+            level=check_real(self.level, "level", above=0.0, below=1.0),
+            fraction=check_real(self.fraction, "fraction", above=0.0, most=1.0),
+        )
+
+    @undisturbed()
+    @torch.no_grad()
+    def fit(
+        self, predictor: Predictor, inputs: Field, *, query: Grid | None = None, allow_training_data: bool = False
+    ) -> ResidualBound:
+        """Find the bound on input functions that training has not used; their solutions are not needed.
+
+        Args:
+            predictor: What any head or calibrator returned.
+            inputs: Held-out input functions.
+            query: Where predictions are evaluated; the inputs' own grid by default. The bound is for this grid.
+            allow_training_data: Whether inputs that trained the predictor give a warning instead of an error.
+
+        Raises:
+            CalibrationError: If there are too few functions for the level, or some trained the predictor.
+            DataError: If a value is not finite.
+            ShapeError: If the residual has no value at each point of each function, or channels are not the predictor's.
+        """
+        check_instance(predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(...)")
+        is_allowed = check_flag(allow_training_data, "allow_training_data")
+        check_untrained_inputs(check_field(inputs, "inputs"), predictor.trained_on, allow_training_data=is_allowed)
+        bound = ResidualBound(predictor, quantile=torch.inf, method=self)
+        return ResidualBound(predictor, quantile=conformal_quantile(bound.scores(inputs, query), self.level), method=self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ResidualBound:
+    """A calibrated bound of residuals, from [`ResidualBand`][probneural.calibration.ResidualBand].
+
+    Args:
+        predictor: The predictor it belongs to.
+        quantile: The bound, in units of the residual.
+        method: Residual, level and fraction it was calibrated with.
+    """
+
+    predictor: Predictor
+    _: KW_ONLY
+    quantile: float
+    method: ResidualBand
+
+    @property
+    def level(self) -> float:
+        """Nominal coverage."""
+        return self.method.level
+
+    @undisturbed()
+    @torch.no_grad()
+    def residuals(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, "n k *grid"]:
+        """What the predictions leave of the equation, `(n, k, *grid)`, in units of the residual.
+
+        Raises:
+            DataError: If a value is not finite.
+            ShapeError: If the residual has no value at each point of each function.
+        """
+        return torch.cat(list(self._parts(inputs, query)))
+
+    @undisturbed()
+    @torch.no_grad()
+    def scores(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, " n"]:
+        """The largest residual of each prediction, or its quantile over the domain, `(n,)`, in units of the residual.
+
+        Raises:
+            CalibrationError: If there are no functions.
+            DataError: If a value is not finite.
+            ShapeError: If the residual has no value at each point of each function.
+        """
+        grid = check_field(inputs, "inputs").grid if query is None else query
+        parts = [domain_quantile(part.abs(), grid, fraction=self.method.fraction) for part in self._parts(inputs, query)]
+        if not parts:
+            raise CalibrationError(expected="at least one input function", got="none", remedy="hold out some")
+        return torch.cat(parts)
+
+    def holds(self, inputs: Field, query: Grid | None = None) -> Bool[Tensor, " n"]:
+        """Which predictions are as consistent with the equation as those of calibration, `(n,)`.
+
+        Raises:
+            CalibrationError: If there are no functions.
+            DataError: If a value is not finite.
+            ShapeError: If the residual has no value at each point of each function.
+        """
+        return self.scores(inputs, query) <= self.quantile
+
+    def _parts(self, inputs: Field, query: Grid | None) -> Iterator[Float64[Tensor, "n k *grid"]]:
+        """Residuals of some functions at a time."""
+        grid = check_field(inputs, "inputs").grid if query is None else check_grid(query, "query")
+        rows = max(1, CHUNK_VALUES // (self.predictor.out_channels * grid.size))
+        for start in range(0, len(inputs), rows):
+            part = inputs[start : start + rows]
+            predicted = self.predictor(part, query).mean.to(torch.float64)
+            residuals = self.method.residual(predicted, Field(part.values.to(predicted), part.grid), grid)
+            shape = tuple(residuals.shape) if isinstance(residuals, Tensor) else None
+            if shape is None or len(shape) != predicted.ndim or shape[0] != len(part) or shape[2:] != tuple(grid.shape):
+                raise ShapeError(
+                    expected=f"a residual of shape ({len(part)}, k, {', '.join(map(str, grid.shape))})",
+                    got=str(shape),
+                    remedy="return its values on the predictions' grid",
+                )
+            check_finite(residuals, "residuals", remedy="return 0 where the residual is not defined")
+            yield residuals.to(torch.float64)
+
+    def __repr__(self) -> str:
+        """The bound and what it states."""
+        return f"ResidualBound(quantile={self.quantile:.4g}, level={self.level:g}, fraction={self.method.fraction:g})"

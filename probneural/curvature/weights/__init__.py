@@ -1,1 +1,0 @@
-"""Square roots of posterior covariances of weights."""

@@ -1,0 +1,365 @@
+"""Scores of a forecast by lead, in one pass that holds one lead at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, check_sequence, real_tensor
+from probneural.contexts import undisturbed
+from probneural.distributions.base import check_values
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.trajectory import Forecast
+from probneural.errors import DataError
+from probneural.metrics.accumulator import Accumulator, Batch
+from probneural.metrics.comparison import compare, mean_relative_l2
+from probneural.metrics.lead_alignment import TrueTrajectories, lead_batches, step_keys
+from probneural.metrics.lead_table import (
+    TITLES,
+    Estimate,
+    HorizonScores,
+    LeadScore,
+    LeadScores,
+    RankHistograms,
+    Spectra,
+    over_functions,
+    root_of_mean,
+    root_of_ratio,
+)
+from probneural.metrics.likelihood import joint_nll, nll
+from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
+from probneural.metrics.proper_scores import crps, energy_score, variogram_score
+from probneural.metrics.reliability import chi2, coverage, drawn_suprema, pit_histogram, true_supremum
+from probneural.metrics.spectra import compared_spectra, spectrum_error, spectrum_ratio
+from probneural.metrics.spread import corrected_variance, size_factor
+from probneural.pairs.provenance import TrainingRecord, check_untrained
+from probneural.randomness import stream_seed
+
+_DRAWS = 512
+"""Draws behind the simultaneous coverage, where there are no members."""
+_PIT_BINS = 20
+"""Bins that stand for ranks, where there are no members."""
+_NONE = Estimate(*torch.full((2,), math.nan, dtype=torch.float64, device="cpu"))
+
+_SOURCES = {
+    "rmse": ("square",),
+    "spread": ("square", "variance"),
+    "spread_skill": ("square", "variance"),
+    "rank_deviation": ("ranks",),
+    "spectrum_error": ("spectra",),
+    "simultaneous_coverage": ("simultaneous_coverage", "suprema"),
+}
+"""Statistics that a score is computed from, where they have another name."""
+
+
+@undisturbed()
+@torch.no_grad()
+def score_by_lead(
+    forecast: Forecast,
+    truth: TrueTrajectories,
+    *,
+    noise: float | Float[Tensor, "..."] = 0.0,
+    level: float = 0.9,
+    threshold: float = 0.5,
+    whole: int | None = None,
+    times: Sequence[float] | Tensor | None = None,
+    scores: Collection[str] | None = None,
+    seed: int = 0,
+    allow_training_data: bool = False,
+) -> LeadScores:
+    """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
+
+    Members count as a sample of the forecast's distribution: CRPS, energy and variogram score are the fair ones; spread, chi²
+    and NLL have the variance multiplied by (s + 1)/(s - 1); coverages compare the truth with the members by rank. So a
+    forecast whose members are exchangeable with the truth has spread-skill ratio 1, flat ranks and nominal coverages for any
+    number s of members (chi² excepted, whose mean is (s - 1)/(s - 3) for Gaussian members).
+
+    Args:
+        forecast: What `predictor.rollout` returned, or a calibrator made of it: any
+            [`Forecast`][probneural.distributions.Forecast].
+        truth: The true trajectories of its n functions, on its grid, with its leads or more. Where both have times, states at
+            equal times are compared, else those of equal number.
+        noise: Variance of the observation noise in the truth, in physical units squared: a number, or one per channel `(c,)`.
+        level: Nominal level of the coverages, between 0 and 1.
+        threshold: Relative L2 error up to which the mean counts as a valid prediction.
+        whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
+        times: Time of each lead, for tables and figures, in the user's units; by default the forecast's own, or the lead.
+        scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The variogram score costs
+            most, then the energy score.
+        seed: Makes draws repeatable, where there are no members, or noise is added to them.
+        allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
+
+    Returns:
+        The scores, averaged over functions, the domain and the channels.
+
+    Raises:
+        DataError: If the forecast is none, the truth has no states by lead, a value is not finite, or steps of the
+            trajectories trained the predictor.
+        ShapeError: If functions or channels are not equally many, or there is not one time per lead.
+        GridError: If the grids differ.
+        ArgumentError: If the truth ends before the forecast or lacks its times, the level is not between 0 and 1, the
+            threshold is not positive, `whole` is below 1, a score has no such name, or the noise is unusable.
+
+    Reference:
+        Fortin et al. (2014), equation 15, for the factor of the variance; Ferro (2014), Fair scores for ensemble forecasts.
+    """
+    is_allowed = check_flag(allow_training_data, "allow_training_data")
+    settings = _Settings(
+        noise=noise,
+        level=check_real(level, "level", above=0.0, below=1.0),
+        threshold=check_positive(threshold, "threshold"),
+        whole=None if whole is None else check_integer(whole, "whole"),
+        seed=check_integer(seed, "seed", least=0),
+        scores=_names(scores),
+    )
+    leads = _Leads(settings)
+    for _, batches in itertools.groupby(lead_batches(forecast, truth), key=lambda batch: batch.lead):
+        leads.add(batches)
+    record: TrainingRecord | None = getattr(forecast, "trained_on", None)
+    if record is not None:
+        keys = step_keys(truth, forecast.steps)
+        check_untrained(keys, record, allow_training_data=is_allowed, purpose="scores", error=DataError)
+    lead_times = getattr(forecast, "times", None) if times is None else times
+    return leads.scores(_times(lead_times, forecast.steps), count=len(truth))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Settings:
+    """Arguments of `score_by_lead`, checked."""
+
+    noise: float | Tensor
+    level: float
+    threshold: float
+    whole: int | None
+    seed: int
+    scores: frozenset[str]
+
+    def accumulator(self) -> Accumulator[_Compared]:
+        """An accumulator of the statistics that the scores, and those of whole trajectories, are computed from."""
+        names = {"relative_l2", "suprema"}.union(*(_SOURCES.get(name, (name,)) for name in self.scores))
+        pointwise, joint = ({name: table[name] for name in table if name in names} for table in (_POINTWISE, _JOINT))
+        return Accumulator(partial(_Compared, settings=self), pointwise=pointwise, joint=joint, whole=self.whole)
+
+
+class _Compared:
+    """Samples of one lead, compared with the truth in the ways that the statistics need; each once."""
+
+    def __init__(self, batch: Batch, settings: _Settings) -> None:
+        self.settings, self.lead = settings, batch.lead
+        self.seed = stream_seed(settings.seed, "forecast scores", batch.lead, batch.rows.start)
+        self.plain = compare(batch.u, batch.truth, noise=settings.noise)
+        self.is_sample = isinstance(batch.u, EmpiricalField) and len(batch.u.weights) > 1
+        self.factor = size_factor(batch.u) if self.is_sample else 1.0
+        self.corrected = replace(self.plain, variance=corrected_variance(self.plain, self.factor))
+        self.edges: tuple[float, ...] = ()
+
+    @cached_property
+    def pool(self) -> MemberPool | None:
+        """Members of equal weight and the truth."""
+        u = self.plain.distribution
+        is_even = isinstance(u, EmpiricalField) and bool((u.weights == u.weights[0]).all())
+        return MemberPool(self.plain, seed=self.seed) if self.is_sample and is_even else None
+
+    @cached_property
+    def distances(self) -> Tensor | None:
+        """Distances of truth and members from their mean."""
+        return None if self.pool is None else self.pool.distances
+
+    def coverage(self) -> Tensor:
+        """Pointwise coverage, by rank if there are members."""
+        if self.pool is None or self.distances is None:
+            return coverage(self.corrected, level=self.settings.level)
+        return self.pool.coverage(self.distances, level=self.settings.level)
+
+    def ranks(self) -> Tensor:
+        """Rank histogram, or that of the PIT, `(n, ranks)`."""
+        if self.pool is None:
+            return (pit_histogram(self.plain, bins=_PIT_BINS) / _PIT_BINS).mean(1)
+        return self.pool.rank_histogram().mean(1)
+
+    @cached_property
+    def suprema(self) -> Float64[Tensor, "n k"]:
+        """The truth's largest distance from the mean, then those of draws that it is exchangeable with."""
+        if self.distances is not None:
+            return suprema(self.distances).mT
+        drawn = drawn_suprema(self.corrected, draws=_DRAWS, seed=self.settings.seed, lead=self.lead)
+        return torch.cat([true_supremum(self.corrected)[None], drawn]).mT
+
+    def joint_nll(self) -> Tensor:
+        """Joint NLL with the corrected variance."""
+        if self.factor == 1.0:
+            return joint_nll(self.corrected)
+        u = self.corrected.distribution
+        factors = torch.full((u.mean.shape[1],), math.sqrt(self.factor), dtype=torch.float64)
+        return joint_nll(replace(self.corrected, distribution=u.scale(factors)))
+
+    def spectra(self) -> Float64[Tensor, "n two c bands"]:
+        """Power of the truth and mean power of the draws."""
+        true, drawn = compared_spectra(self.plain, seed=self.seed)
+        self.edges = tuple(true.edges.tolist())
+        return torch.stack([true.power, drawn], dim=1)
+
+
+_POINTWISE: Mapping[str, Callable[[_Compared], Tensor]] = {
+    "relative_l2": lambda c: mean_relative_l2(c.plain).mean(1),
+    "crps": lambda c: crps(c.plain, is_fair=True).mean(1),
+    "nll": lambda c: nll(c.corrected).mean(1),
+    "chi2": lambda c: chi2(c.corrected).mean(1),
+    "coverage": lambda c: c.coverage().mean(1),
+    "square": lambda c: c.plain.average(c.plain.residual.square()),
+    "variance": lambda c: c.plain.average(c.corrected.variance),
+    "ranks": _Compared.ranks,
+}
+_JOINT: Mapping[str, Callable[[_Compared], Tensor]] = {
+    "energy": lambda c: energy_score(c.plain, seed=c.seed, is_fair=True).mean(1),
+    "variogram": lambda c: variogram_score(c.plain, seed=c.seed, is_fair=True).mean(1),
+    "joint_nll": _Compared.joint_nll,
+    "suprema": lambda c: c.suprema,
+    "simultaneous_coverage": lambda c: inside_fraction(c.suprema.mT, level=c.settings.level),
+    "spectra": _Compared.spectra,
+}
+
+
+def _estimates(values: Mapping[str, Tensor], *, eps: float) -> dict[str, Estimate]:
+    """Every score that follows from the statistics, with its standard error over samples."""
+    scores = {name: over_functions(values[name]) for name in TITLES if name in values}
+    if "square" in values:
+        scores["rmse"] = root_of_mean(values["square"])
+    if "variance" in values:
+        scores["spread"] = root_of_mean(values["variance"])
+        if bool((values["square"].mean(0) > 0).all()):
+            scores["spread_skill"] = root_of_ratio(values["variance"], values["square"])
+    if "ranks" in values:
+        deviation = rank_deviation(values["ranks"].mean(0))
+        scores["rank_deviation"] = Estimate(deviation, torch.full_like(deviation, math.nan))
+    if "spectra" in values:
+        error = spectrum_error(*values["spectra"].mean(0), eps=eps)
+        scores["spectrum_error"] = Estimate(error, torch.full_like(error, math.nan))
+    return scores
+
+
+class _Leads:
+    """Estimates of all leads so far, and sums of the statistics of each sample over them."""
+
+    def __init__(self, settings: _Settings) -> None:
+        self.settings = settings
+        self.estimates: list[dict[str, Estimate]] = []
+        self.ranks: list[Estimate] = []
+        self.ratios: list[Tensor] = []
+        self.sums: dict[str, Tensor] = {}
+        self.reasons = {name: "not asked for" for name in TITLES if name not in settings.scores}
+        self.valid: Tensor | None = None
+        self.valid_time: Tensor | None = None
+        self.edges: tuple[float, ...] = ()
+        self.eps = torch.finfo(torch.float64).eps
+        self.is_uncalibrated = False
+
+    def add(self, batches: Iterable[Batch]) -> None:
+        """Add a lead."""
+        accumulator = self.settings.accumulator()
+        for batch in batches:
+            _, first = accumulator.add(batch)
+            self.edges = first.edges if first is not None and first.edges else self.edges
+            self.eps = max(self.eps, batch.eps)
+            self.is_uncalibrated |= batch.u.is_uncalibrated
+        values, reasons = accumulator.values(), accumulator.reasons
+        self.estimates.append(_estimates(values, eps=self.eps))
+        if "ranks" in values:
+            self.ranks.append(over_functions(values["ranks"]))
+        if "spectra" in values:
+            self.ratios.append(spectrum_ratio(*values["spectra"].mean(0), eps=self.eps))
+        for name in TITLES:
+            for source in _SOURCES.get(name, (name,)):
+                if source in reasons:
+                    self.reasons.setdefault(name, reasons[source])
+        self._track(values)
+        first_lead = len(self.estimates) == 1
+        self.sums = {
+            name: value
+            if first_lead
+            else torch.maximum(self.sums[name], value)
+            if name == "suprema"
+            else self.sums[name] + value
+            for name, value in values.items()
+            if first_lead or name in self.sums
+        }
+
+    def _track(self, values: Mapping[str, Tensor]) -> None:
+        """Count the leads up to which each sample is predicted well enough."""
+        if "relative_l2" not in values:
+            self.valid = self.valid_time = None
+            return
+        is_valid = values["relative_l2"] <= self.settings.threshold
+        if len(self.estimates) == 1:
+            self.valid, self.valid_time = is_valid, is_valid.to(torch.float64)
+        elif self.valid is not None and self.valid_time is not None:
+            self.valid = self.valid & is_valid
+            self.valid_time = self.valid_time + self.valid
+
+    def scores(self, times: Float64[Tensor, " leads"], *, count: int) -> LeadScores:
+        """The scores at each lead and over all."""
+        steps = len(self.estimates)
+        means = {name: values / steps for name, values in self.sums.items() if name != "suprema"}
+        overall = _estimates(means, eps=self.eps)
+        scores: dict[str, LeadScore] = {}
+        for name in (name for name in TITLES if name in self.settings.scores):
+            by_lead = [estimates.get(name, _NONE) for estimates in self.estimates]
+            if any(estimate is not _NONE for estimate in by_lead):
+                values, errors = (torch.stack(parts) for parts in zip(*by_lead, strict=True))
+                value, error = map(float, overall.get(name, _NONE))
+                scores[name] = LeadScore(values=values, errors=errors, overall=value, overall_error=error)
+        ranks, spectra = None, None
+        if len(self.ranks) == steps:
+            frequencies, errors = (torch.stack(parts) for parts in zip(*self.ranks, strict=True))
+            ranks = RankHistograms(frequencies=frequencies, errors=errors)
+        if len(self.ratios) == steps:
+            spectra = Spectra(edges=self.edges, ratios=torch.stack(self.ratios))
+        return LeadScores(
+            scores=scores,
+            ranks=ranks,
+            spectra=spectra,
+            horizon=self._horizon(),
+            times=times,
+            level=self.settings.level,
+            functions=count,
+            reasons=self.reasons,
+            is_uncalibrated=self.is_uncalibrated,
+        )
+
+    def _horizon(self) -> HorizonScores:
+        """Scores of whole trajectories."""
+        coverage, valid_time, still_valid = _NONE, _NONE, math.nan
+        if "suprema" in self.sums:
+            coverage = over_functions(inside_fraction(self.sums["suprema"].mT, level=self.settings.level))
+        if self.valid is not None and self.valid_time is not None:
+            valid_time, still_valid = over_functions(self.valid_time), float(self.valid.to(torch.float64).mean())
+        return HorizonScores(
+            coverage=(float(coverage.value), float(coverage.error)),
+            valid_time=(float(valid_time.value), float(valid_time.error)),
+            still_valid=still_valid,
+            threshold=self.settings.threshold,
+        )
+
+
+def _names(scores: Collection[str] | None) -> frozenset[str]:
+    """The names of scores, checked."""
+    if scores is None:
+        return frozenset(TITLES)
+    names = [scores] if isinstance(scores, str) else check_sequence(scores, "scores", remedy="give a list of names")
+    return frozenset(check_choice(name, tuple(TITLES), "scores") for name in names)
+
+
+def _times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " leads"]:
+    """One time per lead."""
+    if times is None:
+        return torch.arange(1, steps + 1, dtype=torch.float64, device="cpu")
+    lead_times = real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu")).detach()
+    check_values(lead_times, (steps,), "times")
+    return lead_times

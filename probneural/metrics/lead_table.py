@@ -1,0 +1,256 @@
+"""Scores of a forecast by lead: the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.checks import optional
+
+if TYPE_CHECKING:
+    import xarray
+from typing import NamedTuple
+
+import torch
+
+_COLUMNS = 6
+"""Leads that a printed table has room for."""
+TITLES: Mapping[str, tuple[str, str]] = {
+    "relative_l2": ("relative L2 error of the mean", "1"),
+    "rmse": ("RMSE of the mean", "field"),
+    "spread": ("spread", "field"),
+    "spread_skill": ("spread-skill ratio", "1"),
+    "chi2": ("chi2 per value", "1"),
+    "crps": ("CRPS, fair", "field"),
+    "energy": ("energy score, fair", "field"),
+    "variogram": ("variogram score, fair", "field"),
+    "nll": ("NLL per value, marginal", "nat"),
+    "joint_nll": ("NLL per value, joint", "nat"),
+    "coverage": ("coverage, pointwise", "1"),
+    "simultaneous_coverage": ("coverage, simultaneous", "1"),
+    "rank_deviation": ("rank histogram's deviation", "1"),
+    "spectrum_error": ("power spectrum's error", "decade"),
+}
+"""Scores in the order of the table, with their titles and units."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeadScore:
+    """One score at every lead and over all.
+
+    Attributes:
+        values: At each lead, `(leads,)`; NaN where it does not exist.
+        errors: Standard errors over the functions, `(leads,)`; NaN where there are none.
+        overall: Over all leads together; NaN if it is missing at one.
+        overall_error: Its standard error over the functions, whose leads are not independent.
+    """
+
+    values: Float64[Tensor, " leads"]
+    errors: Float64[Tensor, " leads"]
+    overall: float
+    overall_error: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankHistograms:
+    """How often the truth has each rank among the members, by lead; bins of the PIT for forecasts without members.
+
+    Attributes:
+        frequencies: `(leads, ranks)`, dimensionless, summing to 1 over ranks; 1 / ranks if calibrated.
+        errors: Standard errors over the functions.
+    """
+
+    frequencies: Float64[Tensor, "leads ranks"]
+    errors: Float64[Tensor, "leads ranks"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Spectra:
+    """Power of the forecast's draws over that of the truth, by lead and octave of the wavenumber.
+
+    Attributes:
+        edges: Ends of the bands, `(bands + 1,)`, in waves over the longest side of the domain.
+        ratios: `(leads, bands)`, dimensionless; below 1 is too smooth; NaN where the truth has no power but rounding.
+    """
+
+    edges: tuple[float, ...]
+    ratios: Float64[Tensor, "leads bands"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HorizonScores:
+    """Scores of whole trajectories.
+
+    Attributes:
+        coverage: Fraction of functions whose whole trajectory, at all leads and points, is as close to the mean as the fraction
+            `level` of the forecast's is, and its standard error; NaN if it does not exist.
+        valid_time: Mean number of leads up to which the relative L2 error of the mean stays at or below the threshold, and its
+            standard error; a lower bound if some functions stay so to the end.
+        still_valid: Fraction of functions that do.
+        threshold: Relative L2 error up to which a forecast is valid.
+    """
+
+    coverage: tuple[float, float]
+    valid_time: tuple[float, float]
+    still_valid: float
+    threshold: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeadScores:
+    """Scores of a forecast by lead; printing gives a table, `scores["crps"].values` one of its lines in full.
+
+    Standard errors are over functions, as if these were independent. They share the operator, whose errors they do not see.
+
+    Attributes:
+        scores: Each score by name, those of `TITLES` that exist.
+        ranks: Rank histograms; None if there are none.
+        spectra: Power spectra; None on scattered points.
+        horizon: Scores of whole trajectories.
+        times: Time of each lead, `(leads,)`, in the user's units; the number of the lead by default.
+        level: Nominal level of the coverages.
+        functions: Number n of functions scored.
+        reasons: For each score that is missing at some lead, why.
+        is_uncalibrated: Whether nobody calibrated the forecast or its predictor.
+    """
+
+    scores: Mapping[str, LeadScore]
+    ranks: RankHistograms | None
+    spectra: Spectra | None
+    horizon: HorizonScores
+    times: Float64[Tensor, " leads"]
+    level: float
+    functions: int
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    is_uncalibrated: bool = False
+
+    def __getitem__(self, name: str) -> LeadScore:
+        """One score by name."""
+        return self.scores[name]
+
+    @property
+    def steps(self) -> int:
+        """Number of leads."""
+        return len(self.times)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers and lists by name, None for what does not exist; ready for JSON."""
+        numbers: dict[str, Any] = _plain(asdict(self))
+        return numbers
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Return a Dataset over `lead`, with the coordinate `time`, a variable per score and its `_error`; needs `xarray`.
+
+        Rank histograms have the dimension `rank`, spectral ratios `band`, whose coordinate is the lower end. What is of all
+        leads together is in the attributes.
+        """
+        optional("xarray", "to_xarray", extra="xarray")
+        import xarray
+
+        variables: dict[str, Any] = {}
+        for name, score in self.scores.items():
+            variables[name] = ("lead", score.values.numpy(), {"unit": TITLES[name][1], "overall": score.overall})
+            variables[f"{name}_error"] = ("lead", score.errors.numpy())
+        coordinates: dict[str, Any] = {"lead": range(1, self.steps + 1), "time": ("lead", self.times.numpy())}
+        if self.ranks is not None:
+            variables["rank_histogram"] = (("lead", "rank"), self.ranks.frequencies.numpy())
+        if self.spectra is not None:
+            variables["spectrum_ratio"] = (("lead", "band"), self.spectra.ratios.numpy())
+            coordinates["band"] = list(self.spectra.edges[:-1])
+        attributes = {
+            "level": self.level,
+            "threshold": self.horizon.threshold,
+            "functions": self.functions,
+            "horizon_coverage": self.horizon.coverage[0],
+            "valid_time": self.horizon.valid_time[0],
+            "still_valid": self.horizon.still_valid,
+        }
+        return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+
+    def __str__(self) -> str:
+        """A table: one line per score, with some of the leads and all of them together."""
+        steps = self.steps
+        count = min(_COLUMNS, steps)
+        shown = sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
+        heads = "".join(f"{lead:>9}" for lead in shown)
+        lines = [f"{f'{self.functions} functions, lead':<30}{heads}{'all':>9}  unit"]
+        for name, (title, unit) in TITLES.items():
+            if name not in self.scores:
+                lines.append(f"{title:<30}{'-':>9}  {self.reasons.get(name, '')}")
+                continue
+            score = self.scores[name]
+            cells = "".join(f"{_cell(float(score.values[lead - 1])):>9}" for lead in shown)
+            lines.append(f"{title:<30}{cells}{_cell(score.overall):>9}  {unit}")
+        horizon = self.horizon
+        padding = " " * (9 * len(shown))
+        lines.append(f"{'coverage, whole trajectory':<30}{padding}{_cell(horizon.coverage[0]):>9}  1")
+        most = f"; {horizon.still_valid:.0%} to the end" if horizon.still_valid else ""
+        lines.append(f"{'valid prediction time':<30}{padding}{_cell(horizon.valid_time[0]):>9}  leads{most}")
+        lines.append(f"coverages at {self.level:g}; valid up to a relative L2 error of {horizon.threshold:g}")
+        if self.is_uncalibrated:
+            lines.append("uncalibrated: fit pn.calibration.LeadScale() to held-out trajectories")
+        return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """Nested lists and numbers, None for those that are not finite."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3g}"
+
+
+class Estimate(NamedTuple):
+    """Means over functions and their standard errors, `(...)`; NaN where there are none."""
+
+    value: Float64[Tensor, "*values"]
+    error: Float64[Tensor, "*values"]
+
+
+def over_functions(values: Float64[Tensor, "n *values"]) -> Estimate:
+    """Mean and standard error over the first axis; the error of a single function is NaN.
+
+    Examples:
+        >>> mean, error = over_functions(torch.tensor([1.0, 3.0]).double())
+        >>> mean.item(), error.item()
+        (2.0, 1.0)
+    """
+    count = len(values)
+    error = values.std(0) / math.sqrt(count) if count > 1 else torch.full_like(values[0], math.nan)
+    return Estimate(values.mean(0), error)
+
+
+def root_of_mean(squares: Float64[Tensor, "n c"]) -> Estimate:
+    """√(mean over functions), averaged over channels, with its standard error to first order.
+
+    Examples:
+        >>> root_of_mean(torch.tensor([[3.0], [5.0]]).double()).value.item()
+        2.0
+    """
+    mean = squares.mean(0)
+    influence = 0.5 * mean.sqrt() * _relative(squares, mean)
+    return Estimate(mean.sqrt().mean(), over_functions(influence.mean(-1)).error)
+
+
+def root_of_ratio(above: Float64[Tensor, "n c"], below: Float64[Tensor, "n c"]) -> Estimate:
+    """√(mean over functions / mean over functions), averaged over channels, with its standard error to first order."""
+    ratio = (above.mean(0) / below.mean(0)).sqrt()
+    influence = 0.5 * ratio * (_relative(above, above.mean(0)) - _relative(below, below.mean(0)))
+    return Estimate(ratio.mean(), over_functions(influence.mean(-1)).error)
+
+
+def _relative(values: Float64[Tensor, "n c"], mean: Float64[Tensor, " c"]) -> Float64[Tensor, "n c"]:
+    """Values in units of their mean; 1 where it is zero."""
+    return torch.where(mean > 0, values / mean, torch.ones_like(values))

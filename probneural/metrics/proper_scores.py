@@ -1,0 +1,402 @@
+"""Proper scores of distributions: CRPS of values, energy and variogram score of whole fields."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor
+
+from probneural.checks import check_flag, check_floating, check_integer, check_positive
+from probneural.distributions.base import check_values
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField
+from probneural.distributions.roots.base import square_root
+from probneural.errors import DataError, GridError, UnsupportedError
+from probneural.grids import Grid
+from probneural.metrics.comparison import Comparison, check_comparison
+from probneural.metrics.member_pool import ObservedDraws
+from probneural.randomness import stream, stream_seed
+
+_CHUNK_ELEMENTS = 2**20
+"""Entries (members times points) worked on at once."""
+
+
+def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n c"]:
+    """The continuous ranked probability score ∫ (F(z) - 1[y <= z])² dz, averaged over the domain by quadrature.
+
+    F is the distribution function of the predicted *observation* at a point: of a Gaussian field, the Gaussian with its
+    variance plus the noise; of an empirical field, the weighted members, each blurred by the noise; of a mixture, that of its
+    Gaussians, in closed form. Smaller is better. It is a score of marginals: it does not see whether neighbouring values move
+    together.
+
+    Args:
+        comparison: Prediction and truth.
+        is_fair: Whether members count as a sample of the distribution that is scored, as those of a forecast do, and not as
+            that distribution itself: then more members are no better on average.
+
+    Returns:
+        `(n, c)`, in physical units; the absolute error where the predictive variance is zero. A fair score can be negative.
+
+    Raises:
+        UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
+        DataError: If a fair score is asked of one member.
+
+    Reference:
+        Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.2; Grimit et al. (2006), equation 5; Ferro
+        (2014), Fair scores for ensemble forecasts, section 4.
+    """
+    check_comparison(comparison)
+    check_flag(is_fair, "is_fair")
+    u = comparison.distribution
+    if isinstance(u, EmpiricalField):
+        noise = comparison.noise if bool((comparison.noise > 0).any()) else None
+        pointwise = mixture_crps(u.samples.detach(), comparison.truth, weights=u.weights, variance=noise, is_fair=is_fair)
+    elif isinstance(u, MixtureField):
+        pointwise = _of_mixture(u, comparison)
+    elif isinstance(u, GaussianField):
+        pointwise = gaussian_crps(comparison.residual, comparison.variance)
+    else:
+        raise UnsupportedError(
+            expected="a Gaussian or an empirical field, or a mixture",
+            got=type(u).__name__,
+            remedy="score its samples as an EmpiricalField",
+        )
+    return comparison.average(pointwise)
+
+
+def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
+    """The score of a Gaussian, s (z (2 Φ(z) - 1) + 2 φ(z) - 1/√π) with z = residual / s; differentiable.
+
+    Args:
+        residual: Truth minus mean, in physical units.
+        variance: s², in physical units squared; where it is zero, the score is |residual|.
+
+    Returns:
+        Pointwise, in physical units.
+
+    Raises:
+        ShapeError: If the shapes differ.
+
+    Reference:
+        Gneiting et al. (2005), Calibrated probabilistic forecasting using ensemble model output statistics, equation 5.
+
+    Examples:
+        >>> gaussian_crps(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)).item()  # (√2 - 1)/√π
+        0.2336...
+    """
+    check_values(check_floating(variance, "variance"), tuple(check_floating(residual, "residual").shape), "variance")
+    return _mean_absolute(residual, variance) - square_root(variance) / math.sqrt(math.pi)
+
+
+def gaussian_mixture_crps(
+    means: Float64[Tensor, "m *points"],
+    truth: Float64[Tensor, "*points"],
+    *,
+    variances: Float64[Tensor, "m *points"],
+    weights: Float64[Tensor, "m *points"],
+) -> Float64[Tensor, "*points"]:
+    """The score of a mixture of Gaussians, in closed form; exact, so there is no fair one.
+
+    With A(μ, s²) = E|N(μ, s²)|, it is Σ_i w_i A(y - μ_i, s_i²) - 1/2 Σ_i Σ_j w_i w_j A(μ_i - μ_j, s_i² + s_j²).
+
+    Args:
+        means: μ_i, `(m, ...)`, in physical units.
+        truth: y, `(...)`, in physical units.
+        variances: s_i², `(m, ...)`, in physical units squared, zeros allowed.
+        weights: w_i, `(m, ...)`, dimensionless, summing to 1.
+
+    Returns:
+        Pointwise, in physical units.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+
+    Reference:
+        Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5.
+
+    Examples:
+        >>> one = torch.ones(1, dtype=torch.float64)
+        >>> gaussian_mixture_crps(0 * one, 0 * one[0], variances=one, weights=one).item()  # (√2 - 1)/√π
+        0.2336...
+    """
+    points = tuple(check_floating(truth, "truth").shape)
+    for tensor, name in ((means, "means"), (variances, "variances"), (weights, "weights")):
+        check_values(check_floating(tensor, name), (len(means), *points), name)
+    score = (weights * _mean_absolute(truth - means, variances)).sum(0)
+    for index in range(len(means)):
+        spread = _mean_absolute(means[index:] - means[index], variances[index:] + variances[index])
+        pairs = weights[index:] * spread
+        score = score - weights[index] * (pairs.sum(0) - 0.5 * pairs[0])
+    return score
+
+
+def _of_mixture(u: MixtureField, comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
+    truth = comparison.truth
+    means = torch.stack([mean.detach().to(truth) for mean in u._component_means()])
+    variances = torch.stack([variance.detach().to(truth) + comparison.noise for variance in u._component_variances()])
+    return gaussian_mixture_crps(means, truth, variances=variances, weights=u.pointwise_weights.to(truth).expand_as(means))
+
+
+def mixture_crps(
+    samples: Float[Tensor, "s *points"],
+    truth: Float[Tensor, "*points"],
+    *,
+    weights: Float[Tensor, " s"] | None = None,
+    variance: Float[Tensor, "*points"] | None = None,
+    is_fair: bool = False,
+) -> Float64[Tensor, "*points"]:
+    """The score of weighted members x_i, each blurred by a Gaussian of a common variance s².
+
+    With A(μ, s²) = E|N(μ, s²)|, it is Σ_i w_i A(y - x_i, s²) - 1/2 Σ_i Σ_j w_i w_j A(x_i - x_j, 2 s²). Without the blur the
+    double sum is a single one over the sorted members: O(s log s) per point, else O(s²) in time and O(s) in memory.
+
+    The fair score is the unbiased estimate of the score of the distribution that members were drawn from: its double sum leaves
+    out i = j, and is divided by 1 - Σ w².
+
+    Args:
+        samples: Members, `(s, ...)`, in physical units.
+        truth: What was observed, `(...)`, in physical units.
+        weights: `(s,)`, dimensionless, summing to 1; equal by default.
+        variance: s², `(...)`, in physical units squared, zeros allowed; none by default.
+        is_fair: Whether to take the fair score.
+
+    Returns:
+        Pointwise, in physical units, float64.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+        DataError: If a fair score is asked of one member.
+
+    Reference:
+        Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5; without blur, the
+        exact score of the discrete distribution. The fair one: Ferro (2014), Fair scores for ensemble forecasts, section 4.
+
+    Examples:
+        >>> members, truth = torch.tensor([0.0, 1.0]), torch.tensor(0.5)
+        >>> mixture_crps(members, truth).item(), mixture_crps(members, truth, is_fair=True).item()
+        (0.25, 0.0)
+    """
+    points = tuple(check_floating(truth, "truth").shape)
+    count = samples.shape[0] if check_floating(samples, "samples").ndim else 0
+    check_values(samples, (count, *points), "samples")
+    mass = truth.new_full((count,), 1.0 / count, dtype=torch.float64) if weights is None else weights
+    check_values(check_floating(mass, "weights"), (count,), "weights")
+    mass = mass.to(samples.device, torch.float64)[:, None]
+    if variance is not None:
+        check_values(check_floating(variance, "variance"), points, "variance")
+    pairs = fair_factor(mass[:, 0]) if check_flag(is_fair, "is_fair") else 1.0
+    members, observed = samples.reshape(count, -1), truth.reshape(-1)
+    blur = None if variance is None else variance.reshape(-1)
+    step = max(1, _CHUNK_ELEMENTS // count)
+    pieces = []
+    for start in range(0, observed.shape[0], step):
+        part = slice(start, start + step)
+        offsets = members[:, part].to(torch.float64) - observed[part].to(samples.device, torch.float64)
+        if blur is None:
+            pieces.append(_sorted(offsets, mass, pairs))
+        else:
+            pieces.append(_blurred(offsets, mass, blur[part].to(offsets), pairs=pairs if is_fair else None))
+    return torch.cat(pieces).reshape(points) if pieces else truth.to(torch.float64)
+
+
+def fair_factor(weights: Float64[Tensor, " s"]) -> float:
+    """What a weighted mean over all pairs of members, i = j with value 0, is multiplied by to be that over distinct ones.
+
+    Raises:
+        DataError: If there is one member.
+    """
+    distinct = 1.0 - float(weights.square().sum())
+    if distinct < 1e-9:
+        raise DataError(expected="two or more members", got="one", remedy="one member has no fair score")
+    return 1.0 / distinct
+
+
+def _sorted(offsets: Tensor, mass: Tensor, pairs: float) -> Tensor:
+    """Σ w |d| - pairs Σ_i w_i d_(i) (2 W_i - w_i - 1), with d = x - y sorted and W the cumulative weights."""
+    ordered, order = offsets.sort(0)
+    weights = mass.expand_as(offsets).gather(0, order)
+    rank = 2.0 * weights.cumsum(0) - weights - 1.0
+    return (weights * (ordered.abs() - pairs * ordered * rank)).sum(0)
+
+
+def _blurred(offsets: Tensor, mass: Tensor, variance: Tensor, *, pairs: float | None) -> Tensor:
+    """The double sum, one member against all later ones at a time; the diagonal is A(0, 2 s²) = 2 s/√π.
+
+    A fair score leaves the diagonal out and multiplies the rest by `pairs`.
+    """
+    score = (mass * _mean_absolute(offsets, variance.expand_as(offsets))).sum(0)
+    if pairs is None:
+        score = score - mass.square().sum() * square_root(variance) / math.sqrt(math.pi)
+    for index in range(offsets.shape[0] - 1):
+        gaps = offsets[index + 1 :] - offsets[index]
+        spread = (mass[index + 1 :] * _mean_absolute(gaps, (2.0 * variance).expand_as(gaps))).sum(0)
+        score = score - (pairs or 1.0) * mass[index] * spread
+    return score
+
+
+def _mean_absolute(location: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
+    """A(μ, s²) = E|N(μ, s²)| = 2 s φ(μ/s) + μ (2 Φ(μ/s) - 1), and |μ| at s = 0; in the unit of μ."""
+    safe = torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt()
+    z = location / safe
+    spread = safe * math.sqrt(2.0 / math.pi) * torch.exp(-0.5 * z.square()) + location * torch.erf(z / math.sqrt(2.0))
+    return torch.where(variance > 0, spread, location.abs())
+
+
+_DRAWS = 128
+"""Draws behind a Monte Carlo energy score."""
+
+
+def energy_score(
+    comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0, is_fair: bool = False
+) -> Float64[Tensor, "n c"]:
+    """The energy score E‖X - y‖ - 1/2 E‖X - X'‖ of whole functions, in the root-mean-square norm of the domain.
+
+    ‖f‖² is the average of f² over the domain by quadrature, so a field that is constant in space scores its CRPS. Unlike the
+    CRPS it sees whether values move together. Smaller is better; it is strictly proper.
+
+    It is exact, over all pairs of members, for an empirical field without noise. Otherwise independent draws X_1, ..., X_m of
+    the *observation* give the unbiased estimate 1/m Σ ‖X_i - y‖ - 1/(2 m (m - 1)) Σ_{i≠j} ‖X_i - X_j‖. Noise is independent
+    from point to point, so with much noise the score depends on the resolution.
+
+    Args:
+        comparison: Prediction and truth.
+        draws: Number m of draws, where they are needed.
+        seed: Makes the draws repeatable; functions whose latent vectors have one length see the same ones.
+        is_fair: Whether members count as such draws, of the distribution that is scored, and not as that distribution itself:
+            then more members are no better on average.
+
+    Returns:
+        `(n, c)`, in physical units. An estimate can be negative.
+
+    Raises:
+        ArgumentError: If there are fewer than two draws, or the seed is none.
+        DataError: If a fair score is asked of one member.
+
+    Reference:
+        Gneiting and Raftery (2007), Strictly proper scoring rules, equation 21, with β = 1; Gneiting et al. (2008), Assessing
+        probabilistic forecasts of multivariate quantities, equation 7. Deviation: the norm is divided by √volume.
+    """
+    check_comparison(comparison)
+    draws = check_integer(draws, "draws", least=2)
+    is_fair = check_flag(is_fair, "is_fair")
+    root = comparison.grid.sample_weights.sqrt().to(comparison.truth)
+    observed = ObservedDraws(
+        comparison,
+        draws=draws,
+        seed=stream_seed(seed, "energy score draws"),
+        noise=stream(seed, "energy score noise"),
+        takes_members=is_fair,
+        width=comparison.truth[0].numel(),
+    )
+    weights = observed.weights
+    factor = fair_factor(weights) if is_fair or not observed.are_members else 1.0
+    scores = []
+    start = 0
+    for drawn, truth in observed:
+        weight = root[start : start + len(truth), :, None] if comparison.grid.is_batch else root
+        start += len(truth)
+        offsets = (drawn - truth).flatten(3).movedim(0, 2) * weight  # (b, c, m, p)
+        pairs = torch.cdist(offsets, offsets, compute_mode="donot_use_mm_for_euclid_dist")
+        spread = factor * torch.einsum("i,bcij,j->bc", weights, pairs, weights)
+        scores.append(offsets.square().sum(-1).sqrt() @ weights - 0.5 * spread)
+    return torch.cat(scores)
+
+
+_PAIRS = 2048
+"""Pairs of points that are compared; fields of 64 points have fewer."""
+
+
+def variogram_score(
+    comparison: Comparison,
+    *,
+    order: float = 0.5,
+    pairs: int = _PAIRS,
+    draws: int = _DRAWS,
+    seed: int = 0,
+    is_fair: bool = False,
+) -> Float64[Tensor, "n c"]:
+    """The variogram score, the mean over pairs of points of (|y_i - y_j|^p - E|X_i - X_j|^p)².
+
+    It sees wrong correlations between points better than the energy score, and does not see the mean: a number added
+    everywhere changes nothing. It is proper. Smaller is better.
+
+    Args:
+        comparison: Prediction and truth.
+        order: p, dimensionless.
+        pairs: How many pairs of points at most; of more, that many are drawn in proportion to the product of their
+            quadrature weights, the same ones for all functions.
+        draws: Number of draws behind the expectation, where members do not give it.
+        seed: Makes pairs and draws repeatable.
+        is_fair: Whether members count as a sample of the distribution that is scored: their own sampling variance then does
+            not count as error.
+
+    Returns:
+        `(n, c)`, in physical units to the power 2 p. A fair score can be negative.
+
+    Raises:
+        ArgumentError: If the order is not positive, there are no pairs or fewer than two draws, or the seed is none.
+        GridError: If the grid has a single point with weight.
+        DataError: If a fair score is asked of one member.
+
+    Reference:
+        Scheuerer and Hamill (2015), Variogram-based proper scoring rules for probabilistic forecasts of multivariate
+        quantities, equation 9. Deviation: a mean weighted by quadrature in place of a sum over all ordered pairs.
+    """
+    check_comparison(comparison)
+    order, draws = check_positive(order, "order"), check_integer(draws, "draws", least=2)
+    is_fair, grid = check_flag(is_fair, "is_fair"), comparison.grid
+    where = grid.unmasked if grid.is_batch else grid
+    first, second, weights = _pairs(where, check_integer(pairs, "pairs"), seed=seed)
+    weights = weights.to(comparison.truth)
+    if grid.is_batch:  # of each sample, the pairs of which both points are observed
+        inside = grid.observed.flatten(1).to(weights.device)
+        weights = weights * (inside[:, first] & inside[:, second])
+        if not bool((weights.sum(1) > 0).all()):
+            raise GridError(expected="two or more observed points", got=repr(grid), remedy="take more pairs, or score the CRPS")
+        weights = (weights / weights.sum(1, keepdim=True))[:, None]
+
+    def differences(values: Tensor) -> Tensor:
+        flat = values.flatten(-len(comparison.grid.shape))
+        return (flat[..., first] - flat[..., second]).abs().pow(order)
+
+    observed = ObservedDraws(
+        comparison,
+        draws=draws,
+        seed=stream_seed(seed, "variogram draws"),
+        noise=stream(seed, "variogram noise"),
+        takes_members=is_fair,
+        width=comparison.truth.shape[1] * len(weights),
+    )
+    mass, is_sample = observed.weights, is_fair or not observed.are_members
+    sampling = fair_factor(mass) * float(mass.square().sum()) if is_sample else 0.0
+    scores, start = [], 0
+    for drawn, truth in observed:
+        powers = differences(drawn)  # (s, b, c, pairs)
+        mean = torch.tensordot(mass, powers, dims=1)
+        score = (differences(truth) - mean).square()
+        if is_sample:
+            score = score - sampling * torch.tensordot(mass, (powers - mean).square(), dims=1)
+        scores.append((score * weights[start : start + len(truth)]).sum(-1) if grid.is_batch else score @ weights)
+        start += len(truth)
+    return torch.cat(scores)
+
+
+def _pairs(grid: Grid, most: int, *, seed: int) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " k"], Float64[Tensor, " k"]]:
+    """Pairs of different points and the weights of a mean over them: all pairs, or some of very many."""
+    inside = grid.weights.nonzero()[:, 0]
+    count, quadrature = len(inside), grid.weights[inside]
+    if count < 2:
+        raise GridError(expected="two or more points", got=repr(grid), remedy="the CRPS judges a single value")
+    if count * (count - 1) // 2 <= most:
+        first, second = torch.triu_indices(count, count, offset=1, device="cpu")
+        weights = quadrature[first] * quadrature[second]
+        return inside[first], inside[second], weights / weights.sum()
+    generator = stream(seed, "variogram pairs")
+    first, second = quadrature.multinomial(2 * most, replacement=True, generator=generator).unflatten(0, (2, -1))
+    while len(twice := (first == second).nonzero()[:, 0]):  # so different ones come as often as the product of their weights
+        again = quadrature.multinomial(2 * len(twice), replacement=True, generator=generator)
+        first[twice], second[twice] = again.unflatten(0, (2, -1))
+    return inside[first], inside[second], torch.full((most,), 1.0 / most, dtype=torch.float64, device="cpu")
