@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks import data, exact
-from benchmarks.__main__ import LOCAL
 from probneural.errors import ShapeError
 from probneural.grids import Grid
 
-ROOT = Path(__file__).parents[2]
 NUMBERS = np.random.default_rng(0).normal(size=(10, 12)).astype(np.float32)
 
 
@@ -57,7 +55,3 @@ def test_more_axes_must_be_told_from_channels(tmp_path: Path, shape: tuple[int, 
         data.read(saved(tmp_path, **arrays))
     loaded = data.read(saved(tmp_path, **arrays, periodic=[True, False]))
     assert loaded.train.inputs.grid == Grid.uniform((3, 4), periodic=(True, False))
-
-
-def test_what_benchmarks_write_is_ignored_by_git() -> None:
-    assert f"/{LOCAL.relative_to(ROOT)}/" in (ROOT / ".gitignore").read_text().splitlines()

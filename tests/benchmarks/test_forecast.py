@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import probneural as pn
-from benchmarks import environment, forecast, forecast_cases, forecast_recipes, kept_units, over_seeds, tables
+from benchmarks import forecast, forecast_cases, forecast_recipes, kept_units, over_seeds
 from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression, duration, epochs_for, evaluations
 from benchmarks.forecast_units import CHOICE, ONE_FACTOR, Unit
 from probneural.distributions import Forecast
@@ -77,38 +77,6 @@ def test_dressed_forecasts_are_forecasts_whose_errors_were_made_elsewhere() -> N
     assert torch.equal(forecast_recipes.persistence(truth)[:, 2], truth.at(0).values)
 
 
-def test_forecasts_start_at_the_second_state() -> None:
-    chosen = case()
-    full, truth = chosen.started("test", seed=0), chosen.truth("test", seed=0)
-    assert (full.steps, truth.steps) == (chosen.sizes.leads + 1, chosen.sizes.leads)
-    assert torch.equal(truth.at(0).values, full.at(1).values)
-    assert torch.equal(truth.at(2).values, full.at(3).values)
-    torch.testing.assert_close(truth.times, full.times[:-1])
-
-
-def test_a_recurrent_operator_starts_from_both_states(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    starts: list[torch.Tensor] = []
-    rollout = pn.distributions.Predictor.rollout
-
-    def recorded(self: Any, start: pn.Field, **options: Any) -> Any:
-        starts.append(start.values)
-        assert options["history"] == forecast_cases.HISTORY
-        return rollout(self, start, **options)
-
-    monkeypatch.setattr(pn.distributions.Predictor, "rollout", recorded)
-    found = Unit(case(), "posteriors", forecast_recipes.RECURRENT, 0, f"{COMMIT}-modified").run(tmp_path)
-    assert all("failed" not in scores for scores in found["methods"].values())
-    full = case().started("test", seed=0)
-    assert torch.equal(starts[0], torch.cat([full.at(0).values, full.at(1).values], dim=1))
-
-
-def test_parts_and_seeds_have_functions_of_their_own() -> None:
-    chosen = case()
-    first = [chosen.truth(part, seed=seed).at(0).values[0] for part in forecast_cases.PARTS for seed in (0, 1)]
-    gaps = torch.stack(first).flatten(1)
-    assert float((torch.cdist(gaps, gaps) + torch.eye(len(first))).min()) > 1e-3
-
-
 def test_roll_outs_that_leave_all_bounds_are_unstable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Doubles(torch.nn.Module):
         def forward(self, values: torch.Tensor, *, grid: Any = None) -> torch.Tensor:
@@ -138,14 +106,6 @@ def test_finished_units_and_networks_are_not_repeated(tmp_path: Path, monkeypatc
     assert trained == []
     changes: list[dict[str, Any]] = [{}, {"seed": 1}, {"commit": "ba9876543210"}, {"recipe": "noise"}]
     assert len({replace(unit, **change).path(tmp_path) for change in changes}) == 4
-
-
-def test_nothing_is_kept_of_a_modified_checkout(tmp_path: Path) -> None:
-    unit = Unit(case(), "recipes", "one step", 0, f"{COMMIT}-modified")
-    kept_units.spread([unit], tmp_path, workers=1)
-    assert list(tmp_path.rglob("*.*")) == []
-    assert environment.is_clean(COMMIT)
-    assert not environment.is_clean("unknown")
 
 
 def _result(crps: list[float], *, ratio: float = 1.0) -> dict[str, Any]:
@@ -236,13 +196,6 @@ def test_intervals_are_those_of_student() -> None:
     assert over_seeds.ratio([0.0, 1.0]) is None
 
 
-def test_problems_are_chosen_by_how_their_names_begin() -> None:
-    assert [one.name for one in forecast.chosen("Burg")] == ["burgers"]
-    assert len(forecast.chosen(None)) >= 5
-    with pytest.raises(ValueError, match="no problem's name begins with 'b u'"):
-        forecast.chosen("b u")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [one.name for one in forecast_cases.cases()])
 def test_a_small_run(name: str, tmp_path: Path) -> None:
@@ -253,14 +206,3 @@ def test_a_small_run(name: str, tmp_path: Path) -> None:
         assert {f"one step, {head}", f"pushed forward, {head}"} <= names
     assert {"persistence", "climatology", "regression of the step", "kernel operator, trajectory draws"} <= names
     assert [row["training"] for row in found["sections"]["recipes"]] == list(RECIPES)
-
-
-def test_documents_can_name_the_tables() -> None:
-    for name in forecast.TABLES:
-        assert tables._MARK.search(f"<!-- table: forecast-burgers/{name} -->\nold\n<!-- end -->")
-
-
-def test_seeds_of_the_worst_lead_are_shown() -> None:
-    assert forecast._by_seed([[1.0, 1.2, 0.9], [1.0, 1.4, 0.9]]) == "1.20, 1.40 (lead 2)"
-    assert forecast._by_seed([[0.7, None], [0.6, 1.0]]) == "0.70, 0.60 (lead 1)"  # a lead without a mean is passed over
-    assert forecast._by_seed([[None], [None]]) == forecast._by_seed([]) == ""

@@ -44,13 +44,6 @@ def test_every_method_of_ours_works_on_every_network() -> None:
         assert {outcome for heading, outcome in row.items() if heading != "method"} == {"yes"}, row
 
 
-def test_failures_are_outcomes() -> None:
-    def broken() -> None:
-        raise NotImplementedError("no")
-
-    assert support._outcome(broken) == "NotImplementedError"
-
-
 def test_gains_are_paired_by_seed() -> None:
     scores = {"nll": 0.0, "joint_nll": None, "rank_within": 0.1, "rank_within_attainable": None, "gap, error": None}
     rows = [

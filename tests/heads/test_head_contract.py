@@ -29,15 +29,16 @@ from tests.heads.cases import (
     fitted,
     operator_case,
     operators_of,
+    parameters,
     to_dtype,
 )
 
 # four draws are for contracts only
 pytestmark = pytest.mark.filterwarnings("ignore:(low_rank|nuts|full_rank) has not converged")
 
-PAIR = pytest.mark.parametrize(("head", "operator"), PAIRS)
-EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), EVIDENCE_PAIRS)
-ANY_PAIR = pytest.mark.parametrize(("head", "operator"), ALL_PAIRS)
+PAIR = pytest.mark.parametrize(("head", "operator"), parameters(PAIRS))
+EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), parameters(EVIDENCE_PAIRS))
+ANY_PAIR = pytest.mark.parametrize(("head", "operator"), parameters(ALL_PAIRS))
 HEAD = pytest.mark.parametrize("head", HEADS)
 ANY_HEAD = pytest.mark.parametrize("head", ALL_HEADS)
 
