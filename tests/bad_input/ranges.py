@@ -1,0 +1,63 @@
+"""Numbers just outside the range of an argument, by the name of the callable in `signatures`: kinds are that sweep's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COUNT = (0, -1)
+LEVEL = (0.0, 1.0, -0.9, 90)
+POSITIVE = (0.0, -1.0)
+
+RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "fit": {"epochs": COUNT, "batch_size": COUNT, "learning_rate": POSITIVE, "seed": (-1,), "validation": (1.0, -0.1)},
+    "training.Optimization": {
+        "weight_decay": (-0.1,),
+        "gradient_clip": POSITIVE,
+        "accumulation": COUNT,
+        "averaging": (0.0, 1.0),
+    },
+    "training.EarlyStopping": {"patience": COUNT},
+    "training.Loading": {"workers": (-1,), "prefetch": COUNT},
+    "training.Checkpoint": {"steps": (0,), "seconds": (-1.0,)},
+    "operators.FNO": {"in_channels": COUNT, "width": COUNT, "depth": COUNT, "modes": ((0,), (), (2, 2, 2, 2))},
+    "operators.DeepONet": {"basis": (0,)},
+    "operators.RecurrentLayers": {"horizon": COUNT},
+    "operators.SpectralEncoder": {"history": COUNT},
+    "operators.ODESolver": {"time": POSITIVE, "steps": COUNT},
+    "heads.LastLayerLaplace": {"noise": POSITIVE, "prior_precision": POSITIVE, "effective_observations": POSITIVE},
+    "heads.Laplace": {"noise": POSITIVE, "prior_precision": POSITIVE},
+    "heads.LowRank": {"rank": COUNT},
+    "heads.Kronecker": {"probes": (0,)},
+    "heads.KernelOperator": {"input_components": (0,), "groups": (0,), "iterations": (0,)},
+    "heads.DeepEnsemble": {"members": COUNT, "workers": (0,)},
+    "heads.LevenbergMarquardt": {"max_iterations": (0,), "tolerance": (0.0, 1.0)},
+    "heads.NUTS": {"samples": (3,)},
+    "heads.VariationalInference": {"steps": (0,)},
+    "calibration.SimultaneousBand": {"level": LEVEL, "floor": (-0.1, 1.1)},
+    "metrics.score": {"noise": (-1.0,), "level": LEVEL, "whole": COUNT},
+    "metrics.coverage": {"level": LEVEL},
+    "metrics.pit_histogram": {"bins": (0,)},
+    "metrics.spread_skill_curve": {"bins": (0,)},
+    "metrics.simultaneous_coverage": {"draws": (0,)},
+    "metrics.energy_score": {"draws": (0, 1)},
+    "plots.field": {"index": (3, -4), "channel": (1,), "draws": (-1,), "level": (0.0, 1.0), "noise": (-1.0,)},
+    "plots.quantity": {"channel": (1,), "level": (0.0, 90), "noise": (-1.0,)},
+    "distributions.GaussianField.interval": {"level": LEVEL, "noise": (-1.0,)},
+    "distributions.GaussianField.quantile": {"q": LEVEL, "noise": (-1.0,)},
+    "distributions.GaussianField.condition": {"noise": (-1.0,)},
+    "distributions.GaussianField.log_prob": {"noise": (-1.0, 0.0)},
+    "distributions.GaussianField.apply_by_draws": {"draws": (0,), "seed": (-1,)},
+    "distributions.GaussianField.constrain_residual": {"iterations": (0,), "tolerance": POSITIVE},
+    "FieldPairs.split": {"count": (0, 12, -1)},
+    "problems.Heat": {"dimension": (0, 4)},
+    "problems.Burgers.sample": {"n": COUNT},
+    "active.OperatorDraws": {"count": (0,)},
+    "active.RandomSelection.select": {"count": (*COUNT, 13)},
+    "active.StochasticSelection": {"power": (-1.0,)},
+    "active.BAITSelection": {"noise": (0.0,)},
+    "active.FeatureSketch": {"dimension": COUNT},
+    "active.space_filling_designs": {"count": COUNT},
+    "active.Growth": {"factor": (1.0, 0.5)},
+    "active.LearningPlan": {"initial": (1,), "batch": (0,), "seed": (-1,)},
+    "active.SimulationOptions": {"attempts": (0,), "timeout": POSITIVE},
+}
