@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
 COUNT = (0, -1)
@@ -49,7 +50,47 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "distributions.GaussianField.apply_by_draws": {"draws": (0,), "seed": (-1,)},
     "distributions.GaussianField.constrain_residual": {"iterations": (0,), "tolerance": POSITIVE},
     "FieldPairs.split": {"count": (0, 12, -1)},
-    "problems.Heat": {"dimension": (0, 4)},
+    "problems.AdvectionDiffusion": {
+        "diffusivity": POSITIVE,
+        "time": POSITIVE,
+        "decay": (-0.1,),
+        "dimension": (0, 4),
+        "velocity": ((1.0, 2.0), nan),
+        "design_dim": (10**6,),
+    },
+    "problems.Antiderivative": {"equation": ("cubic",), "design_dim": (63,)},
+    "problems.BlackScholes": {
+        "volatility": POSITIVE,
+        "maturity": POSITIVE,
+        "rate": (inf,),
+        "strikes": (0,),
+        "strike_range": ((0.0, 1.0), (0.6, 0.5), (0.6,)),
+        "weight": POSITIVE,
+        "design_dim": (9,),
+    },
+    "problems.Burgers": {"viscosity": POSITIVE, "time": POSITIVE},
+    "problems.Burgers.trajectory": {"times": ([], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [nan])},
+    "problems.GaussianRandomField": {
+        "dimension": COUNT,
+        "modes": COUNT,
+        "sigma": (-1.0,),
+        "tau": (0.0,),
+        "alpha": (inf, nan),
+        "boundary": ("robin",),
+    },
+    "problems.Heat": {"dimension": (0, 4), "diffusivity": POSITIVE, "time": POSITIVE, "boundary": ("neumann",)},
+    "problems.InviscidBurgers": {"time": POSITIVE, "design_dim": (63,)},
+    "problems.ShallowWater": {
+        "time": POSITIVE,
+        "rotation": (-1.0,),
+        "gravity": (inf,),
+        "depth": POSITIVE,
+        "design_dim": (865,),
+    },
+    "problems.SignalSeparation": {"noise": (0.0,), "target": (2.0,), "design_dim": (209,)},
+    "problems.TimeIntegrator": {"rtol": POSITIVE, "atol": POSITIVE, "max_steps": (0,), "method": ("euler",)},
+    "problems.Wave": {"speed": POSITIVE, "time": POSITIVE},
+    "training.Unroll": {"steps": COUNT, "history": COUNT, "noise": (-0.1,), "curriculum": (1.0,), "pushforward": (1,)},
     "problems.Burgers.sample": {"n": COUNT},
     "active.OperatorDraws": {"count": (0,)},
     "active.RandomSelection.select": {"count": (*COUNT, 13)},

@@ -10,7 +10,7 @@ from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
 from probneural.calibration.gaussian_pool import selected_weights
 from probneural.calibration.stacking import stacking_weights
 from probneural.distributions import DenseRoot, GaussianField, MixturePredictor, Predictor, PredictorTraits
-from probneural.errors import ArgumentError, CalibrationError, DataError
+from probneural.errors import CalibrationError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -203,10 +203,6 @@ def test_a_stack_is_calibrated_and_remembers_its_data() -> None:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    def test_settings(self) -> None:
-        with pytest.raises(ArgumentError, match="score"):
-            Stacking("pointwise")  # type: ignore[arg-type]
-
     def test_predictors_and_fields(self) -> None:
         data = mixed(5, fraction=0.5)
         with pytest.raises(DataError, match="at least one predictor"):

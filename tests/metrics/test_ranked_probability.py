@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from probneural.distributions import EmpiricalField
-from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, crps, gaussian_crps, mixture_crps, ranked_probability
@@ -153,15 +152,3 @@ def test_float32_members_are_scored_in_float64() -> None:
     members = torch.tensor([1.0, 1.0 + 2.0**-20]).reshape(2, 1, 1, 1).expand(2, 1, 1, 4)
     scores = crps(compare(EmpiricalField(members, grid=grid), Field(torch.ones(1, 1, 4), grid)))
     assert scores.item() == 2.0**-22  # w |d| - Σ w w |d - d'|/2 = 2⁻²¹ - 2⁻²²
-
-
-@pytest.mark.bad_input
-def test_nothing_is_broadcast() -> None:
-    with pytest.raises(ShapeError, match="variance of shape"):
-        gaussian_crps(TRUTH, VARIANCE[:1])
-    with pytest.raises(ShapeError, match="samples of shape"):
-        mixture_crps(MEMBERS[:, :1], TRUTH)
-    with pytest.raises(ShapeError, match="weights of shape"):
-        mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS[:1])
-    with pytest.raises(ShapeError, match="variance of shape"):
-        mixture_crps(MEMBERS, TRUTH, variance=VARIANCE[:1])

@@ -8,7 +8,6 @@ import torch
 from scipy import stats
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import (
@@ -168,23 +167,6 @@ def test_chunks_and_company_do_not_change_the_verdict(monkeypatch: pytest.Monkey
     coverage = simultaneous_coverage(compare(u, truth, noise=0.5), level=0.6)
     assert (coverage - whole).abs().sum() <= 2
     assert 0 < whole.sum() < 40
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("level", [0.0, 1.0, -0.1, math.nan])
-def test_levels_lie_between_zero_and_one(level: float) -> None:
-    u = gaussian(GRID)
-    comparison = compare(u, truth_for(u))
-    for function in (coverage, interval_width, simultaneous_coverage):
-        with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
-            function(comparison, level=level)
-
-
-@pytest.mark.bad_input
-def test_draws_are_needed() -> None:
-    u = gaussian(GRID)
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as draws"):
-        simultaneous_coverage(compare(u, truth_for(u)), draws=0)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -219,13 +219,6 @@ def test_scoring_leaves_the_global_generator_alone() -> None:
 
 
 @pytest.mark.bad_input
-def test_no_whole_function_at_all() -> None:
-    u = gaussian(GRIDS[next(iter(GRIDS))])
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as whole"):
-        score(u, truth_for(u), noise=0.5, whole=0)
-
-
-@pytest.mark.bad_input
 def test_errors_of_the_arguments_are_raised_and_not_reported_as_missing() -> None:
     u = gaussian(GRIDS["periodic"])
     truth = truth_for(u)

@@ -463,37 +463,6 @@ def test_grouped_linear_is_a_block_diagonal_matrix() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["in_channels", "out_channels", "basis", "frequencies"])
-@pytest.mark.parametrize("size", [0, -1, 2.0, "4"])
-def test_refuses_sizes(name: str, size: object) -> None:
-    arguments: dict[str, Any] = {"in_channels": 1, "out_channels": 1, "sensors": SENSORS, name: size}
-    with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as .*; got {size!r}"):
-        DeepONet(**arguments)
-
-
-@pytest.mark.bad_input
-def test_refuses_other_layers() -> None:
-    for name in ("width", "depth"):
-        for size in (0, -1, 2.0, "4"):
-            with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as {name}; got {size!r}"):
-                HiddenLayers(**{name: size})
-    with pytest.raises(ArgumentError, match="activation among gelu, relu, silu, tanh; got 'sine'"):
-        HiddenLayers(activation="sine")
-
-
-@pytest.mark.bad_input
-def test_refuses_other_words() -> None:
-    for name, message in [
-        ("coupling", "coupling among independent, split_branch, split_trunk, split_both; got 'split'"),
-        ("branching", "branching among joint, product; got 'split'"),
-        ("layers", "a HiddenLayers as layers; got"),
-    ]:
-        options: dict[str, Any] = {name: "split"}
-        with pytest.raises(ArgumentError, match=message):
-            DeepONet(1, 1, sensors=SENSORS, **options)
-
-
-@pytest.mark.bad_input
 def test_refuses_sensors_and_domains_that_are_none() -> None:
     with pytest.raises(GridError, match="a Grid as sensors; got int 7"):
         DeepONet(1, 1, sensors=7)  # type: ignore[arg-type]

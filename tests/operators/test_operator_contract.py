@@ -404,28 +404,6 @@ def test_fno_refuses_grids_of_another_kind() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["in_channels", "out_channels", "width", "depth", "projection"])
-@pytest.mark.parametrize("size", [0, -1, 2.0, "4"])
-def test_fno_refuses_sizes(name: str, size: object) -> None:
-    arguments = {"in_channels": 1, "out_channels": 1, "modes": (2,), name: size}
-    with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as {name}; got {size!r}"):
-        FNO(**arguments)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("modes", [(), (0,), (2, 2, 2, 2), 16, (2.0,), (2, -1)])
-def test_fno_refuses_modes(modes: object) -> None:
-    with pytest.raises(ArgumentError, match="as modes|modes for each of 1 to 3 axes"):
-        FNO(1, 1, modes=modes)  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-def test_fno_refuses_flags_of_another_number() -> None:
-    with pytest.raises(ArgumentError, match="one entry of periodic per axis .2.; got \\(True,\\)"):
-        FNO(1, 1, modes=(2, 2), periodic=(True,))
-
-
-@pytest.mark.bad_input
 def test_normalizers_refuse_other_channels() -> None:
     case = CASES[0]
     with pytest.raises(ValueError, match="expected fields of 2 channels; got 1"):

@@ -264,19 +264,3 @@ def test_refuses_layers(name: str) -> None:
         replace(LAYERS, **{name: 0})
     with pytest.raises(ArgumentError, match="a width that is a multiple of 6"):
         RecurrentLayers(width=8, heads=3)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"modes": ()}, "modes"),
-        ({"depth": 0}, "depth"),
-        ({"history": 0}, "history"),
-        ({"parameters": -1}, "parameters"),
-        ({"periodic": (True, True)}, "periodic"),
-    ],
-)
-def test_refuses_encoders(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        SpectralEncoder(**({"modes": (3,)} | options))

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.problems import AdvectionDiffusion, GaussianRandomField, Heat, MethodOfLines, Problem, spectral_derivative
 
@@ -85,23 +84,3 @@ def test_names_and_shifts() -> None:
     named = AdvectionDiffusion((1.0, 2.0), dimension=2, random_field=GaussianRandomField(2, 4), decay=0.2).name
     assert named == "Advection-diffusion 2-D, velocity 1, 2, diffusivity 0.01, decay 0.2"
     assert AdvectionDiffusion().shifts()["peclet"] == AdvectionDiffusion(diffusivity=0.0025)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"diffusivity": 0.0},
-        {"time": -1.0},
-        {"decay": -0.1},
-        {"dimension": 4},
-        {"velocity": (1.0, 2.0)},
-        {"velocity": math.nan},
-        {"velocity": "fast"},
-        {"design_dim": 10**6},
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        AdvectionDiffusion(**arguments)

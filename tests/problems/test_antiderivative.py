@@ -118,10 +118,3 @@ def test_chunks_of_the_matrix_do_not_show(monkeypatch: pytest.MonkeyPatch) -> No
 def test_starts_that_never_move(equation: str, start: float) -> None:
     with pytest.raises(ArgumentError, match="start"):
         Antiderivative(equation, start=start)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"equation": "cubic"}, {"random_field": 3}, {"design_dim": 63}], ids=str)
-def test_bad_arguments(arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(arguments))):
-        Antiderivative(**arguments)

@@ -9,7 +9,6 @@ import numpy
 import pytest
 import torch
 
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.problems import BlackScholes
 
@@ -88,24 +87,3 @@ def test_other_kinks_cost_second_order() -> None:
 def test_names_and_shifts() -> None:
     assert BlackScholes(0.3).name == "Black-Scholes, volatility 0.3, maturity 1"
     assert BlackScholes().shifts()["amplitude"].input_distribution.upper[:4] == (2.0,) * 4
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"volatility": 0.0},
-        {"maturity": -1.0},
-        {"rate": math.inf},
-        {"strikes": 0},
-        {"strike_range": (0.0, 1.0)},
-        {"strike_range": (0.6, 0.5)},
-        {"strike_range": (0.6,)},
-        {"weight": 0.0},
-        {"design_dim": 9},
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        BlackScholes(**arguments)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import Burgers, GaussianRandomField, Heat
@@ -210,13 +210,6 @@ def test_distribution_and_name() -> None:
     assert problem.input_distribution == GaussianRandomField(1, 31, sigma=25.0, tau=5.0, alpha=2.0)
     assert problem.name == "Burgers, viscosity 0.01"
     assert problem.shifts()["roughness"].input_distribution.alpha == pytest.approx(1.5)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"viscosity": 0.0}, {"viscosity": -0.1}, {"time": 0.0}, {"time": math.inf}], ids=str)
-def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=f"a finite number above 0 as {next(iter(arguments))}"):
-        Burgers(**arguments)
 
 
 @pytest.mark.bad_input

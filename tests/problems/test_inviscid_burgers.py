@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import Burgers, GaussianRandomField, InviscidBurgers
@@ -156,10 +156,3 @@ def test_no_gradients() -> None:
         problem.solve(Field(values, Grid.uniform((8,))))
     with pytest.raises(UnsupportedError, match="small viscosity"):
         problem.derivative(Field(values.detach(), Grid.uniform((8,))), Field(values.detach(), Grid.uniform((8,))))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"time": 0.0}, {"random_field": 3}, {"design_dim": 63}], ids=str)
-def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(arguments))):
-        InviscidBurgers(**arguments)

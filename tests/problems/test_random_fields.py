@@ -223,27 +223,6 @@ def test_distributions_are_values(distribution: GaussianRandomField) -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"dimension": 0},
-        {"modes": 0},
-        {"modes": 2.5},
-        {"sigma": -1.0},
-        {"tau": 0.0},
-        {"alpha": math.inf},
-        {"alpha": math.nan},
-        {"sigma": "25"},
-        {"boundary": "robin"},
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        GaussianRandomField(**{"dimension": 1, "modes": 4, **arguments})
-
-
-@pytest.mark.bad_input
 def test_bad_calls() -> None:
     distribution = FIELDS[2]
     coefficients = distribution.draw(2, 0)

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.functionals import derivative
 from probneural.grids import Grid
@@ -125,14 +124,3 @@ def test_channels_are_independent_draws_of_one_distribution() -> None:
     )
     covariance = torch.cov(inputs[..., 2, 3].T) / problem._field.mean_variance
     torch.testing.assert_close(covariance, torch.eye(3, dtype=torch.float64), atol=0.12, rtol=0)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [{"time": 0.0}, {"rotation": -1.0}, {"gravity": math.inf}, {"depth": 0.0}, {"random_field": 3}, {"design_dim": 865}],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        ShallowWater(**arguments)

@@ -8,7 +8,6 @@ import numpy
 import pytest
 import torch
 
-from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import GaussianRandomField, MethodOfLines, Wave, spectral_derivative
@@ -117,29 +116,3 @@ def test_names() -> None:
         Wave(dimension=2, boundary="dirichlet", random_field=GaussianRandomField(2, 4, boundary="dirichlet")).name
         == "Wave 2-D, speed 1, fixed ends"
     )
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"speed": 0.0},
-        {"time": -1.0},
-        {"velocity_scale": 0.0},
-        {"dimension": 4},
-        {"boundary": "neumann"},
-        {"random_field": 3},
-        {"design_dim": 10**6},
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        Wave(**arguments)
-
-
-@pytest.mark.bad_input
-def test_energy_of_one_channel() -> None:
-    problem = Wave()
-    with pytest.raises(ShapeError, match="2 channels"):
-        problem.energy(Field(torch.zeros(1, 1, 32), problem.grid(32)))

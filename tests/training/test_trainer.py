@@ -554,37 +554,6 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("epochs", 0, "an integer of at least 1"),
-        ("epochs", 2.5, "an integer of at least 1"),
-        ("epochs", "3", "an integer of at least 1"),
-        ("batch_size", 0, "an integer of at least 1"),
-        ("batch_size", 1.5, "an integer of at least 1"),
-        ("learning_rate", 0.0, "a finite number above 0"),
-        ("learning_rate", -1e-3, "a finite number above 0"),
-        ("learning_rate", float("nan"), "a finite number above 0"),
-        ("learning_rate", float("inf"), "a finite number above 0"),
-        ("validation", 1.0, "a finite number at least 0 and below 1"),
-        ("validation", -0.1, "a finite number at least 0 and below 1"),
-        ("validation", float("nan"), "a finite number at least 0 and below 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(name: str, value: object, rule: str) -> None:
-    module = built("FNO")
-    with pytest.raises(ArgumentError, match=f"expected {rule}.* as {name}; got {value!r}; choose"):
-        fit(module, data(), **{name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("seed", [-1, 0.5, True])
-def test_what_is_no_seed_is_refused(seed: object) -> None:
-    with pytest.raises(ArgumentError, match=f"expected seed as an integer of at least 0; got {seed!r}"):
-        fit(built("FNO"), data(), seed=seed)  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
 def test_unusable_arguments_are_refused() -> None:
     module = built("FNO")
     with pytest.raises(DataError, match="expected a Dataset as training data"):

@@ -264,25 +264,6 @@ def test_losses_are_given_the_input_of_each_step() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "an integer of at least 1 as steps"),
-        ({"history": 0}, "an integer of at least 1 as history"),
-        ({"steps": 2, "noise": -0.1}, "noise"),
-        ({"steps": 2, "curriculum": 1.0}, "curriculum"),
-        ({"steps": 2, "pushforward": 1}, "pushforward"),
-        ({"pushforward": True}, "two steps or more to push forward"),
-        ({"curriculum": 0.5}, "or to grow to"),
-    ],
-    ids=str,
-)
-def test_unusable_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Unroll(**options)
-
-
-@pytest.mark.bad_input
 def test_pairs_that_do_not_hold_the_states_are_refused() -> None:
     for unroll in (Unroll(steps=2), Unroll(steps=3, history=2)):
         with pytest.raises(DataError, match=f"pairs of {unroll.history} states and the {unroll.steps} that follow"):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.active import FieldPosterior, MemberPosterior, OperatorModel
 from probneural.distributions import FieldDistribution, GaussianField
-from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from probneural.errors import DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from tests.active.predictors import (
     FINE_GRID,
@@ -23,7 +23,6 @@ from tests.active.predictors import (
     FeaturePredictor,
     encode,
     feature_root,
-    members,
     three_numbers,
     weighted_members,
 )
@@ -181,25 +180,6 @@ def test_bad_encoders() -> None:
         OperatorModel(predictor, encode=lambda X: X, functional=three_numbers()).posterior(designs(2))
     with pytest.raises(ShapeError, match="4 fields for 4 designs; got 1"):
         OperatorModel(predictor, encode=lambda X: encode(X[:1]), functional=three_numbers()).posterior(designs(2, 2))
-
-
-@pytest.mark.bad_input
-def test_bad_constructor_arguments() -> None:
-    with pytest.raises(DataError, match="a Predictor as predictor"):
-        OperatorModel(torch.nn.Identity(), encode=encode, functional=three_numbers())
-    with pytest.raises(ArgumentError, match="a callable as encode"):
-        OperatorModel(FeaturePredictor(members), encode=designs(2), functional=three_numbers())
-    with pytest.raises(DataError, match="a Functional as functional"):
-        OperatorModel(FeaturePredictor(members), encode=encode, functional=[three_numbers()])
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("indices", [[6], [0, -7]])
-def test_outputs_that_do_not_exist(indices: list[int]) -> None:
-    with pytest.raises(ArgumentError, match="an integer from -6 to 5 as outputs"):
-        model_of("members").posterior(designs(2), output_indices=indices)
-    with pytest.raises(ArgumentError, match="an integer from -6 to 5 as outputs"):
-        model_of("members").subset_output(indices)
 
 
 @pytest.mark.bad_input

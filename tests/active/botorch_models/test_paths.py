@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.active import OperatorDraws, OperatorModel
 from probneural.distributions import FeatureRoot, GaussianField
-from probneural.errors import ArgumentError, LatentError, ShapeError
+from probneural.errors import LatentError, ShapeError
 from probneural.grids import Grid
 from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, encode, factor, kernel, one_number, three_numbers
 from tests.calibration.synthetic import scaled_by
@@ -172,20 +172,6 @@ def test_processes_that_have_observed_something_have_no_draws() -> None:
     ):
         with pytest.raises(LatentError, match="observed nothing.*fit the head to what was observed"):
             OperatorDraws(known, 2, seed=0)(X)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("count", [0, -1, 2.0, True])
-def test_bad_counts(count: object) -> None:
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as count of draws"):
-        OperatorDraws(model_of("members"), count)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("seed", ["a", 1.0, True])
-def test_bad_seeds(seed: object) -> None:
-    with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
-        OperatorDraws(model_of("members"), seed=seed)
 
 
 @pytest.mark.bad_input

@@ -427,14 +427,6 @@ def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None
         SELECTORS[name].select(build_predictor(), pool(), count=count, seed=0, labelled=known)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", SELECTORS)
-@pytest.mark.parametrize("count", [2.0, "3", None, True])
-def test_counts_are_integers(name: str, count: object) -> None:
-    with pytest.raises(ArgumentError, match="an integer from 1 to 14 as count"):
-        SELECTORS[name].select(build_predictor(), pool(), count=count, seed=0)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", SELECTORS)
 def test_pools_with_nothing_to_choose(name: str) -> None:
     with pytest.raises(DataError, match="the pool is empty"):
@@ -450,14 +442,6 @@ def test_predictors_and_queries_are_checked(name: str) -> None:
         SELECTORS[name].select(None, pool(), count=2, seed=0)  # type: ignore[arg-type]
     with pytest.raises(GridError, match="a Grid as query"):
         SELECTORS[name].select(build_predictor(), pool(), count=2, seed=0, query=(16,))  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-def test_pools_that_are_no_fields() -> None:
-    with pytest.raises(DataError, match="a Field as pool"):
-        RandomSelection().select(build_predictor(), pool().values, count=2, seed=0)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="a Field as labelled"):
-        RandomSelection().select(build_predictor(), pool(), count=2, seed=0, labelled=pool().values)  # type: ignore[arg-type]
 
 
 def test_functions_that_are_not_finite_or_do_not_fit() -> None:
@@ -491,14 +475,6 @@ def test_powers_that_make_no_sense(power: float) -> None:
 LATENT = ("BAIT", "integrated variance")
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", LATENT)
-@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, "1", True, torch.tensor([1.0, 0.0])])
-def test_noise_is_positive(name: str, noise: object) -> None:
-    with pytest.raises(ArgumentError, match="noise > 0|noise as real numbers"):
-        type(SELECTORS[name])(noise=noise)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("name", LATENT)
 def test_each_channel_may_have_its_noise(name: str) -> None:
     predictor, noise = build_predictor(), torch.tensor([1e-3, 10.0])
@@ -506,19 +482,3 @@ def test_each_channel_may_have_its_noise(name: str) -> None:
     assert torch.equal(selected, SELECTORS[name].select(build_predictor(noise=noise), pool(), count=5, seed=0))
     with pytest.raises(ShapeError, match="noise variance for each of 2 channels"):
         type(SELECTORS[name])(noise=torch.ones(3)).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
-
-
-@pytest.mark.bad_input
-def test_targets_are_a_field() -> None:
-    with pytest.raises(DataError, match="targets to be a Field"):
-        IntegratedVarianceSelection(targets=pool().values)  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("count", "dimension", "kind"),
-    [(0, 2, "sobol"), (2, 0, "sobol"), (2, 2, "halton"), (4, 30000, "sobol"), (4.0, 2, "sobol"), (True, 2, "latin_hypercube")],
-)
-def test_designs_that_do_not_exist(count: int, dimension: int, kind: str) -> None:
-    with pytest.raises(ArgumentError, match="an integer|kind among"):
-        space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]

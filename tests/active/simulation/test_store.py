@@ -756,13 +756,6 @@ def test_names_of_decisions_are_plain(tmp_path, name):
             call()
 
 
-@pytest.mark.parametrize("value", [float("nan"), {1: 2, "1": 3, (1, 2): 4}, torch.ones(1), {"a": {1, 2}}])
-@pytest.mark.bad_input
-def test_decisions_are_json(tmp_path, value):
-    with pytest.raises(ArgumentError, match="that JSON can hold"):
-        ResultStore(tmp_path).remember("name", value)
-
-
 @pytest.mark.bad_input
 def test_what_is_not_one_finite_function_is_refused(tmp_path):
     store = ResultStore(tmp_path)

@@ -183,14 +183,6 @@ def test_exported(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    def test_settings(self) -> None:
-        for settings in ({"members": 1}, {"seed": -1}):
-            with pytest.raises(ArgumentError):
-                MCDropout(**settings)
-        for dropout in (-0.1, 1.0, "0.1"):
-            with pytest.raises(ArgumentError, match="dropout"):
-                small_fno(dropout=dropout)()
-
     def test_no_dropout_says_how_to_add_it(self) -> None:
         case = operator_case("fno-1d")
         with pytest.raises(UnsupportedError, match=r"FNO\(\.\.\., dropout=0\.1\)"):

@@ -892,25 +892,6 @@ def test_report() -> None:
 
 
 @pytest.mark.bad_input
-def test_bad_settings() -> None:
-    with pytest.raises(ArgumentError, match="rational_quadratic"):
-        KernelOperator("matern")
-    with pytest.raises(ArgumentError, match="features"):
-        KernelOperator(features="outputs")  # type: ignore[arg-type]
-    for name in ("input_components", "output_components", "groups", "iterations"):
-        for value in (0, 1.5, True):
-            with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
-                KernelOperator(**{name: value})
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
-        KernelOperator(groups=None)
-    for value in (0.0, 1e-13, 1.5, float("nan"), True, "1e-8", None):
-        with pytest.raises(ArgumentError, match="min_noise"):
-            KernelOperator(min_noise=value)
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as members"):
-        fitted().sampled(0, seed=0)
-
-
-@pytest.mark.bad_input
 def test_bad_data() -> None:
     data = pairs()
     with pytest.raises(DataError, match="FieldPairs"):
