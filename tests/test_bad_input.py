@@ -15,6 +15,9 @@ from tests.bad_input.mistakes import CASES
 from tests.bad_input.ranges import RANGES
 from tests.bad_input.world import Case, Good
 
+SLOW = ("data.open", "data.open_inputs", "runs.report_forecast", "plots.png")
+"""Callables whose calls take long; tests/data/test_opening.py and tests/runs/test_forecasts.py make mistakes there, too."""
+
 
 def named(case: Case | Good) -> str:
     """The case's name without addresses, which differ between processes that collect the tests."""
@@ -44,7 +47,9 @@ def test_what_looks_odd_is_taken(case: Good) -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("name", signatures.SIGNATURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in signatures.SIGNATURES]
+)
 def test_one_bad_argument_of_any_signature_gets_a_typed_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,17 +162,6 @@ def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyP
     assert KeptRows.of(2, rows=5, rank=11) is None
 
 
-def test_kept_rows_do_not_cut_gradients() -> None:
-    root, dense = built("fno-1d", keeps=True)
-    root.row_squares()
-    moved = root.select(slice(None))
-    moved.inputs.values.requires_grad_()
-    squares = moved.row_squares()
-    close(squares.detach(), dense.square().sum(-1))
-    (slope,) = torch.autograd.grad(squares.sum(), moved.inputs.values)
-    assert float(slope.abs().max()) > 0.0
-
-
 @EVERY
 def test_on_another_grid(operator: str) -> None:
     grid = operator_case(operator).data.inputs.grid

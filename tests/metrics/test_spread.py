@@ -91,12 +91,6 @@ def test_curve_cuts_values_of_much_weight() -> None:
     assert curve.skill[0].square().tolist() == pytest.approx([(9.0 + 1.0 + 25.0) / 3.0, 25.0, (2.0 * 25.0 + 4.0) / 3.0, 4.0])
 
 
-def test_curve_joins_to_the_ratio() -> None:
-    comparison = compare(gaussian(GRIDS["interval"]), truth_for(gaussian(GRIDS["interval"])), noise=0.1)
-    curve = metrics.spread_skill_curve(comparison, bins=1)
-    torch.testing.assert_close((curve.spread / curve.skill)[:, 0], metrics.spread_skill(comparison))
-
-
 class TestMerci:
     errors = normal(400, seed=5)
 

@@ -106,12 +106,6 @@ def test_a_collision() -> None:
     assert error.abs().max() < 1e-6
 
 
-def test_names_and_shifts() -> None:
-    assert KortewegDeVries(2.0).name == "Korteweg-de Vries, 2 solitons, time 2"
-    tall = KortewegDeVries().shifts()["tall"]
-    assert tall.input_distribution.upper == pytest.approx((1.08, 1.44, 2.0, -6.0))
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     "arguments",

@@ -101,18 +101,3 @@ def test_against_the_method_of_lines() -> None:
     pairs = problem.sample(2, resolution=12, seed=0, dtype=torch.float64)
     stepped = MethodOfLines(rate, input_distribution=problem.input_distribution, time=0.3).solve(pairs.inputs).values
     torch.testing.assert_close(stepped, pairs.outputs.values, atol=1e-6, rtol=0)
-
-
-def test_velocities_have_the_scale_asked_for() -> None:
-    inputs = Wave(velocity_scale=3.0).sample(400, resolution=25, seed=0, dtype=torch.float64).inputs.values
-    assert (inputs[:, 1].std() / inputs[:, 0].std()).item() == pytest.approx(3.0, rel=0.1)
-    correlation = torch.corrcoef(inputs.transpose(0, 1).flatten(1))[0, 1]
-    assert abs(correlation.item()) < 0.1
-
-
-def test_names() -> None:
-    assert Wave(2.0).name == "Wave 1-D, speed 2"
-    assert (
-        Wave(dimension=2, boundary="dirichlet", random_field=GaussianRandomField(2, 4, boundary="dirichlet")).name
-        == "Wave 2-D, speed 1, fixed ends"
-    )

@@ -188,14 +188,6 @@ def test_device(device: str | torch.device | None) -> None:
     assert {parameter.device.type for parameter in module.parameters()} == {expected}
 
 
-def test_double_precision_trains_in_double_precision() -> None:
-    module = built("FNO").double()
-    history = fit(module, data(dtype=torch.float64), **QUICK)  # type: ignore[arg-type]
-    assert {parameter.dtype for parameter in module.parameters()} == {torch.float64}
-    single = fit(built("FNO"), data(), **QUICK)  # type: ignore[arg-type]
-    assert history.train == pytest.approx(single.train, rel=1e-4)
-
-
 class Recorder(nn.Module):
     """Remembers which inputs it saw in which mode."""
 
@@ -261,14 +253,6 @@ def test_units_come_from_the_training_part_alone() -> None:
     torch.testing.assert_close(module.output_normalizer.mean, rows.mean((0, 2)))
     torch.testing.assert_close(module.output_normalizer.scale, rows.std((0, 2), correction=0))
     assert not torch.allclose(module.output_normalizer.mean, pairs.outputs.values.mean((0, 2)), rtol=1e-3)
-
-
-def test_each_epoch_is_reported() -> None:
-    reports: list[tuple[int, object]] = []
-    report = EachEpoch(lambda progress: reports.append((progress.epoch, progress.losses)))
-    history = fit(built("FNO"), data(), callbacks=[report], **QUICK)  # type: ignore[arg-type]
-    expected = zip(history.train, history.validation, strict=True)
-    assert reports == [(number, {"train": a, "validation": b}) for number, (a, b) in enumerate(expected, start=1)]
 
 
 def test_losses_are_means_over_pairs() -> None:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.active import OperatorDraws, OperatorModel
-from probneural.active.botorch_models.conditioning import Measurements
+from probneural.active import OperatorModel
 from probneural.distributions import GaussianField
 from probneural.fields import Field
 
@@ -81,42 +80,3 @@ def test_fantasies_and_their_gradients(predictor: pn.calibration.ScaledPredictor
     (gradient,) = torch.autograd.grad(posterior.mean.square().sum() + posterior.variance.sum(), X)
     assert torch.isfinite(gradient).all()
     assert gradient.abs().max() > 0
-
-
-def test_fantasies_are_what_conditioning_expects(predictor: pn.calibration.ScaledPredictor) -> None:
-    """Law of total variance: what fantasies move the mean by is what they take from the variance."""
-    from botorch.sampling.normal import SobolQMCNormalSampler
-
-    X, new = designs(3, seed=6), designs(1, seed=7)
-    for functional, tolerance in ((PROBE, 0.05), (pn.functionals.sensors(TRAIN.outputs.grid, [[0.3]]), 0.05)):
-        model = OperatorModel(predictor, encode=encode, functional=functional, noise=1e-4)
-        known = model.fantasize(X, SobolQMCNormalSampler(torch.Size([2048]), seed=0)).posterior(new)
-        moved = known.mean.var(0)
-        learned = model.posterior(new).variance - known.variance[0]
-        assert ((moved / learned - 1.0).abs() < tolerance).all()
-
-
-def test_fantasies_have_a_discrepancy_for_each_design() -> None:
-    generator = torch.Generator().manual_seed(0)
-    root, discrepancy = (torch.randn(5, 3, 2, rank, generator=generator, dtype=torch.double) for rank in (4, 6))
-    noise = torch.rand(3, 2, generator=generator, dtype=torch.double)
-    flat = root.flatten(1, 2)
-    blocks = torch.stack([torch.block_diag(*one) for one in discrepancy @ discrepancy.mT])
-    expected = flat @ flat.mT + blocks + noise.flatten().diag()
-    found = Measurements(torch.zeros(5, 3, 2, dtype=torch.double), root, noise, discrepancy=discrepancy)
-    torch.testing.assert_close(found.triangle @ found.triangle.mT, expected)
-    assert (found.triangle.triu(1) == 0).all()
-
-
-def test_draws_are_functions(predictor: pn.calibration.ScaledPredictor) -> None:
-    X = designs(4, seed=4)
-    model = OperatorModel(predictor, encode=encode, functional=PROBE)
-    paths = OperatorDraws(model, seed=5)
-    together, apart = paths.posterior(X).mean, torch.stack([paths.posterior(x[None]).mean[0] for x in X])
-    assert ((together - apart).abs() <= 1e-3 * model.posterior(X).variance.sqrt()).all()
-
-
-def test_observing_whole_fields_counts_it_too(predictor: pn.calibration.ScaledPredictor) -> None:
-    weights = pn.active.observation_weights(predictor, TRAIN.outputs.grid)
-    counts = 32.0 if predictor.effective_observations is None else float(predictor.effective_observations.clamp_max(32.0))
-    assert float(weights.sum()) == pytest.approx(counts / float(predictor.residual_variance), rel=1e-6)

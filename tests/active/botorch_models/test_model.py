@@ -15,11 +15,8 @@ from probneural.distributions import FieldDistribution, GaussianField
 from probneural.errors import DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from tests.active.predictors import (
-    FINE_GRID,
-    GAUSSIAN,
     INPUT_GRID,
     KINDS,
-    RANK,
     FeaturePredictor,
     encode,
     feature_root,
@@ -54,12 +51,6 @@ def test_shapes(kind: str, batch: tuple[int, ...]) -> None:
     assert draws.shape == (12 if kind == "members" else 32, *batch, 4, 6)
 
 
-@pytest.mark.parametrize("kind", GAUSSIAN)
-def test_base_samples_have_one_shape_whatever_the_designs(kind: str) -> None:
-    model = model_of(kind)
-    assert {model.posterior(designs(*batch, q)).base_sample_shape for batch in BATCHES for q in (1, 3)} == {(RANK,)}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_is_the_functional_of_the_field_at_its_own_design(kind: str) -> None:
     model, X = model_of(kind), designs(2, 3, 4)
@@ -70,14 +61,6 @@ def test_every_entry_is_the_functional_of_the_field_at_its_own_design(kind: str)
         torch.testing.assert_close(posterior.mean[place], expected, rtol=1e-12, atol=1e-12)
         spread = torch.cat([model.predictor(encode(X[place][None])).apply(model.functional).variance[0, c] for c in range(2)])
         torch.testing.assert_close(posterior.variance[place], spread, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_field_is_evaluated_on_the_functionals_grid(kind: str) -> None:
-    X = designs(4)
-    model = model_of(kind, grid=FINE_GRID)
-    expected = model.predictor(encode(X), FINE_GRID).apply(model.functional).mean.flatten(1)
-    torch.testing.assert_close(model.posterior(X).mean, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,19 +125,6 @@ def test_other_transforms_are_called_with_the_designs(kind: str) -> None:
     transformed, full = model.posterior(X, posterior_transform=Shifted()), model.posterior(X)
     sampler = get_sampler(transformed, torch.Size([16]), seed=3)
     torch.testing.assert_close(sampler(transformed), sampler(full).square() + X[..., :1])
-
-
-def test_a_transform_without_designs_is_called_as_older_botorch_does() -> None:
-    class Doubled(PosteriorTransform):
-        def evaluate(self, Y: Tensor) -> Tensor:
-            raise NotImplementedError
-
-        def forward(self, posterior: Posterior) -> Posterior:
-            return TransformedPosterior(posterior, lambda samples: 2 * samples)
-
-    model, X = model_of("members"), designs(2)
-    transformed = model.posterior(X, posterior_transform=Doubled())
-    assert torch.equal(get_sampler(transformed, torch.Size([8]))(transformed), 2 * model.posterior(X).values)
 
 
 @pytest.mark.bad_input

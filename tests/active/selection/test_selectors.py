@@ -13,7 +13,6 @@ from torch import Tensor
 import probneural as pn
 from probneural.active import (
     BAITSelection,
-    FeatureSketch,
     IntegratedVarianceSelection,
     LCMDSelection,
     RandomSelection,
@@ -21,7 +20,6 @@ from probneural.active import (
     SpaceFillingSelection,
     StochasticSelection,
     integrated_variances,
-    posterior_features,
     space_filling_designs,
 )
 from probneural.active.selection import latent_selectors, selectors
@@ -103,14 +101,6 @@ def test_labelled_functions_on_another_grid_are_never_chosen(name: str, points: 
     labelled = Field(labelled.values.float(), labelled.grid)
     selected = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
     assert sorted(selected.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
-
-
-def test_functions_that_a_coarser_grid_does_not_resolve() -> None:
-    rough = Field(torch.randn(6, 1, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64), Grid.uniform((32,)))
-    coarse = rough.resample(INPUT_GRID)
-    for inputs, labelled in ((rough, coarse[1:3]), (coarse, rough[1:3])):
-        selected = RandomSelection().select(build_predictor(), inputs, count=4, seed=0, labelled=labelled)
-        assert sorted(selected.tolist()) == [0, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("change", "same"), [(1e-7, True), (1e-5, False)])
@@ -249,11 +239,6 @@ def test_stochastic_choice_has_the_stated_probabilities(power: float, monkeypatc
     assert chi2 < 31.3  # the 99.9 % quantile with 11 degrees of freedom
 
 
-def test_a_large_power_takes_the_largest_variances() -> None:
-    expected = build_predictor()(pool()).variance / squared_scales(build_predictor(), pool())[:, None]
-    assert chosen(SELECTORS["top k"], 6) == expected.mean(2).sum(1).argsort(descending=True)[:6].tolist()
-
-
 def test_space_filling_is_farthest_point() -> None:
     labelled = pool(2, seed=5)
     points, known = pool().values, labelled.values
@@ -268,15 +253,6 @@ def test_space_filling_is_farthest_point() -> None:
             expected.append(int(distances.argmax()))
             taken.append(points[expected[-1]])
         assert chosen(SpaceFillingSelection(), 6, labelled=labelled if centres else None) == expected
-
-
-def test_channels_of_inputs_count_alike() -> None:
-    values = torch.cat([pool().values, pool(seed=2).values], dim=1)
-    scaled = values * torch.tensor([1.0, 1e5], dtype=torch.float64)[:, None] + 3.0
-    first, second = (
-        SpaceFillingSelection().select(build_predictor(), Field(v, INPUT_GRID), count=6, seed=0) for v in (values, scaled)
-    )
-    assert torch.equal(first, second)
 
 
 def squared_distances(labelled: Field | None) -> tuple[Tensor, Tensor]:
@@ -368,29 +344,6 @@ def test_bait_goes_forward_and_back(count: int) -> None:
     assert selected == kept
     forward = greedy_trace(grams, moment, count)
     assert trace(grams, moment, selected) <= trace(grams, moment, forward) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("name", ["LCMD", "BAIT", "integrated variance"])
-def test_batches_are_more_varied_than_top_k(name: str) -> None:
-    """Near-copies of the most uncertain function: top-k takes them all, a batch-aware rule one."""
-    values = pool().values.clone()
-    best = chosen(SELECTORS["top k"], 1)[0]
-    crowd = torch.cat([values, values[best] * (1 + 1e-6 * torch.arange(1, 5, dtype=torch.float64))[:, None, None]])
-    field, alike = Field(crowd, INPUT_GRID), {best, 14, 15, 16, 17}
-    assert len(alike & set(SELECTORS["top k"].select(build_predictor(), field, count=5, seed=0).tolist())) == 5
-    assert len(alike & set(SELECTORS[name].select(build_predictor(), field, count=5, seed=0).tolist())) <= 1
-
-
-def test_a_sketch_finds_centres_that_are_nearly_as_good() -> None:
-    inputs = pool(200, seed=7)
-    exact = posterior_features(build_predictor(), inputs, seed=0).pool
-
-    def reach(selected: Tensor) -> float:
-        return float(torch.cdist(exact, exact[selected]).amin(1).max())
-
-    rule = LCMDSelection(sketch=FeatureSketch(dimension=256, exact_entries=1))
-    whole = reach(LCMDSelection().select(build_predictor(), inputs, count=8, seed=0))
-    assert reach(rule.select(build_predictor(), inputs, count=8, seed=0)) < 1.3 * whole
 
 
 # Designs

@@ -253,20 +253,6 @@ class Shell:
         return inputs
 
 
-@pytest.mark.parametrize("text", [True, False])
-@pytest.mark.parametrize("wraps", [True, False])
-def test_what_a_failing_program_wrote_to_stderr_is_kept(tmp_path, text, wraps):
-    store = ResultStore(tmp_path)
-    with ThreadPoolExecutor(1) as executor:
-        report = simulate(
-            Shell(text=text, wraps=wraps), functions(1), store=store, executor=executor, attempts=1, show_progress=False
-        )
-    (reason,) = report.failures.values()
-    assert reason.startswith("RuntimeError: the solver failed" if wraps else "subprocess.CalledProcessError: Command ")
-    assert reason.endswith("; stderr: mesh: 3 cells | solver: CFL number 7.2 exceeds 1 in cell 2")
-    assert [failure.reason for failure in ResultStore(tmp_path).failures()] == [reason]
-
-
 def test_of_a_long_stderr_the_end_is_kept(tmp_path):
     script = "import sys; print(*range(2000), file=sys.stderr); print('the reason', file=sys.stderr); sys.exit(1)"
     with ThreadPoolExecutor(1) as executor:
@@ -395,21 +381,6 @@ class Strange(Executor):
         return future
 
 
-def test_an_executors_own_troubles_are_reported(tmp_path):
-    store = ResultStore(tmp_path)
-    report = simulate(Counting(), functions(1), store=store, executor=Strange(OSError("no route to host")), show_progress=False)
-    assert list(report.failures.values()) == ["the executor's own OSError: no route to host"]
-    assert store.attempts(report.keys[0]) == 0  # which says nothing about the simulation
-    assert report.lost == {report.keys[0]}
-    full = FileError(expected="space", got="none", remedy="make some")
-    with pytest.raises(FileError, match="make some"):  # the store's trouble ends the call
-        simulate(Counting(), functions(1), store=store, executor=Strange(full), show_progress=False)
-    assert store.failures() == []
-    report = simulate(Counting(), functions(2)[1:], store=store, executor=Strange(None), show_progress=False)
-    assert list(report.failures.values()) == ["the executor cancelled it"]
-    assert store.attempts(report.keys[0]) == 0
-
-
 def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_path, monkeypatch):
     store, descriptors = ResultStore(tmp_path), len(os.listdir("/proc/self/fd"))
 
@@ -422,16 +393,6 @@ def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_
             simulate(Counting(), functions(1), store=store, executor=executor, show_progress=False)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert store.failures() == []
-
-
-def test_undecodable_names_in_a_message_do_no_harm(tmp_path):
-    def fail(inputs: Field) -> Field:
-        raise OSError("no file caf\udce9.dat")
-
-    with ThreadPoolExecutor(1) as executor:
-        report = simulate(fail, functions(1), store=ResultStore(tmp_path), executor=executor, show_progress=False)
-    assert "caf\\udce9.dat" in report.failures[report.keys[0]]
-    assert "caf\\udce9.dat" in ResultStore(tmp_path).failures()[0].reason
 
 
 def test_results_of_another_kind_are_failures(tmp_path):
@@ -454,14 +415,6 @@ def test_functions_travel_alone_and_as_they_are():
     assert torch.equal(again.values, field.values[3:4])
     assert (again.grid, again.dtype) == (scattered, torch.float64)
     assert len(data) < 5000
-
-
-def test_progress_is_shown_on_request(tmp_path, capsys):
-    with ThreadPoolExecutor(1) as executor:
-        simulate(Counting(failing=9), functions(3), store=ResultStore(tmp_path), executor=executor)
-        assert "3/3" in capsys.readouterr().err
-        simulate(Counting(), functions(3), store=ResultStore(tmp_path), executor=executor, attempts=5, show_progress=False)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("executor", [None, ProcessPoolExecutor])
