@@ -67,7 +67,7 @@ gpu-all: device  ## The tests marked gpu, with shapes checked at run time
 shapes: venv  ## The whole chain, with shapes checked at run time
 	$(BIN)/python -m pytest -q $(CHECKED) tests/test_end_to_end.py
 
-bench: venv  ## The main benchmark on four problems, in minutes: tables and an HTML report
+bench: venv  ## The main benchmark on three problems, in about four minutes: tables and an HTML report
 	$(BIN)/python -m benchmarks exact
 
 bench-full: venv  ## The same on all ten problems, every ensemble and shift, and what training twice as long brings: twenty minutes

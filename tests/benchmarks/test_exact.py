@@ -147,6 +147,8 @@ def test_data_of_ones_own_go_the_same_road(tmp_path: Path) -> None:
 def test_the_full_run_has_all_problems_and_the_default_run_a_slice() -> None:
     full, default = ([case.source.name for case in exact.chosen(mode)] for mode in ("full", "default"))
     assert set(default) < set(full)
+    assert default[0] == "Burgers, viscosity 0.01"  # the first table, after about a minute
+    assert len(default) == 3
     assert len(set(full)) == len(full) == 10
 
 
