@@ -196,28 +196,6 @@ def test_random_choice_against_itself_needs_all_its_labels() -> None:
     assert active_summary.ratios(copied)[1]["labels"] == 1.0
 
 
-def test_errors_that_are_no_numbers_reach_nothing() -> None:
-    assert active_summary.labels_to_reach(([16, 32], [1.0, math.nan]), 0.5) == math.inf
-    assert active_summary.labels_to_reach(([16, 32, 64], [1.0, math.inf, 0.25]), 0.5) == 64.0
-    assert math.isnan(active_summary.median_ratio([0.5, math.nan, 0.1])[0])
-
-
-def test_one_arm_counts_for_the_claim_however_good_others_are(tmp_path: Path) -> None:
-    power = [2.0**-number for number in range(5)]
-    scaled = {(ENSEMBLE, "stochastic"): 0.75, (ENSEMBLE, "LCMD"): 0.25, (LAST_LAYER, "stochastic"): 0.5}
-    units = [made(RANDOM, 0, power, head=head) for head in (ENSEMBLE, LAST_LAYER)]
-    units += [made(name, 0, [share * error for error in power], head=head) for (head, name), share in scaled.items()]
-    (row,) = active_summary.claim(active_summary.ratios(units))
-    assert (row["head"], row["selector"]) == active_summary.CLAIM_ARM == (ENSEMBLE, "stochastic")
-    assert row["labels"] == pytest.approx(0.75)
-    assert (row["area"], row["below 1"], row["at most 0.5"]) == (pytest.approx(0.75), "no", "no")  # one seed has no interval
-    assert (row["best of all arms"], row["which"]) == (pytest.approx(0.25), "LCMD, ensemble")
-    for mode in ("default", "full"):  # it is run
-        assert any(
-            (one.head, one.name) == active_summary.CLAIM_ARM for one in active.units(mode, active.chosen(mode), folder=tmp_path)
-        )
-
-
 @pytest.mark.parametrize(("factors", "answer"), [((0.7, 0.8, 0.75), "yes"), ((0.6, 1.2, 0.7), "no")])
 def test_the_claim_holds_where_the_whole_interval_of_the_area_is_below_one(factors: tuple[float, ...], answer: str) -> None:
     units = [made(RANDOM, seed, [1.0, 0.5], head=ENSEMBLE) for seed in range(3)]
@@ -226,13 +204,6 @@ def test_the_claim_holds_where_the_whole_interval_of_the_area_is_below_one(facto
     assert row["area"] == pytest.approx(math.prod(factors) ** (1 / 3))
     assert row["area"] < 1.0
     assert row["below 1"] == answer
-
-
-def test_what_is_kept_comes_back_as_numbers(tmp_path: Path) -> None:
-    environment.keep({"ranks": [math.nan, 0.1], "rmse": math.inf, "name": "nan"}, tmp_path / "unit.json")
-    kept = environment.kept(tmp_path / "unit.json")
-    assert math.isnan(kept["ranks"][0])
-    assert (kept["ranks"][1], kept["rmse"], kept["name"]) == (0.1, math.inf, "nan")
 
 
 def test_a_run_writes_tables_figures_and_a_page(

@@ -6,7 +6,6 @@ import json
 import math
 import warnings
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,23 +177,6 @@ def test_a_table_and_a_figure() -> None:
     assert bo.figure({"environmental model": curves}).startswith(b"\x89PNG")
 
 
-def test_finished_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[bo.Unit] = []
-    known = "0123456789ab"
-    todo = [bo.Unit("environmental model", method, 0, True, commit=known) for method in ("random", "Sobol")]
-    first = kept_units.spread(todo[:1], tmp_path, workers=1)
-    assert first[todo[0]] == json.loads(todo[0].path(tmp_path).read_text())
-    monkeypatch.setattr(kept_units, "work", _counted(done))
-    both = kept_units.spread(todo, tmp_path, workers=1)
-    assert done == [todo[1]]
-    assert both[todo[0]] == first[todo[0]] | {"resumed": True}
-    modified = replace(todo[0], commit=f"{known}-modified")
-    kept_units.spread([modified], tmp_path, workers=1)
-    kept_units.spread([modified], tmp_path, workers=1)  # a modified checkout may have changed since
-    assert done == [todo[1], modified, modified]
-    assert todo[0].path(tmp_path) != todo[1].path(tmp_path)
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -223,19 +205,6 @@ def test_a_run_that_fails_says_why_and_ends_no_other(error: Exception, tmp_path:
     assert list(bo.trajectories("environmental model", results)) == ["random"]
 
 
-def test_only_the_best_run_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bo, "_reference", lambda problem, is_small: (1.0, 0.1))
-    times = {"fit_seconds": 0.0, "choice_seconds": 0.0}
-    results = {
-        bo.Unit("darcy peak pressure", method, 0, False): {"losses": [3.0] * 10 + [loss] * 20, **times}
-        for method, loss in (("random", 0.75), ("Sobol", 0.5), ("kernel operator", 2.0))
-    }
-    ends = {row["method"]: row["end"] for row in bo.summary("darcy peak pressure", results)}
-    assert ends == {"random": 0.25, "Sobol": 0.0, "kernel operator": 1.5}
-    assert bo.scale("darcy peak pressure", results) == (0.5, pytest.approx(0.1 + 0.01 * 0.5))
-    assert bo.scale("burgers dissipation", results) == (1.0, 0.1)  # no run of its own
-
-
 def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bo.environment, "commit", lambda: "0123456789ab")
     monkeypatch.setitem(bo.METHODS, "environmental hidden target", ("random", "Sobol"))
@@ -250,16 +219,6 @@ def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     again = bo.main(mode="small", output=tmp_path, workers=1, problem=problem)
     assert again["sections"] == written["sections"]
     assert [note for note in again["notes"] if note.startswith("2 of 2 units were finished by an earlier run")]
-
-
-def _counted(done: list[bo.Unit]) -> Any:
-    original = kept_units.work
-
-    def work(unit: bo.Unit, folder: Path) -> dict[str, Any]:
-        done.append(unit)
-        return original(unit, folder)
-
-    return work
 
 
 @pytest.mark.parametrize("problem", bo_problems.names())

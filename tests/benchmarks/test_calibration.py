@@ -72,14 +72,6 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_means_have_parts_of_the_attainable_and_errors_of_means() -> None:
-    row = calibration.averaged(rows())[0]
-    assert (row["problem"], row["scale"], row["seeds"]) == ("p", "one", 2)
-    assert row["of attainable"] == pytest.approx(0.92)
-    assert row["gap, error"] == pytest.approx(0.01 / 2**0.5)
-    assert calibration.averaged(rows(rank_within_attainable=0.049))[0]["of attainable"] is None
-
-
 def test_gains_are_paired_by_seed() -> None:
     some = [row | {"nll": row["nll"] - 0.5 - 0.1 * row["seed"]} if row["scale"] == "local" else row for row in rows()]
     first, second, *_ = calibration.gains(some)

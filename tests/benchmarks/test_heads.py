@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import probneural as pn
 from benchmarks import head_makers, head_units, heads, measurements
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import Unit
@@ -99,33 +98,3 @@ def test_measured_outputs_have_the_noise_that_is_stated() -> None:
     again, other = (measurements.measured(pairs, noise, stream(1, "heads noise", part)) for part in (0, 1))
     assert torch.equal(again.outputs.values, noisy.outputs.values)
     assert not torch.equal(other.outputs.values, noisy.outputs.values)
-
-
-def test_a_random_scale_is_paired_by_seed_and_counted_by_problem() -> None:
-    def row(problem: str, seed: int, whole: float, random: float) -> dict[str, Any]:
-        place = {"problem": problem, "operator": "FNO", "regime": "all functions", "head": "last layer", "seed": seed}
-        scores = {"coverage, scale": 0.9, "coverage, random": 0.92, "joint_nll, scale": -1.0, "joint_nll, random": -1.1}
-        return place | scores | {"crps, scale": 2.0, "crps, random": 3.0, "whole, scale": whole, "whole, random": random}
-
-    some = [row("p", 0, 0.7, 0.87), row("p", 1, 0.8, 0.91), row("q", 0, 0.9, 0.95)]
-    first, second = heads.random_scale(some)
-    assert (first["problem"], first["seeds"], second["problem"]) == ("p", 2, "q")
-    assert (first["whole"], first["whole, random"]) == pytest.approx((0.75, 0.89))
-    assert (first["joint_nll"], first["crps"]) == ("-0.100 ± 0.000", "1.50 (1.50 to 1.50)")
-    assert heads.random_scale([some[0] | {"joint_nll, random": None}])[0]["joint_nll"] is None
-    plain, random = heads.whole_fields(some)
-    assert (plain["random scale"], plain["met"], plain["of"], plain["missed"]) == (False, 1, 2, "p: 0.750")
-    assert (random["random scale"], random["met"], random["of"], random["missed"]) == (True, 1, 2, "q: 0.950")
-
-
-@pytest.mark.parametrize("kind", heads.OPERATORS)
-def test_draws_are_conditioned_on_noise_in_every_operator(kind: str) -> None:
-    source, recipe = head_units._case(UNIT.problem, kind, is_small=True)
-    pairs = source.problem.sample(4, resolution=64, seed=0)
-    operator = recipe.build(pairs, seed=0)
-    drawing = pn.operators.NoiseConditionedOperator(operator, layers=head_makers._modulated(operator), seed=0)
-    for value in drawing.modulation.parameters():
-        torch.nn.init.normal_(value, generator=stream(0, "heads noise", 0))
-    draws = drawing(pairs.inputs.values.float())
-    assert draws.shape == (4, 2, 64)
-    assert not torch.equal(draws[:, 0], draws[:, 1])

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import report
 from benchmarks.report.headlines import best, headlines
 from benchmarks.report.matrix import matrix
-from benchmarks.report.verdict import question, verdict
+from benchmarks.report.verdict import verdict
 
 
 def run(problem: str, method: str, error: float, joint: float | None, whole: float, *, functions: int = 200) -> dict[str, Any]:
@@ -74,25 +74,6 @@ def test_the_verdict_follows_the_numbers() -> None:
     assert "in 1 of 4 cases" in verdict(changed(simultaneous_coverage=0.5))[3]
 
 
-def test_the_verdict_on_one_problem_and_on_one_method() -> None:
-    heat = {"runs": TWO["runs"][:2]}
-    error, joint, network, _ = verdict(heat)
-    assert (
-        error
-        == "Kernel operator (Gaussian process) has the lowest error, 0.0100; FNO (ensemble of 4) follows with 2 times as much."
-    )
-    assert joint == (
-        "FNO (ensemble of 4) has the best joint density of whole fields, -3.00 nats per value; "
-        "kernel operator (Gaussian process) follows with -2.00."
-    )
-    assert network.endswith("the lowest error here.")
-    assert question(heat).startswith("On Heat: ")
-    alone = verdict({"runs": [TWO["runs"][0], TWO["runs"][2]]})
-    assert alone[0] == "FNO (ensemble of 4) is the only method: its relative error is between 0.0200 and 0.100."
-    assert len(alone) == 2
-    assert verdict({"runs": []}) == ["No method was evaluated."]
-
-
 def test_the_matrix_prints_every_number_it_colours() -> None:
     text = matrix(TWO)
     cells = re.findall(r'<span class="cell ([\w-]+)"[^>]*>(.*?)</span>', text)
@@ -122,17 +103,3 @@ def test_the_summary_fits_a_terminal_and_marks_the_best() -> None:
     coloured = report.terminal_summary(TWO, stream=Terminal())
     assert "\x1b[1;32m" in coloured
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines() == lines
-
-
-@pytest.mark.parametrize("methods", [1, 6, 7, 12])
-@pytest.mark.parametrize("problems", [1, 5, 6, 40])
-def test_any_summary_fits_a_terminal(problems: int, methods: int) -> None:
-    names = [f"operator number {number}, head of some kind {number}" for number in range(methods)]
-    runs = [
-        run(f"A problem with a long name {place} " + "x" * 50, name, 1.0, -1.0, 0.9)
-        for place in range(problems)
-        for name in names
-    ]
-    lines = report.terminal_summary({"runs": runs}, stream=io.StringIO()).splitlines()
-    assert len(lines) + 2 <= 25
-    assert max(map(len, lines)) <= 100

@@ -79,7 +79,7 @@ def test_loss_falls_and_the_same_seed_gives_the_same_bits(name: str) -> None:
 
 
 @modules
-@pytest.mark.parametrize("kill", [1, 2, 3, 4])
+@pytest.mark.parametrize("kill", [1, *(pytest.param(kill, marks=pytest.mark.slow) for kill in (2, 3)), 4])
 def test_resumes_at_the_same_bits(name: str, kill: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = built(name)
     expected = fit(whole, data(), seed=2, optimization=DECAY, **QUICK)  # type: ignore[arg-type]
