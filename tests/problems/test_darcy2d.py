@@ -119,10 +119,6 @@ def test_a_constant_factor_of_the_permeability_divides_the_pressure() -> None:
     )
 
 
-def test_name() -> None:
-    assert Darcy2D().name == "Darcy 2-D"
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     "arguments", [{"degree": 0}, {"spread": 0.0}, {"random_field": GaussianRandomField(2, 3)}, {"design_dim": 10**4}], ids=str

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from probneural.operators import FNO, DeepONet
 from probneural.pairs import FieldPairs
 from probneural.training import BatchOrder, EarlyStopping, Optimization, RelativeL2, fit
+from tests.helpers import one_of_each
 from tests.training.cases import built, data, same
 
 SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 6, "seed": 1, "validation": 0.0, "show_progress": False}
@@ -155,7 +156,7 @@ def test_lbfgs_fits_a_linear_map_in_a_few_steps() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["FNO", "DeepONet", "Convolutional"])
+@pytest.mark.parametrize("kind", one_of_each(["FNO", "DeepONet", "Convolutional"], type))
 def test_lower_precision_learns_as_much(kind: str, precision: Any) -> None:
     pairs = data(60)
     losses = {}
