@@ -62,7 +62,7 @@ def test_equals_the_dense_matrix(case: ProductCase, kind: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("batch", [1, 3, 5, 64])
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow), 5, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("chunk", [1, 64, None])
 def test_neither_batch_nor_chunk_matters(kind: str, batch: int, chunk: int | None) -> None:
     case = product_case("conv")

@@ -16,7 +16,7 @@ from probneural.curvature.spectra import lanczos
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from tests.curvature.spectrum_cases import F64, Counted, rotation, spectra, with_eigenvalues
-from tests.helpers import normal
+from tests.helpers import normal, one_of_each
 
 SPECTRA = spectra()
 
@@ -46,7 +46,7 @@ def check(pairs: Eigenpairs, matrix: Tensor, *, tolerance: float = 1e-4) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("rank", [1, 10, 30, 120])
+@pytest.mark.parametrize("rank", [1, pytest.param(10, marks=pytest.mark.slow), 30, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SPECTRA)
 def test_rank(name: str, rank: int, dtype: torch.dtype) -> None:
     matrix = with_eigenvalues(SPECTRA[name])
@@ -70,7 +70,7 @@ def test_smallest(name: str) -> None:
     assert pairs.next_value < 0.0701
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", one_of_each(range(4), type))
 @pytest.mark.parametrize("kind", [{}, {"block": 2}, {"dtype": torch.float32}, {"rank": 5}], ids=str)
 @pytest.mark.parametrize("size", [1000, 30_000])
 def test_spikes_over_a_flat_bulk(size: int, kind: dict[str, Any], seed: int) -> None:
