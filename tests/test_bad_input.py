@@ -15,8 +15,8 @@ from tests.bad_input.mistakes import CASES
 from tests.bad_input.ranges import RANGES
 from tests.bad_input.world import Case, Good
 
-SLOW = ("data.open", "data.open_inputs", "runs.report_forecast", "plots.png")
-"""Callables whose calls take long; tests/data/test_opening.py and tests/runs/test_forecasts.py make mistakes there, too."""
+SLOW = re.compile(r"data\.open(_inputs)?|runs\.report_forecast|plots\..*|forecasts\.EnsembleAnalysis\..*")
+"""Callables whose calls take long; tests of their own make mistakes there, too."""
 
 
 def named(case: Case | Good) -> str:
@@ -48,7 +48,7 @@ def test_what_looks_odd_is_taken(case: Good) -> None:
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in signatures.SIGNATURES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * bool(SLOW.fullmatch(name))) for name in signatures.SIGNATURES]
 )
 def test_one_bad_argument_of_any_signature_gets_a_typed_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -470,7 +470,7 @@ def _forking(inputs: Field, *, kind: str) -> Field:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kind", ["returns", "raises", "stays"])
+@pytest.mark.parametrize("kind", ["stays", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("returns", "raises"))])
 def test_a_simulator_that_forks_ends(kind: str, tmp_path: Path) -> None:
     report = simulate(functools.partial(_forking, kind=kind), functions(2), store=ResultStore(tmp_path), show_progress=False)
     assert report.succeeded == (True, True)
