@@ -6,22 +6,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS_VENV := .venv-peers
 PIP_FLAGS := --quiet --disable-pip-version-check
-FAST := not slow and not bad_input and not gpu
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15
-CHECKED := $(PYTEST) --jaxtyping-packages=probneural,beartype.beartype
-# Checking shapes at run time doubles the time of a test: `make test-all` checks them everywhere.
-UNCHECKED := $(addprefix tests/,active benchmarks calibration curvature data distributions export forecasts heads metrics operators problems runs training)
+# Checking shapes at run time doubles the time of a test: `make test` does it in one file, `make test-all` in all of them.
+CHECKED := --jaxtyping-packages=probneural,beartype.beartype
 
 # Files with tests that need CUDA, or the simulated GPU of tests/device.
 GPU_FILES = $(shell grep -rlF mark.gpu --include='*.py' tests)
 
 # Two single-threaded workers beat one process with two threads.
-unit unit-all gpu gpu-all bad-input doctests docs: export OMP_NUM_THREADS := 1
-unit unit-all gpu gpu-all bad-input doctests docs: export MPLBACKEND := Agg
+unit unit-all gpu gpu-all shapes docs: export OMP_NUM_THREADS := 1
+unit unit-all gpu gpu-all shapes docs: export MPLBACKEND := Agg
 docs: export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv gates test test-all unit unit-all device gpu gpu-all bad-input doctests bench bench-full lint format types contracts docs \
+.PHONY: help venv gates test test-all unit unit-all device gpu gpu-all shapes bench bench-full lint format types contracts docs \
         gallery peers clean distclean
 
 help:  ## List the targets
@@ -46,14 +44,15 @@ test-all: venv  ## Every gate, slow tests included
 	@$(MAKE) --no-print-directory gpu-all
 	@$(MAKE) --no-print-directory unit-all
 
-gates: docs lint types contracts doctests bad-input device  ## Every gate but the tests
+gates: docs lint types contracts shapes device  ## Every gate but the tests
 
-unit: venv  ## The fast tests; in the outer layers, shapes are checked at run time
-	$(PYTEST) -m "$(FAST)" $(UNCHECKED)
-	$(CHECKED) -m "$(FAST)" $(addprefix --ignore=,$(UNCHECKED))
+unit: venv  ## The fast tests, with those of error messages and the examples in docstrings
+	$(PYTEST) --doctest-modules -m "not slow and not gpu" --ignore=tests/test_end_to_end.py tests probneural benchmarks
 
-unit-all: venv  ## All tests, with shapes checked at run time
-	$(CHECKED) -m "not bad_input and not gpu"
+unit-all: venv  ## All tests, with shapes checked at run time; these checks would pre-empt error messages
+	$(BIN)/python -m pytest -q --doctest-modules probneural benchmarks
+	$(PYTEST) -m "bad_input and not gpu"
+	$(PYTEST) $(CHECKED) -m "not bad_input and not gpu"
 
 # In seconds, once for each version of the source and of PyTorch.
 device: venv  ## Compile the simulated GPU, unless that is done
@@ -63,15 +62,12 @@ gpu: device  ## The tests marked gpu, without the slow ones: on CUDA, or else on
 	$(PYTEST) -m "gpu and not slow" $(GPU_FILES)
 
 gpu-all: device  ## The tests marked gpu, with shapes checked at run time
-	$(CHECKED) -m gpu $(GPU_FILES)
+	$(PYTEST) $(CHECKED) -m gpu $(GPU_FILES)
 
-bad-input: venv  ## Tests of error messages, which the run-time checks would pre-empt
-	$(BIN)/python -m pytest -q -m bad_input
+shapes: venv  ## The whole chain, with shapes checked at run time
+	$(BIN)/python -m pytest -q $(CHECKED) tests/test_end_to_end.py
 
-doctests: venv  ## The examples in docstrings
-	$(BIN)/python -m pytest -q --doctest-modules probneural benchmarks
-
-bench: venv  ## The main benchmark on four problems, in minutes: tables and an HTML report
+bench: venv  ## The main benchmark on three problems, in about four minutes: tables and an HTML report
 	$(BIN)/python -m benchmarks exact
 
 bench-full: venv  ## The same on all ten problems, every ensemble and shift, and what training twice as long brings: twenty minutes

@@ -59,7 +59,7 @@ class Extent:
 FULL = Extent()
 SMALL = Extent(whole={1: 20, 2: 4, 3: 2}, shifts=1)
 """The small run."""
-QUICK = Extent(whole={1: 50, 2: 10, 3: 5}, shifts=1, pool=200, ensembles=("FNO",), compares_scales=False)
+QUICK = Extent(whole={1: 50, 2: 5, 3: 5}, shifts=1, pool=100, ensembles=("FNO",), compares_scales=False)
 """The default run of the main benchmark: the same trainings, fewer of them, and fewer functions for what costs most."""
 
 

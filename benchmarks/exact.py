@@ -81,12 +81,12 @@ def cases() -> list[Case]:
         return Case(source, (recipes.fno(9, 9, epochs=16, learning_rate=rate, **plane, **options),))
 
     default = [
-        line(problems.Burgers(viscosity=0.1), 64),
         line(problems.Burgers(viscosity=0.01), 64, rate=3e-3),
         line(problems.Darcy1D(), 65, rate=3e-3, **walls),
         square(problems.ShallowWater(), 32, weight_decay=0.1),
     ]
     further = [
+        line(problems.Burgers(viscosity=0.1), 64),
         line(problems.VariableSpeedAdvection(), 64, weight_decay=0.3),
         line(problems.Antiderivative(equation="logistic"), 65, rate=3e-3, weight_decay=0.1, **walls),
         square(problems.Heat(dimension=2), 32, rate=1e-2, weight_decay=0.6),

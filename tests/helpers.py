@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_order
-from tests.bad_input.learning import simulated
+from tests.bad_input.mistakes import simulated
 
 DTYPE = torch.float64
 
@@ -28,6 +29,17 @@ def accelerator() -> str:
         pytest.skip("needs CUDA, or the simulated GPU that `python -m tests.device.simulated` compiles")
     simulated.load()
     return simulated.NAME
+
+
+def one_of_each(cases: Iterable[Any], kind: Callable[[Any], object]) -> list[Any]:
+    """Parameters for a contract suite: the first case of each kind runs in `make test`, all others in `make test-all`."""
+    seen: set[object] = set()
+    parameters = []
+    for case in cases:
+        slow = [pytest.mark.slow] * (kind(case) in seen)
+        seen.add(kind(case))
+        parameters.append(pytest.param(*case, marks=slow) if type(case) is tuple else pytest.param(case, marks=slow))
+    return parameters
 
 
 def generator(seed: int | str = 0) -> torch.Generator:

@@ -220,8 +220,8 @@ def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]
     ("words", "content", "message"),
     [
         (["train", "--config", "pipe"], None, "pipe, socket or device"),
-        (["info", "pipe"], None, "pipe, socket or device"),
-        (["train", "pipe", *NAMED], None, "pipe, socket or device"),
+        pytest.param(["info", "pipe"], None, "pipe, socket or device", marks=pytest.mark.slow),
+        pytest.param(["train", "pipe", *NAMED], None, "pipe, socket or device", marks=pytest.mark.slow),
         (["train", "--config", "odd"], "\n".join(f"s{number} = 1" for number in range(40_000)), "more than 65536"),
         (["train", "--config", "odd"], f"[operator.options]\na = {'[' * 300}{']' * 300}", "TOML in odd"),
         (["train", "--config", "odd"], f"[training]\nseed = {'9' * 5000}", "TOML in odd"),
@@ -272,6 +272,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "pip install tyro matplotlib h5netcdf h5py numcodecs xarray zarr" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_bench_is_the_repositorys(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gold", "--help"]) == 0
     assert "--small" in capfd.readouterr().out

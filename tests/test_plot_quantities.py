@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from probneural import plots
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.functionals import integral, maximum, sensors, stack
 from probneural.grids import Grid
 from tests.helpers import normal
@@ -104,15 +104,6 @@ def test_maxima_and_figures_that_render() -> None:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    def test_fields_are_no_numbers(self) -> None:
-        field = GaussianField(normal(2, 1, 8), DenseRoot(normal(2, 1, 8, 2)), latent="xi", grid=LINE)
-        with pytest.raises(GridError, match="push it forward first"):
-            plots.quantity(field)
-
-    def test_what_is_no_distribution(self) -> None:
-        with pytest.raises(DataError, match="u.apply"):
-            plots.quantity(torch.zeros(2, 1, 3))  # type: ignore[arg-type]
-
     def test_no_functions(self) -> None:
         with pytest.raises(DataError, match="at least one function"):
             plots.quantity(image()[:0])
@@ -124,12 +115,6 @@ class TestBadInput:
                 plots.quantity(u, truth)
         with pytest.raises(DataError, match="finite true values"):
             plots.quantity(u, torch.full((20, 2, 3), torch.nan))
-
-    def test_options(self) -> None:
-        u = image()
-        for options in ({"channel": 2}, {"level": 1.0}, {"noise": -1.0}, {"order": "size"}, {"labels": ["a"]}):
-            with pytest.raises(ArgumentError):
-                plots.quantity(u, **options)  # type: ignore[arg-type]
 
     def test_too_many_panels(self) -> None:
         many = stack([integral(LINE)] * 13)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,8 +104,6 @@ def loop(*errors: float | None) -> LearningHistory:
         )
     )
 
-
-FOUR = gaussian(Grid.uniform((2, 2, 2, 2)))
 
 MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.field(gaussian(LINE), truth_for(gaussian(LINE)), noise=0.1),
@@ -308,21 +305,6 @@ def test_pyplot_is_not_loaded() -> None:
     assert finished.stdout.strip() == "False"
 
 
-def test_truth_stays_visible_in_a_dark_style() -> None:
-    with matplotlib.rc_context({"text.color": "white"}):
-        assert curve(plots.field(gaussian(LINE), truth_for(gaussian(LINE))).axes[0], "truth").get_color() == "white"
-
-
-def test_png_is_repeatable_and_has_the_resolution_asked_for() -> None:
-    first, second = (plots.png(plots.training(HISTORY), dpi=50.0) for _ in range(2))
-    assert first == second
-    width, height = (int.from_bytes(first[start : start + 4], "big") for start in (16, 20))
-    assert (width, height) == (320, 150)
-    stream = io.BytesIO()
-    plots.training(HISTORY).savefig(stream, format="svg")
-    assert b"<svg" in stream.getvalue()
-
-
 def test_draws_with_gradients_and_in_single_precision() -> None:
     u = gaussian(LINE, dtype=torch.float32)
     live = GaussianField(u.mean.requires_grad_(), u.root, latent="plot", grid=LINE)
@@ -365,12 +347,6 @@ def test_curves_side_by_side() -> None:
     np.testing.assert_allclose(curve(figure.axes[2], "mean").get_ydata(), empirical(LINE).mean[2, 0])
     np.testing.assert_allclose(curve(figure.axes[5], "sd").get_ydata(), gaussian(LINE).standard_deviation[2, 1])
     assert figure.axes[0].get_ylim() == figure.axes[2].get_ylim()
-
-
-def test_three_dimensions_show_the_middle_slice() -> None:
-    truth = truth_for(gaussian(SPACE))
-    maps = [axes for axes in plots.fields({"a": gaussian(SPACE)}, truth).axes if axes.images]
-    np.testing.assert_allclose(maps[0].images[0].get_array(), truth.values[0, 0, :, :, 2].mT)
 
 
 def test_bands_in_a_plane_mark_what_lies_outside() -> None:
@@ -422,17 +398,6 @@ def test_asymmetric_bands_are_drawn_between_their_edges() -> None:
         assert set(expected) <= set(edges)
         marked = [line for line in above.lines if str(line.get_label()).startswith("outside")]
         assert [len(line.get_xdata()) for line in marked] == ([] if outside is None else [outside])
-
-
-def test_cost_points_are_labelled() -> None:
-    figure = plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}, score="CRPS (K)")
-    (axes,) = figure.axes
-    assert [line.get_xydata().tolist() for line in axes.lines] == [[[1.0, 0.2]], [[100.0, 0.1]]]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
-    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylabel()) == ("log", "linear", "CRPS (K)")
-    for scores, scale in (((0.2, 0.01), "log"), ((0.2, -0.01), "linear")):
-        (axes,) = plots.cost({"a": (1.0, scores[0]), "b": (100.0, scores[1])}).axes
-        assert axes.get_yscale() == scale
 
 
 def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:

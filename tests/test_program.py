@@ -50,6 +50,7 @@ def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert list(numbers(capsys.readouterr().out)) == list(numbers(OUTPUT))
 
 
+@pytest.mark.slow
 def test_program_runs_with_a_head_whose_latent_belongs_to_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the guide to heads says: a head without a network, and `predictor.condition` for the two lines about the latent."""
     monkeypatch.setenv("TQDM_DISABLE", "1")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -151,15 +149,6 @@ def test_stored_trajectories_that_are_not_read_into_memory() -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "times", [[], [0.0, 1.0], [-1.0, 1.0], [1.0, 1.0], [2.0, 1.0], [1.0, math.nan], [1.0, math.inf], "soon", [[1.0]]]
-)
-def test_times_are_finite_positive_and_ascending(times: Any) -> None:
-    with pytest.raises(DataError, match="times"):
-        FieldTrajectories(Field(STATES[:, 0], GRID), STATES[:, 1 : 1 + len(times)], times=times)
-
-
-@pytest.mark.bad_input
 def test_parts_that_do_not_fit() -> None:
     start = Field(STATES[:, 0], GRID)
     with pytest.raises(ShapeError, match=r"states of shape \(7, 5, c, 8, 4\)"):
@@ -191,10 +180,3 @@ def test_windows_of_unequal_steps_are_refused() -> None:
             FieldTrajectories(PLAIN.start, PLAIN.values, times=times).windows()
     with pytest.raises(ArgumentError, match=r"history \+ lead of at most 6"):
         PLAIN.windows(history=4, lead=3)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("groups", [torch.zeros(6, dtype=torch.int64), torch.zeros(7), [0] * 7])
-def test_groups_are_one_integer_per_pair(groups: Any) -> None:
-    with pytest.raises((ShapeError, DataError), match="groups"):
-        FieldPairs(PLAIN.at(0), PLAIN.at(1), groups=groups)

@@ -73,6 +73,7 @@ def outcome(name: str, context: Callable[[], Any]) -> list[Tensor]:
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_callers_contexts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a thread of its own, to which contexts belong."""
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,6 @@ Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` says
 from probneural.curvature.jacobian import gauss_newton, jacobian
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kfac.factorisation import kronecker
-from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.curvature.products.functions import (
@@ -19,12 +18,9 @@ from probneural.curvature.products.functions import (
     jacobian_vector_product,
     vector_jacobian_product,
 )
-from probneural.curvature.products.linearisation import Linearisation
-from probneural.curvature.rows import GaussNewtonRows
-from probneural.curvature.spectra.diagonals import Estimate, row_squares_estimate, xdiag
-from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
-from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
-from probneural.curvature.weights import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
+from probneural.curvature.spectra.diagonals import xdiag
+from probneural.curvature.spectra.lanczos import top_eigenpairs
+from probneural.curvature.spectra.quadrature import spectral_density
 
 __all__ = [
     "CurvatureProblem",

@@ -6,7 +6,6 @@ import json
 import math
 import warnings
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,12 @@ import numpy
 import pytest
 import torch
 from botorch.exceptions import ModelFittingError
-from botorch.exceptions.warnings import OptimizationWarning
 from botorch.models import HigherOrderGP
 from botorch.models.higher_order_gp import FlattenedStandardize
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
-from benchmarks import bo, bo_methods, bo_problems, kept_units, sections, tables
+from benchmarks import bo, bo_methods, bo_problems, kept_units, tables
 from benchmarks.bo_higher_order import SingleDesignHigherOrderGP
 from probneural.errors import DataError
 from probneural.randomness import stream
@@ -69,19 +67,6 @@ def test_hidden_targets_are_reached_and_differ(name: str) -> None:
     assert _losses(second, hidden).item() > 1e-3
 
 
-def test_losses_keep_batches_and_refuse_other_shapes() -> None:
-    for name in bo_problems.names():
-        problem = bo_problems.make(name, seed=0)
-        designs = torch.rand(6, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-        observations = problem.read(problem.simulate(designs).outputs)
-        assert observations.shape == (6, math.prod(problem.shape))
-        flat = problem.loss(observations)
-        torch.testing.assert_close(problem.loss(observations.reshape(2, 3, -1)), flat.reshape(2, 3), rtol=1e-12, atol=0)
-        if "target" in name:
-            with pytest.raises(ValueError, match="against a target"):
-                problem.loss(observations[..., None])
-
-
 def test_functionals_of_the_flow() -> None:
     dissipation, peak = (bo_problems.make(name, seed=0) for name in ("burgers dissipation", "darcy peak pressure"))
     designs = torch.rand(2, 6, dtype=torch.double, generator=torch.Generator().manual_seed(2))
@@ -115,34 +100,6 @@ def test_every_method_begins_alike_and_chooses_in_the_cube(method: str) -> None:
     assert math.isfinite(result["losses"][5])
 
 
-def test_networks_learn_on_grids() -> None:
-    problem = bo_problems.make("darcy target field", seed=0)
-    result = bo_methods.run("network, last-layer Laplace", problem, seed=0, budget=bo_methods.SMALL, evaluations=2)
-    assert len(result["losses"]) == 12
-
-
-def test_the_logarithm_orders_losses_of_either_sign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bo_methods, "_fitted", lambda model, budget: model)
-    for name in ("environmental model", "burgers dissipation"):
-        problem = bo_problems.make(name, seed=0)
-        designs = torch.rand(8, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-        pairs = problem.simulate(designs)
-        history = bo_methods.History(designs, pairs, problem.read(pairs.outputs), 0)
-        model, _, best = bo_methods._scalar(problem, history, bo_methods.SMALL, logarithmic=True)
-        values = model.outcome_transform.untransform(model.train_targets[:, None])[0].flatten()
-        assert torch.equal(values.argsort(), (-problem.loss(history.observations)).argsort())
-        assert best == pytest.approx(float(values.max()))
-
-
-def test_no_run_ends_early() -> None:
-    problem = replace(bo_problems.make("environmental model", seed=0), loss=lambda observations: 0.0 * observations.sum(-1))
-    assert bo_methods.run("random", problem, seed=0, budget=bo_methods.SMALL)["losses"] == [0.0] * 35
-
-
-def test_curves_fall() -> None:
-    assert bo.best_so_far({"losses": [3.0, 1.0, 2.0]}, reference=0.5) == [2.5, 0.5, 0.5]
-
-
 def _history(problem: bo_problems.DesignProblem, count: int) -> bo_methods.History:
     designs = torch.rand(count, problem.dimension, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     pairs = problem.simulate(designs)
@@ -170,48 +127,6 @@ def test_fixed_noise_is_the_least_noise() -> None:
     with torch.no_grad():
         left = (history.observations - model.posterior(history.designs).mean) / scale
     torch.testing.assert_close(left.mT, bo_methods.MIN_NOISE * weights[..., 0], rtol=1e-4, atol=1e-12)
-
-
-def test_learned_noise_falls_to_the_least_noise() -> None:
-    """Of exact observations along a line, which a smooth process explains, no more than the bound is noise."""
-    problem = bo_problems.make("environmental model", seed=0)
-    designs = torch.linspace(0.1, 0.9, 16, dtype=torch.double)[:, None].expand(-1, 4).contiguous()
-    pairs = problem.simulate(designs)
-    history = bo_methods.History(designs, pairs, problem.read(pairs.outputs), 0)
-    model, _, _ = bo_methods._processes(problem, history, bo_methods.Budget(), learns_noise=True)
-    noise = model.likelihood.noise.detach()
-    assert float(noise.min()) == pytest.approx(bo_methods.MIN_NOISE)
-    assert float(noise.median()) < 2.0 * bo_methods.MIN_NOISE
-
-
-@pytest.mark.parametrize(
-    ("method", "has_prior"),
-    [
-        ("GP on the objective", True),
-        ("GP on its logarithm", True),
-        ("composite GPs, learned noise", False),
-        ("HigherOrderGP", False),
-    ],
-)
-def test_every_learned_noise_has_the_same_bound(method: str, has_prior: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    models: list[Any] = []
-    monkeypatch.setattr(bo_methods, "_fitted", lambda model, iterations: models.append(model) or model)
-    problem = bo_problems.make("environmental model", seed=0)
-    bo_methods._BUILDERS[method](problem, _history(problem, 9), bo_methods.SMALL)
-    covariance = models[0].likelihood.noise_covar
-    assert covariance.raw_noise_constraint.lower_bound.item() == pytest.approx(bo_methods.MIN_NOISE)
-    assert len(list(covariance.named_priors())) == has_prior
-
-
-def test_the_kernel_operator_has_no_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = bo_problems.make("burgers target field", seed=0)
-    heads = []
-    monkeypatch.setattr(bo_methods, "_operator_model", lambda predictor, *known: heads.append(predictor))
-    bo_methods._kernel(problem, _history(problem, 25), bo_methods.SMALL, kernel=None)
-    shares = [process.nugget / process.covariance.diagonal(process.points).mean().item() for process in heads[0].processes]
-    assert (
-        bo_methods.MIN_NOISE * (1.0 - 1e-9) <= min(shares) < 20.0 * bo_methods.MIN_NOISE
-    )  # the evidence is flat there, and the search has several starts
 
 
 @pytest.mark.parametrize("name", ["environmental model", "darcy peak pressure"])
@@ -242,20 +157,6 @@ def test_higher_order_posteriors_are_exact(name: str) -> None:
     torch.testing.assert_close(root.mT @ root, covariance, rtol=1e-8, atol=1e-10)
 
 
-def test_higher_order_posteriors_are_of_one_design() -> None:
-    problem = bo_problems.make("darcy peak pressure", seed=0)
-    history = _history(problem, 4)
-    closed, _, _ = bo_methods._higher_order(problem, history, bo_methods.SMALL)
-    with pytest.raises(NotImplementedError, match="one design"):
-        closed.posterior(history.designs)
-
-
-def test_medians_of_counts_some_of_which_are_missing() -> None:
-    assert bo._middle([9, None, 7]) == 9
-    assert bo._middle([9, None, None]) is None
-    assert bo._middle([9, 6]) == 7.5
-
-
 def _results() -> dict[bo.Unit, dict[str, Any]]:
     times = {"fit_seconds": 0.5, "choice_seconds": 0.25}
     tail = {0: [1e-7] * 30, 1: [1e-3] * 30, 2: [5e-6] * 30}
@@ -274,37 +175,6 @@ def test_a_table_and_a_figure() -> None:
     curves = bo.trajectories("environmental model", _results())
     assert curves["random"]["median"] == pytest.approx([1.0] * 5 + [5e-6] * 30)
     assert bo.figure({"environmental model": curves}).startswith(b"\x89PNG")
-
-
-def test_finished_runs_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[bo.Unit] = []
-    known = "0123456789ab"
-    todo = [bo.Unit("environmental model", method, 0, True, commit=known) for method in ("random", "Sobol")]
-    first = kept_units.spread(todo[:1], tmp_path, workers=1)
-    assert first[todo[0]] == json.loads(todo[0].path(tmp_path).read_text())
-    monkeypatch.setattr(kept_units, "work", _counted(done))
-    both = kept_units.spread(todo, tmp_path, workers=1)
-    assert done == [todo[1]]
-    assert both[todo[0]] == first[todo[0]] | {"resumed": True}
-    modified = replace(todo[0], commit=f"{known}-modified")
-    kept_units.spread([modified], tmp_path, workers=1)
-    kept_units.spread([modified], tmp_path, workers=1)  # a modified checkout may have changed since
-    assert done == [todo[1], modified, modified]
-    assert todo[0].path(tmp_path) != todo[1].path(tmp_path)
-
-
-def test_the_commit_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def commit() -> str:
-        asked.append("asked")
-        return "0123456789ab"
-
-    monkeypatch.setattr(bo.environment, "commit", commit)
-    todo = bo.units(small=True)
-    paths = {unit.path(Path()) for unit in todo} | {replace(todo[0], commit="ba9876543210").path(Path())}
-    assert len(paths) == len(todo) + 1
-    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -335,50 +205,6 @@ def test_a_run_that_fails_says_why_and_ends_no_other(error: Exception, tmp_path:
     assert list(bo.trajectories("environmental model", results)) == ["random"]
 
 
-def test_failed_runs_have_not_reached_the_target() -> None:
-    results = _results()
-    results |= {bo.Unit("environmental model", "random", seed, False): {"failed": "no"} for seed in (3, 4)}
-    (row,) = bo.summary("environmental model", results)
-    assert (row["seeds"], row["failed"], row["reached"], row["to target"]) == (3, 2, 2, None)
-
-
-def test_only_the_best_run_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bo, "_reference", lambda problem, is_small: (1.0, 0.1))
-    times = {"fit_seconds": 0.0, "choice_seconds": 0.0}
-    results = {
-        bo.Unit("darcy peak pressure", method, 0, False): {"losses": [3.0] * 10 + [loss] * 20, **times}
-        for method, loss in (("random", 0.75), ("Sobol", 0.5), ("kernel operator", 2.0))
-    }
-    ends = {row["method"]: row["end"] for row in bo.summary("darcy peak pressure", results)}
-    assert ends == {"random": 0.25, "Sobol": 0.0, "kernel operator": 1.5}
-    assert bo.scale("darcy peak pressure", results) == (0.5, pytest.approx(0.1 + 0.01 * 0.5))
-    assert bo.scale("burgers dissipation", results) == (1.0, 0.1)  # no run of its own
-
-
-def test_medians_of_seconds_lie_between_two() -> None:
-    results = {unit: run | {"fit_seconds": float(unit.seed)} for unit, run in _results().items() if unit.seed < 2}
-    assert bo.summary("environmental model", results)[0]["fit (s)"] == 0.5
-
-
-def test_only_warnings_that_say_nothing_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(*known: Any) -> Any:
-        warnings.warn("Sparse invariant checks are implicitly disabled. More", UserWarning, stacklevel=1)
-        warnings.warn("Optimization failed", OptimizationWarning, stacklevel=1)
-        return original(*known)
-
-    original = bo_methods._BUILDERS["GP on the objective"]
-    monkeypatch.setitem(bo_methods._BUILDERS, "GP on the objective", build)
-    problem = bo_problems.make("environmental model", seed=0)
-    with pytest.warns(OptimizationWarning, match="Optimization failed") as heard:
-        bo_methods.run("GP on the objective", problem, seed=0, budget=bo_methods.SMALL, evaluations=1)
-    assert not [one for one in heard if "Sparse" in str(one.message)]
-
-
-def test_results_name_the_commit_that_was_run(tmp_path: Path) -> None:
-    written = sections.write("bo", {}, mode="small", output=tmp_path, commit="0123456789ab")
-    assert written["commit"] == "0123456789ab"
-
-
 def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bo.environment, "commit", lambda: "0123456789ab")
     monkeypatch.setitem(bo.METHODS, "environmental hidden target", ("random", "Sobol"))
@@ -393,47 +219,6 @@ def test_one_problem_is_run_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     again = bo.main(mode="small", output=tmp_path, workers=1, problem=problem)
     assert again["sections"] == written["sections"]
     assert [note for note in again["notes"] if note.startswith("2 of 2 units were finished by an earlier run")]
-
-
-def test_problems_are_chosen_by_how_their_names_begin() -> None:
-    assert bo.chosen(None) == bo_problems.names()
-    assert bo.chosen("environmental") == ("environmental model", "environmental hidden target")
-    assert {unit.problem for unit in bo.units(small=False, problem="darcy peak")} == {"darcy peak pressure"}
-    with pytest.raises(ValueError, match="no problem's name begins with 'heat'"):
-        bo.chosen("heat")
-
-
-def test_notes_state_the_cap_of_fits_and_the_least_noise() -> None:
-    assert f"at most {bo_methods.Budget().fit_iterations} iterations" in " ".join(bo.NOTES)
-    assert "no process has less than 1e-08 of its prior variance" in " ".join(bo.NOTES)
-
-
-def _counted(done: list[bo.Unit]) -> Any:
-    original = kept_units.work
-
-    def work(unit: bo.Unit, folder: Path) -> dict[str, Any]:
-        done.append(unit)
-        return original(unit, folder)
-
-    return work
-
-
-def test_documents_can_name_the_tables() -> None:
-    for name in bo_problems.names():
-        match = tables._MARK.fullmatch(f"<!-- table: bo/{name} -->\n<!-- end -->")
-        assert match is not None
-        assert match.group(3) == name
-
-
-def test_every_problem_has_ours_and_a_composite_model() -> None:
-    methods: dict[str, set[str]] = {}
-    for unit in bo.units(small=False):
-        methods.setdefault(unit.problem, set()).add(unit.method)
-    assert list(methods) == list(bo_problems.names())
-    for own in methods.values():
-        assert {"random", "kernel operator", "composite GPs, least noise"} <= own
-    assert methods["environmental model"] == set(bo_methods.names())
-    assert sum(unit.problem == "environmental model" and unit.method == "random" for unit in bo.units(small=False)) == 10
 
 
 @pytest.mark.parametrize("problem", bo_problems.names())

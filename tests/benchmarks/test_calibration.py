@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -64,14 +63,6 @@ def test_a_band_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["what"] for row in failed] == ["band"]
 
 
-def test_deviations_that_are_no_numbers_have_no_gap() -> None:
-    errors = torch.full((40, 1, 64), torch.nan, dtype=torch.float64)
-    with mock.patch.object(calibration_units.pn.metrics, "rank_correlation") as ranks:
-        ranks.return_value.attainable_within = ranks.return_value.within = errors
-        pairs = FieldPairs(Field(normal(40, 1, 64, seed=1), GRID), Field(normal(40, 1, 64, seed=0), GRID))
-        assert calibration_units.gap(Stated(), pairs) == {"gap": None, "gap, error": None}
-
-
 def rows(**changes: Any) -> list[dict[str, Any]]:
     """Two seeds of two problems, with the same numbers but for the second seed's rank."""
     numbers = {"nll": 0.0, "joint_nll": 0.0, "rank_within": 0.46, "rank_within_attainable": 0.5, "steepest tenth": 1.0}
@@ -84,40 +75,6 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_means_have_parts_of_the_attainable_and_errors_of_means() -> None:
-    row = calibration.averaged(rows())[0]
-    assert (row["problem"], row["scale"], row["seeds"]) == ("p", "one", 2)
-    assert row["of attainable"] == pytest.approx(0.92)
-    assert row["gap, error"] == pytest.approx(0.01 / 2**0.5)
-    assert calibration.averaged(rows(rank_within_attainable=0.049))[0]["of attainable"] is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "met"),
-    [
-        ({}, [2, 1, 2, 2, 2]),
-        ({"rank_within": 0.44}, [0, 0, 2, 2, 2]),
-        ({"rank_within": 0.01, "rank_within_attainable": 0.03, "gap": 0.02, "gap, error": 0.02}, [2, 0, 2, 2, 2]),
-        ({"rank_within": 0.0, "rank_within_attainable": 0.03, "gap": 0.03, "gap, error": 0.02}, [0, 0, 2, 2, 2]),
-        ({"rank_within": 0.1, "rank_within_attainable": 0.03, "gap": -0.07, "gap, error": 0.02}, [0, 0, 2, 2, 2]),
-        ({"steepest tenth": 1.3, "band": 0.61}, [2, 1, 0, 0, 2]),
-        ({"steepest tenth": 0.7, "band": None}, [2, 1, 0, 0, 2]),
-        ({"whole fields": 0.87}, [2, 1, 2, 2, 0]),
-        ({"whole fields": 0.93}, [2, 1, 2, 2, 0]),
-        ({"steepest tenth": None, "gap": None, "gap, error": None, "rank_within_attainable": None}, [0, 1, 0, 2, 2]),
-    ],
-)
-def test_what_is_shown_is_counted(changes: dict[str, Any], met: list[int]) -> None:
-    table = calibration.shown(rows(**changes))
-    assert [row["met"] for row in table if row["scale"] == "local"] == met
-    assert [row["of"] for row in table] == [2, 1, 2, 2, 2] * 3
-
-
-def test_a_problem_without_a_row_is_missed() -> None:
-    table = calibration.shown([row for row in rows() if row["problem"] == "p" or row["scale"] == "one"])
-    assert [row["missed"] for row in table if row["scale"] == "local"] == [f"{FRONT}: no row"] * 5
-
-
 def test_gains_are_paired_by_seed() -> None:
     some = [row | {"nll": row["nll"] - 0.5 - 0.1 * row["seed"]} if row["scale"] == "local" else row for row in rows()]
     first, second, *_ = calibration.gains(some)
@@ -125,13 +82,6 @@ def test_gains_are_paired_by_seed() -> None:
     assert second["nll"] == pytest.approx(0.55)
     assert first["nll"] == pytest.approx(-0.55)
     assert first["nll, error"] == pytest.approx(0.05)
-
-
-def test_the_steepest_points() -> None:
-    values = torch.zeros(1, 1, 40, dtype=torch.float64)
-    values[..., 20:] = 1.0
-    steep = calibration_units.is_steep(values + 1e-6 * torch.linspace(0, 1, 40).double() ** 2, Grid.uniform((40,)))
-    assert steep[0, 0].nonzero().flatten().tolist() == [19, 20, 38, 39]
 
 
 @pytest.mark.slow

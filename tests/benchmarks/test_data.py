@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks import data, exact
-from benchmarks.__main__ import LOCAL
 from probneural.errors import ShapeError
 from probneural.grids import Grid
 
-ROOT = Path(__file__).parents[2]
 NUMBERS = np.random.default_rng(0).normal(size=(10, 12)).astype(np.float32)
 
 
@@ -40,14 +38,6 @@ def test_what_a_file_says_is_not_assumed(tmp_path: Path, periodic: object) -> No
     assert (len(loaded.train), len(loaded.tests["in distribution"]), loaded.assumed) == (10, 3, "")
 
 
-def test_lengths_alone_leave_the_ends(tmp_path: Path) -> None:
-    loaded = data.read(saved(tmp_path, lengths=3.0, test_inputs=NUMBERS[:3], test_outputs=2 * NUMBERS[:3]))
-    assert (
-        loaded.train.inputs.grid == loaded.tests["in distribution"].inputs.grid == Grid.uniform(12, lengths=3.0, periodic=False)
-    )
-    assert loaded.assumed
-
-
 @pytest.mark.parametrize("shape", [(10, 3, 4), (10, 1, 3, 4)])
 def test_more_axes_must_be_told_from_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
     arrays = {"inputs": NUMBERS.reshape(shape), "outputs": 2 * NUMBERS.reshape(shape)}
@@ -57,7 +47,3 @@ def test_more_axes_must_be_told_from_channels(tmp_path: Path, shape: tuple[int, 
         data.read(saved(tmp_path, **arrays))
     loaded = data.read(saved(tmp_path, **arrays, periodic=[True, False]))
     assert loaded.train.inputs.grid == Grid.uniform((3, 4), periodic=(True, False))
-
-
-def test_what_benchmarks_write_is_ignored_by_git() -> None:
-    assert f"/{LOCAL.relative_to(ROOT)}/" in (ROOT / ".gitignore").read_text().splitlines()

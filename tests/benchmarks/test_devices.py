@@ -10,6 +10,7 @@ from benchmarks import devices
 from tests.helpers import accelerator
 
 
+@pytest.mark.slow
 def test_every_stage_and_answer_has_a_row(tmp_path: Path) -> None:
     """On the CPU beside itself: there the answers are the same to the last bit."""
     written = devices.main(mode="small", output=tmp_path, device="cpu")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import scipy.stats
 
 import probneural as pn
-from benchmarks import environment, evaluation, exact, exact_work, report, sources, tables
+from benchmarks import environment, evaluation, exact, exact_work, report, tables
 from benchmarks.__main__ import COMMANDS, parser
 from probneural.calibration.bands.conformal import conformal_scores
 from tests.calibration.synthetic import Synthetic, pairs
@@ -68,16 +67,6 @@ def test_every_operator_meets_its_heads(runs: list[dict[str, Any]]) -> None:
     assert "common_scale" in runs[0]["evaluations"][0]
 
 
-def test_every_place_is_scored(runs: list[dict[str, Any]]) -> None:
-    for facts in runs:
-        places = [one["on"] for one in facts["evaluations"]]
-        assert places == ["in distribution", "finer grid", "amplitude", "roughness"]
-        for one in facts["evaluations"]:
-            numbers = [value for value in one["scores"].values() if isinstance(value, float)]
-            assert len(numbers) >= 8
-            assert all(map(math.isfinite, numbers))
-
-
 def test_bands_are_tested_on_functions_that_calibrated_none_of_them(runs: list[dict[str, Any]]) -> None:
     for facts in runs:
         bands = facts["evaluations"][0]["bands"]
@@ -99,24 +88,6 @@ def test_coverage_of_bands_follows_the_beta_distribution() -> None:
     coverage = [float((tested <= quantile).double().mean()) for quantile in found]
     assert scipy.stats.kstest(coverage, scipy.stats.beta(19, 2).cdf).pvalue > 1e-3
     assert scipy.stats.kstest(coverage, scipy.stats.beta(18, 3).cdf).pvalue < 1e-6
-
-
-def test_intervals_of_functionals(runs: list[dict[str, Any]]) -> None:
-    for run in runs:
-        intervals = run["evaluations"][0]["intervals"]
-        numbers = [value for levels in intervals.values() for value in levels.values()]
-        assert len(numbers) == 8  # four quantities at two levels
-        assert all(0.0 <= value <= 1.0 for value in numbers)
-        assert intervals["sensors"]["0.9"] <= intervals["sensors"]["0.95"]
-
-
-def test_members_and_raw_numbers_are_kept(runs: list[dict[str, Any]]) -> None:
-    errors = {run["operator"]: one["member_errors"] for run in runs for one in run["evaluations"] if one.get("member_errors")}
-    assert {"FNO", "DeepONet"} <= errors.keys()
-    assert all(len(own) == exact.MEMBERS and min(own) > 0.0 for own in errors.values())
-    raw = runs[0]["evaluations"][0]["raw"]
-    assert raw["chi2"] > 0.0
-    assert 0.0 < raw["noise_share"] <= 1.0
 
 
 def test_training_twice_as_long(tmp_path: Path) -> None:
@@ -156,23 +127,9 @@ def test_data_of_ones_own_go_the_same_road(tmp_path: Path) -> None:
 def test_the_full_run_has_all_problems_and_the_default_run_a_slice() -> None:
     full, default = ([case.source.name for case in exact.chosen(mode)] for mode in ("full", "default"))
     assert set(default) < set(full)
+    assert default[0] == "Burgers, viscosity 0.01"  # the first table, after about a minute
+    assert len(default) == 3
     assert len(set(full)) == len(full) == 10
-
-
-def test_unknown_problems_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="there are Burgers"):
-        exact.chosen("default", problem="Navier")
-
-
-def test_purposes_have_seeds_of_their_own() -> None:
-    assert len(set(sources.SEEDS.values())) == len(sources.SEEDS)
-
-
-def test_json_is_written_whole_and_plain(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "results.json"
-    environment.write_json({"a": math.inf, "b": [1.5, None], "c": (math.nan,)}, path)
-    assert json.loads(path.read_text()) == {"a": "inf", "b": [1.5, None], "c": ["nan"]}
-    assert [entry.name for entry in path.parent.iterdir()] == ["results.json"]
 
 
 @pytest.mark.parametrize("document", tables.documents(), ids=lambda path: path.name)
@@ -235,25 +192,6 @@ def test_a_head_that_fails_costs_its_own_row(tmp_path: Path, monkeypatch: pytest
     assert (runs[0]["evaluations"], sketches) == ([], [])
 
 
-def test_data_are_known_by_their_numbers(tmp_path: Path) -> None:
-    values = numpy.random.default_rng(0).normal(size=(20, 8))
-    for name, last in (("one", 2 * values), ("same", 2 * values), ("other", 2 * values + 1)):
-        numpy.savez(tmp_path / f"{name}.npz", inputs=values, outputs=last, periodic=True)
-    one, same, other = (exact.FileSource(tmp_path / f"{name}.npz").identity for name in ("one", "same", "other"))
-    assert one == same != other
-
-
-def test_a_score_of_all_heads_stands_side_by_side() -> None:
-    results = json.loads((tables.RESULTS / "exact-full.json").read_text())
-    lines = tables.rendered("<!-- table: exact-full/errors on finer grid -->\n<!-- end -->").splitlines()
-    assert [cell.strip() for cell in lines[1].split("|")[3:5]] == ["FNO, last-layer Laplace", "FNO, ensemble of 4"]
-    finer = (run for run in results["runs"] if any(one["on"] == "finer grid" for one in run["evaluations"]))
-    problems = dict.fromkeys(run["problem"] for run in finer)
-    assert [line.split("|")[1].strip() for line in lines[3 : 3 + len(problems)]] == list(problems)
-    (first,) = (one for one in results["runs"][0]["evaluations"] if one["on"] == "finer grid")
-    assert lines[3].split("|")[3].strip() == report.shown(first["scores"]["relative_l2"])
-
-
 def test_the_default_run_asks_less_of_the_same_trainings() -> None:
     """So that the full run goes on from them, and a row that both have comes from the same operator."""
     folder = Path("operators")
@@ -271,14 +209,6 @@ def test_the_default_run_asks_less_of_the_same_trainings() -> None:
     places = list(exact_work._chosen_places(by_kind["FNO"]))
     assert places == ["in distribution", "finer grid", "amplitude"]
     assert sum(job.cost for job in quick) < 0.3 * sum(job.cost for job in full)
-
-
-def test_evaluations_wait_for_their_operators() -> None:
-    jobs = exact._jobs(exact.chosen("default"), Path("operators"), mode="default", asked=exact.extent("default"))
-    for number, job in enumerate(jobs):
-        assert all(need < number and jobs[need].group == job.group for need in job.needs)
-        if isinstance(job.task, exact.Evaluation):
-            assert tuple(jobs[need].task.path for need in job.needs) == job.task.members
 
 
 @pytest.mark.slow
@@ -308,17 +238,6 @@ def test_a_run_writes_its_files_and_ends_in_a_summary(tmp_path: Path, capsys: py
     assert "\r" not in log
     assert len(log.splitlines()) == 2 * (2 * exact.MEMBERS + 4)
     assert log.splitlines()[-1].startswith("100 %")
-
-
-def test_the_full_run_is_described_in_the_same_words() -> None:
-    words = "all ten problems, every ensemble and shift, and"
-    root = Path(exact.__file__).parent.parent
-    assert len(exact.chosen("full")) == 10
-    assert words in (COMMANDS["exact"].full or "")
-    for document in ("Makefile", "docs/benchmarks/exact.md"):
-        described = [line for line in (root / document).read_text(encoding="utf-8").splitlines() if "bench-full" in line]
-        assert any(words in line for line in described), document
-        assert not any("seeds" in line for line in described), document
 
 
 def test_every_benchmark_takes_what_the_command_line_gives_it() -> None:

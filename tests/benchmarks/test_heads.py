@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-import probneural as pn
-from benchmarks import head_figure, head_makers, head_units, heads, measurements, over_seeds
+from benchmarks import head_makers, head_units, heads, measurements
 from benchmarks.head_makers import ENSEMBLE, HEADS
 from benchmarks.head_units import Unit
 from probneural.errors import CalibrationError
@@ -48,16 +47,6 @@ def test_ranks_are_of_means_over_seeds_and_averaged_over_blocks() -> None:
     assert {line["blocks"] for line in table} == {3}
 
 
-def test_a_block_in_which_a_head_failed_has_no_ranks() -> None:
-    order = {head: float(number) for number, head in enumerate(HEADS, start=1)}
-    some = rows(order) + rows(order, problem="q")
-    some[-1] = {key: value for key, value in some[-1].items() if key not in heads.COMPARED} | {"failed": "CalibrationError: no"}
-    assert heads.ranked(some)[0]["blocks"] == 1
-    (note,) = heads.failures(some)
-    assert note == f"failed, q, FNO, all functions, {list(HEADS)[-1]}, 1, CalibrationError: no"
-    assert over_seeds.mean_of(some[-2:], "crps") is None
-
-
 def test_a_head_that_fails_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(shop: head_makers.Workshop) -> Any:
         raise CalibrationError(expected="a head", got="none", remedy="take another")
@@ -68,18 +57,6 @@ def test_a_head_that_fails_costs_one_row(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "expected a head" in found[0]["failed"]
     assert {row["on"] for row in found[1:]} == {"in distribution", *(row["on"] for row in found[2:])}
     assert all(0.0 <= row["auroc"] <= 1.0 for row in found[2:])
-
-
-def test_trainings_are_shared_and_their_seconds_counted_once() -> None:
-    source, recipe = head_units._case(UNIT.problem, UNIT.kind, is_small=True)
-    train = source.problem.sample(10, resolution=64, seed=0)
-    shop = head_makers.Workshop(replace(recipe, epochs=1), head_makers.Data(train, train, train, torch.zeros(1)), seed=0)
-    first, seconds = shop.member(0)
-    assert shop.member(0) == (first, seconds)
-    shop.members(2)
-    assert shop.seconds == pytest.approx(seconds + shop.member(1)[1])
-    weights = [torch.cat([one.flatten() for one in shop.member(number)[0].parameters()]) for number in (0, 1)]
-    assert not torch.equal(*weights)
 
 
 @pytest.mark.slow
@@ -110,28 +87,6 @@ def test_wins_count_problems_on_which_both_scores_are_lower() -> None:
     assert (alone["both"], alone["both, clearly"]) == (1, 0)  # one seed has no interval
 
 
-def test_scores_stand_side_by_side_in_distribution_and_on_shifts() -> None:
-    some = rows({"last layer": 2.0, ENSEMBLE: 1.0}) + rows({"last layer": 9.0, ENSEMBLE: 3.0}, on="amplitude", seeds=1)
-    (line,) = heads.side_by_side(some, name="crps")
-    assert line == {"problem": "p", "operator": "FNO", "regime": "all functions", "last layer": 2.01, ENSEMBLE: 1.005}
-    (line,) = heads.side_by_side(some, name="crps", shifted=True)
-    assert line["on"] == "amplitude"
-    assert (line["last layer"], line[ENSEMBLE]) == (9.0, 3.0)
-
-
-def test_a_head_counts_the_seconds_of_the_heads_it_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(100))
-    monkeypatch.setattr(head_makers.time, "process_time", lambda: float(next(clock)))
-    monkeypatch.setitem(HEADS, "part", lambda shop: (None, 5.0))  # a second each, by that clock
-    monkeypatch.setitem(HEADS, "whole", lambda shop: (shop.head("part").predictor, 5.0))
-    monkeypatch.setitem(HEADS, "both", lambda shop: (shop.head("part").predictor, shop.head("whole").trainings))
-    shop = head_makers.Workshop(None, None, seed=0)  # type: ignore[arg-type]
-    assert shop.head("part").fit == 1.0
-    assert shop.head("whole").fit == 2.0
-    assert shop.head("both").fit == 4.0
-    assert head_makers.Workshop(None, None, seed=0).head("whole").fit == 3.0  # type: ignore[arg-type]
-
-
 def test_measured_outputs_have_the_noise_that_is_stated() -> None:
     source, _ = head_units._case(UNIT.problem, UNIT.kind, is_small=True)
     pairs = source.problem.sample(50, resolution=64, seed=0)
@@ -143,76 +98,3 @@ def test_measured_outputs_have_the_noise_that_is_stated() -> None:
     again, other = (measurements.measured(pairs, noise, stream(1, "heads noise", part)) for part in (0, 1))
     assert torch.equal(again.outputs.values, noisy.outputs.values)
     assert not torch.equal(other.outputs.values, noisy.outputs.values)
-
-
-def test_a_random_scale_is_paired_by_seed_and_counted_by_problem() -> None:
-    def row(problem: str, seed: int, whole: float, random: float) -> dict[str, Any]:
-        place = {"problem": problem, "operator": "FNO", "regime": "all functions", "head": "last layer", "seed": seed}
-        scores = {"coverage, scale": 0.9, "coverage, random": 0.92, "joint_nll, scale": -1.0, "joint_nll, random": -1.1}
-        return place | scores | {"crps, scale": 2.0, "crps, random": 3.0, "whole, scale": whole, "whole, random": random}
-
-    some = [row("p", 0, 0.7, 0.87), row("p", 1, 0.8, 0.91), row("q", 0, 0.9, 0.95)]
-    first, second = heads.random_scale(some)
-    assert (first["problem"], first["seeds"], second["problem"]) == ("p", 2, "q")
-    assert (first["whole"], first["whole, random"]) == pytest.approx((0.75, 0.89))
-    assert (first["joint_nll"], first["crps"]) == ("-0.100 ± 0.000", "1.50 (1.50 to 1.50)")
-    assert heads.random_scale([some[0] | {"joint_nll, random": None}])[0]["joint_nll"] is None
-    plain, random = heads.whole_fields(some)
-    assert (plain["random scale"], plain["met"], plain["of"], plain["missed"]) == (False, 1, 2, "p: 0.750")
-    assert (random["random scale"], random["met"], random["of"], random["missed"]) == (True, 1, 2, "q: 0.950")
-
-
-def test_some_heads_are_scored_with_a_random_scale(tmp_path: Path) -> None:
-    (row,) = replace(UNIT, heads=("last layer", "linear regression")).run(tmp_path)["random scale"]
-    assert row["head"] == "last layer"
-    assert {f"{name}, {scale}" for name in head_units.SCALED for scale in ("scale", "random")} <= set(row)
-    assert row["crps, scale"] != row["crps, random"]
-
-
-def test_scores_are_drawn_against_costs() -> None:
-    some = rows({"last layer": 1.0, "stacked": 2.0, ENSEMBLE: 4.0}) + rows(
-        {"last layer": 2.0, "stacked": 2.0, ENSEMBLE: 4.0}, problem="q"
-    )
-    found = heads.points(some)
-    assert [(row["problem"], row["head"]) for row in found] == [(p, h) for p in "pq" for h in ("last layer", "stacked")]
-    assert (found[0]["cost"], found[0]["crps"]) == pytest.approx((1.1, 0.25))
-    assert found[0]["joint_nll"] == pytest.approx(-3.0 * 1.005)
-    known = head_figure.summary([*found, found[0] | {"head": "fails", "crps": None}], name="crps")
-    assert list(known) == ["last layer", "stacked"]
-    assert known["last layer"][1] == pytest.approx((0.3125, 0.375, 0.4375))
-    assert head_figure.against_cost(found).startswith(b"\x89PNG")
-
-
-def test_a_part_is_chosen_by_problem_and_operator() -> None:
-    assert {kind for _, kind in heads.chosen("default", None)} == {"FNO"}
-    assert heads.chosen("full", "Burgers, viscosity 0.1") == [("Burgers, viscosity 0.1", kind) for kind in heads.OPERATORS]
-    assert heads.chosen("default", "Darcy", operator="DeepONet") == [("Darcy 1-D", "DeepONet")]  # one of two has it
-    with pytest.raises(ValueError, match="Darcy 2-D: no DeepONet there"):
-        heads.chosen("default", "Darcy 2-D", operator="DeepONet")
-
-
-@pytest.mark.parametrize("kind", heads.OPERATORS)
-def test_draws_are_conditioned_on_noise_in_every_operator(kind: str) -> None:
-    source, recipe = head_units._case(UNIT.problem, kind, is_small=True)
-    pairs = source.problem.sample(4, resolution=64, seed=0)
-    operator = recipe.build(pairs, seed=0)
-    drawing = pn.operators.NoiseConditionedOperator(operator, layers=head_makers._modulated(operator), seed=0)
-    for value in drawing.modulation.parameters():
-        torch.nn.init.normal_(value, generator=stream(0, "heads noise", 0))
-    draws = drawing(pairs.inputs.values.float())
-    assert draws.shape == (4, 2, 64)
-    assert not torch.equal(draws[:, 0], draws[:, 1])
-
-
-def test_few_functions_take_no_more_evaluations_than_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    epochs = []
-
-    class Shop(head_makers.Workshop):
-        def __init__(self, recipe: Any, data: Any, *, seed: int) -> None:
-            epochs.append(recipe.epochs)
-            super().__init__(recipe, data, seed=seed)
-
-    monkeypatch.setattr(head_units, "Workshop", Shop)
-    for pairs in (None, 2, 20, 40):  # of 40
-        replace(UNIT, pairs=pairs, heads=()).run(tmp_path)
-    assert epochs == [epochs[0], 10 * epochs[0], 2 * epochs[0], epochs[0]]

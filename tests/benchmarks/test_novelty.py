@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import probneural as pn
-from benchmarks import kept_units, novelty, novelty_units
-from benchmarks.novelty_units import ALL_KINDS, FAILED, NOT_WIDENED, OTHER_KINDS, Functions, Unit
-from probneural.errors import CalibrationError
+from benchmarks import novelty_units
+from benchmarks.novelty_units import FAILED, NOT_WIDENED, Functions, Unit
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from tests.calibration.synthetic import GRID, Synthetic, pairs
@@ -35,11 +31,6 @@ def functions(
         unseen=unseen,
         noise=torch.tensor([noise], dtype=torch.float64),
     )
-
-
-def exactly(some: FieldPairs) -> FieldPairs:
-    """The outputs that `Synthetic` predicts."""
-    return FieldPairs(some.inputs, some.inputs)
 
 
 def test_auroc_counts_pairs_that_are_in_order() -> None:
@@ -73,129 +64,6 @@ def test_coverage_and_width_are_of_the_place_and_the_predictor() -> None:
     assert second["coverage"] < 0.5
     assert second["chi2"] > 5.0
     assert second["band coverage"] < first["band coverage"]
-
-
-def test_widths_are_those_of_measurements() -> None:
-    """Without a field of its own, what is stated is the noise."""
-    test = pairs(5, seed=7)
-    assert novelty_units.mean_std(Synthetic(sd=0.0, noise=0.25), test).tolist() == [0.5]
-    large = FieldPairs(Field(2.0 * test.inputs.values, GRID), test.outputs)
-    usual, here = (novelty_units.mean_std(Synthetic(noise=0.0), one) for one in (test, large))
-    torch.testing.assert_close(here, 2.0 * usual, atol=0.0, rtol=1e-12)
-
-
-def test_shifts_that_resemble_a_place_are_left_out() -> None:
-    synthetic = {kind: pairs(2) for kind in ("stretched", "superposed", "roughened")}
-    shifts = {name: pairs(2) for name in ("amplitude", "roughness", "contrast", "time")}
-    some = functions(test=pairs(2), shifts=shifts)
-    places = ("in distribution", *shifts)
-    assert novelty_units.widenings(some) == [(NOT_WIDENED, places, ())]
-    assert novelty_units.widenings(replace(some, synthetic=synthetic)) == [
-        (NOT_WIDENED, places, ()),
-        (ALL_KINDS, places, tuple(synthetic)),
-        (OTHER_KINDS, ("amplitude", "contrast"), ("roughened",)),
-        (OTHER_KINDS, ("roughness",), ("stretched", "superposed")),
-    ]
-
-
-def test_a_predictor_without_a_scale_costs_only_its_own_rows() -> None:
-    """It states no variance where its basis vanishes, and errs there."""
-    some = functions(test=pairs(20, seed=7), shifts={"amplitude": pairs(20, seed=11)}, noise=0.0)
-    found = novelty_units.scored(partial(Synthetic, noise=0.0), some)
-    assert [row["shift"] for row in found["detection"]] == ["amplitude"]
-    assert found["coverage"] == []
-    ((what, error),) = [(row["what"], row["error"]) for row in found[FAILED]]
-    assert what == "scale"
-    assert error.startswith("CalibrationError: expected a positive finite chi2")
-    (note,) = kept_units.failures({"problem": "p", "head": "exact", "seed": 1} | row for row in found[FAILED])
-    assert note.startswith("failed: p, exact, seed 1, scale: CalibrationError")
-
-
-@pytest.mark.filterwarnings("ignore:the stated noise")  # which the errors of sixty functions fall short of, by chance
-def test_measurement_noise_gives_an_exact_predictor_its_scale() -> None:
-    """Its bars are those of the measurements: right wherever the predictor is right, and nothing to widen."""
-    clean = [exactly(pairs(60, seed=seed)) for seed in (0, 7, 11, 17)]
-    noise = novelty_units.noise_variance(clean[0])
-    calibration, test, shifted, conformal = (
-        novelty_units.measured(one, noise, torch.Generator().manual_seed(number)) for number, one in enumerate(clean)
-    )
-    some = functions(test=test, shifts={"amplitude": shifted})
-    some = replace(some, calibration=calibration, conformal=conformal, noise=noise, synthetic={"stretched": shifted})
-    found = novelty_units.scored(Synthetic, some)
-    assert found[FAILED] == []
-    assert {row["widening"] for row in found["coverage"]} == {NOT_WIDENED, ALL_KINDS}
-    for row in found["coverage"]:
-        assert row["coverage"] == pytest.approx(0.9, abs=0.04)  # 960 values: four deviations
-        assert row["width in distribution"] == pytest.approx(1.0, abs=0.02)
-
-
-def test_scales_are_told_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    def noise_of(predictor: pn.distributions.Predictor, *args: Any, **options: Any) -> list[dict[str, Any]]:
-        return [{"noise": predictor.noise.tolist()}]
-
-    monkeypatch.setattr(novelty_units, "coverage", noise_of)
-    found = novelty_units.scored(Synthetic, functions(test=pairs(5), shifts={}, noise=0.01))
-    assert found["coverage"] == [{"noise": [0.01]}]
-
-
-def test_a_head_that_cannot_be_fitted_is_named() -> None:
-    def fails() -> Any:
-        raise CalibrationError(expected="a head", got="none", remedy="take another")
-
-    found = novelty_units.scored(fails, functions(test=pairs(5), shifts={}))
-    assert found["detection"] == found["coverage"] == []
-    assert [row["what"] for row in found[FAILED]] == ["head"]
-
-
-def test_synthetic_sources_leave_permeabilities_as_they_are() -> None:
-    problem = pn.problems.Darcy2D()
-    inputs = problem.sample_inputs(3, resolution=33, seed=0)
-    shifted = novelty_units.shifted_sources(inputs, seed=0)
-    assert list(shifted) == ["stretched", "superposed", "roughened"]
-    for some in shifted.values():
-        assert torch.equal(some.values[:, 0], inputs.values[:, 0])
-        assert not torch.allclose(some.values[:, 1], inputs.values[:, 1])
-        problem.solve(some)  # refuses roots that are not harmonic
-
-
-def test_shifts_that_change_the_equation_alone_are_told() -> None:
-    unit = Unit("Helmholtz, wavenumber 8", 0, "c", is_small=True)
-    assert unit.functions([]).unseen == {"resonance"}
-
-
-def results(coverage: Mapping[str, float], *, width: float = 1.2, auroc: float = 0.97) -> novelty.Results:
-    """Two seeds of one problem and head, whose values lie .01 on either side."""
-    found: dict[Unit, dict[str, Any]] = {}
-    for seed, off in enumerate((-0.01, 0.01)):
-        own = {"problem": "p", "head": "h", "seed": seed}
-        aurocs = {"combined": auroc + off, "combined, reference": auroc + off - 0.01}
-        seen = [own | {"shift": name, "inputs": "changed"} | aurocs for name in ("amplitude", "contrast")]
-        seen.append(own | {"shift": "time", "inputs": "as they were", "combined": 0.5, "combined, reference": 0.5})
-        bars = [
-            own | {"place": "amplitude", "widening": name, "coverage": value + off, "width in distribution": width}
-            for name, value in coverage.items()
-        ]
-        found[Unit("p", seed, "c")] = {"detection": seen, "coverage": bars, FAILED: []}
-    return found
-
-
-def test_means_over_seeds_have_intervals() -> None:
-    first, *_, last = novelty.averaged(results({NOT_WIDENED: 0.5}), "detection")
-    assert (first["seeds"], first["shift"], last["shift"]) == (2, "amplitude", "time")
-    assert first["combined"] == pytest.approx(0.97)
-    assert first["combined, ±"] == pytest.approx(6.3138 * 0.01, rel=1e-4)  # t(.95, 1) standard errors
-    (row,) = novelty.averaged(results({NOT_WIDENED: 0.5}), "coverage")
-    assert list(row)[:4] == ["problem", "head", "place", "widening"]
-
-
-def test_what_is_shown_is_counted() -> None:
-    table = novelty.shown(results({NOT_WIDENED: 0.5, ALL_KINDS: 0.86}))
-    assert [(row["met"], row["of"]) for row in table] == [(2, 2), (2, 2), (0, 1), (1, 1), (0, 1)]
-    assert [row["missed"] for row in table] == ["", "", "p, amplitude: 0.500", "", "p, amplitude: no row"]
-    wide = novelty.shown(results({ALL_KINDS: 0.84, OTHER_KINDS: 0.86}, width=1.31, auroc=0.94))
-    assert wide[0]["missed"] == "p, amplitude: 0.940; p, contrast: 0.940"
-    assert wide[1]["missed"] == "p, amplitude: 0.930; p, contrast: 0.930"
-    assert [row["missed"] for row in wide[3:]] == ["p, amplitude: 0.840, width 1.31", "p, amplitude: width 1.31"]
 
 
 @pytest.mark.slow

@@ -67,22 +67,6 @@ def test_a_failure_ends_the_run() -> None:
         outcome(workers=1, fails="b")
 
 
-def test_a_log_has_a_line_per_job_and_no_refresh() -> None:
-    stream = io.StringIO()
-    ticks: queue.Queue[float | None] = queue.Queue()
-    with Progress(8.0, stream=stream) as progress:
-        for cost in (1.0, 1.0, None):
-            ticks.put(cost)
-        progress.listen(ticks)
-        progress.finished("Heat: FNO trained")
-        progress.add(6.0)
-        progress.finished("Heat: FNO evaluated")
-    assert "\r" not in stream.getvalue()
-    lines = stream.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["25", "100"]
-    assert [line.rpartition("  ")[2] for line in lines] == ["Heat: FNO trained", "Heat: FNO evaluated"]
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

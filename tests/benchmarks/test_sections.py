@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import calibration, sections, support, tables
-from benchmarks.__main__ import parser
+from benchmarks import calibration, sections, support
 
 
 def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,18 +22,6 @@ def test_parts_are_written_with_their_provenance(tmp_path: Path, capsys: pytest.
     assert "first" in capsys.readouterr().out
 
 
-def test_repetitions_are_said_in_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = parser().parse_args(["heads", "--seeds", "5"]).seeds
-    chosen = {"problem": "Darcy", "operator": None, "functions": 25}
-    written = sections.write("heads", {}, mode="default", output=tmp_path, chosen=chosen, seeds=asked)
-    assert written["command"] == 'python -m benchmarks heads --problem "Darcy" --functions 25 --seeds 5'
-    assert (tmp_path / "heads-darcy-25-functions.json").exists()
-    assert parser().parse_args(["novelty"]).seeds is None
-    with pytest.raises(SystemExit):
-        parser().parse_args(["heads", "--seeds", "0"])
-    assert "invalid positive value: '0'" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_every_method_of_ours_works_on_every_network() -> None:
     rows = {row["method"]: row for row in support.run()}
@@ -42,13 +29,6 @@ def test_every_method_of_ours_works_on_every_network() -> None:
     assert len(ours) == 7
     for row in ours:
         assert {outcome for heading, outcome in row.items() if heading != "method"} == {"yes"}, row
-
-
-def test_failures_are_outcomes() -> None:
-    def broken() -> None:
-        raise NotImplementedError("no")
-
-    assert support._outcome(broken) == "NotImplementedError"
 
 
 def test_gains_are_paired_by_seed() -> None:
@@ -65,14 +45,3 @@ def test_gains_are_paired_by_seed() -> None:
     assert gain["joint_nll"] is None
     first, second = calibration.averaged(rows)
     assert (first["scale"], first["nll"], second["nll"]) == ("one", 1.0, -1.0)
-
-
-def test_a_table_of_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sections.write("sample", {"part one": lambda: [{"a": 0.5}]}, mode="default", output=tmp_path)
-    results = json.loads((tmp_path / "sample.json").read_text()) | {"commit": "0123456789ab"}
-    (tmp_path / "sample.json").write_text(json.dumps(results))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    text = tables.rendered("<!-- table: sample/part one -->\nstale\n<!-- end -->")
-    assert "stale" not in text
-    assert "0.500" in text
-    assert "`python -m benchmarks sample`" in text

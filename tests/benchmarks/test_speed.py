@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,22 +24,3 @@ def test_operations_are_those_of_the_matrix_products(case: speed.Case) -> None:
         assert model(inputs).shape == targets.shape
     unseen = 2 * inputs.numel() * (case.projection + case.depth * case.width**2) if isinstance(case, speed.Fourier) else 0
     assert case.operations() == counter.get_total_flops() + unseen
-
-
-def test_every_part_has_its_columns(tmp_path: Path) -> None:
-    written = speed.main(mode="small", output=tmp_path)
-    assert set(written["sections"]) == {"fno", "deeponet", "members", "memory"}
-    for name in ("fno", "deeponet"):
-        (row,) = written["sections"][name]
-        assert {"ours: forward (ms)", "ours: step (ms)", "roofline", "GFLOP", "GB"} <= set(row)
-        assert row["ours: weights"] > 0
-
-
-def test_growth_is_the_slope_of_logarithms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On made-up times that grow as the square."""
-    cases = [speed.Fourier((size,), (2,), 2, 1) for size in (4, 16, 64)]
-    monkeypatch.setattr(speed, "_peer", lambda case: {})
-    monkeypatch.setattr(
-        speed, "interleaved", lambda tasks, rounds, device: {key: [16.0 ** int(key.split()[1])] for key in tasks}
-    )
-    assert speed._growth("points", cases, "cpu")["ours"] == pytest.approx(2.0)

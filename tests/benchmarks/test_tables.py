@@ -43,15 +43,6 @@ def test_options_of_a_table(options: str, expected: list[list[str]], tmp_path: P
     assert tables.rendered(text) == text
 
 
-def test_a_star_takes_all_files_and_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    for name in ("bo-a", "bo-b"):
-        write(tmp_path, name, [{"method": "m", "end": len(name)}])
-    text = tables.rendered("<!-- table: bo-*/*; pivot: method by problem = end -->\n<!-- end -->")
-    assert "| method | bo-a | bo-b |" in text
-    assert "`run --problem ...` on 2 cores (test), torch 2, commits commit-bo-a, commit-bo-b, 2.0 minutes." in text
-
-
 def test_results_of_other_code_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     write(tmp_path, "old", [{"a": 1}])

@@ -5,19 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
-import xml.etree.ElementTree
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import exact, report
+from benchmarks import report
 from benchmarks.report.headlines import best, headlines
-from benchmarks.report.mathematics import STATEMENTS, mathml, statement
 from benchmarks.report.matrix import matrix
-from benchmarks.report.verdict import question, verdict
-
-FULL = Path(report.__file__).parent.parent / "results" / "exact-full.json"
+from benchmarks.report.verdict import verdict
 
 
 def run(problem: str, method: str, error: float, joint: float | None, whole: float, *, functions: int = 200) -> dict[str, Any]:
@@ -79,25 +74,6 @@ def test_the_verdict_follows_the_numbers() -> None:
     assert "in 1 of 4 cases" in verdict(changed(simultaneous_coverage=0.5))[3]
 
 
-def test_the_verdict_on_one_problem_and_on_one_method() -> None:
-    heat = {"runs": TWO["runs"][:2]}
-    error, joint, network, _ = verdict(heat)
-    assert (
-        error
-        == "Kernel operator (Gaussian process) has the lowest error, 0.0100; FNO (ensemble of 4) follows with 2 times as much."
-    )
-    assert joint == (
-        "FNO (ensemble of 4) has the best joint density of whole fields, -3.00 nats per value; "
-        "kernel operator (Gaussian process) follows with -2.00."
-    )
-    assert network.endswith("the lowest error here.")
-    assert question(heat).startswith("On Heat: ")
-    alone = verdict({"runs": [TWO["runs"][0], TWO["runs"][2]]})
-    assert alone[0] == "FNO (ensemble of 4) is the only method: its relative error is between 0.0200 and 0.100."
-    assert len(alone) == 2
-    assert verdict({"runs": []}) == ["No method was evaluated."]
-
-
 def test_the_matrix_prints_every_number_it_colours() -> None:
     text = matrix(TWO)
     cells = re.findall(r'<span class="cell ([\w-]+)"[^>]*>(.*?)</span>', text)
@@ -115,30 +91,6 @@ def test_the_matrix_prints_every_number_it_colours() -> None:
     assert matrix({"runs": []}) == ""
 
 
-def luminance(colour: str) -> float:
-    """Relative luminance of #rrggbb or #rgb, by WCAG 2.2."""
-    digits = colour.removeprefix("#")
-    digits = "".join(2 * one for one in digits) if len(digits) == 3 else digits
-    parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_stands_out_from_every_colour_behind_it(scheme: int) -> None:
-    style = Path(report.__file__).with_name("style.css").read_text(encoding="utf-8")
-    colours = dict(re.findall(r"--([\w-]+): (#\w+)", re.findall(r":root \{(.*?)\}", style, re.DOTALL)[scheme]))
-    assert len(colours) >= 12
-    for front, grounds in (
-        ("ink", ("paper", "tint", "e0", "e1", "e2", "e3", "too-wide", "notice")),
-        ("faint", ("paper", "tint")),
-        ("link", ("paper", "tint")),
-    ):
-        for ground in grounds:
-            one, other = sorted((luminance(colours[front]), luminance(colours[ground])))
-            assert (other + 0.05) / (one + 0.05) >= 4.5, (front, ground)
-
-
 def test_the_summary_fits_a_terminal_and_marks_the_best() -> None:
     lines = report.terminal_summary(TWO, stream=io.StringIO()).splitlines()
     assert len(lines) + 2 <= 25
@@ -151,45 +103,3 @@ def test_the_summary_fits_a_terminal_and_marks_the_best() -> None:
     coloured = report.terminal_summary(TWO, stream=Terminal())
     assert "\x1b[1;32m" in coloured
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines() == lines
-
-
-def test_the_summary_of_the_full_and_of_the_default_run_have_room() -> None:
-    results = json.loads(FULL.read_text())
-    names = {case.source.name for case in exact.chosen("default")}
-    slice_only = {**results, "runs": [run for run in results["runs"] if run["problem"] in names]}
-    for chosen, expected in ((results, "best of each"), (slice_only, "joint NLL")):
-        lines = report.terminal_summary(chosen, stream=io.StringIO()).splitlines()
-        assert len(lines) + 2 <= 25
-        assert max(map(len, lines)) <= 100
-        assert any(expected in line for line in lines)
-    assert report.terminal_summary({"runs": []}) == "no method was evaluated"
-
-
-@pytest.mark.parametrize("methods", [1, 6, 7, 12])
-@pytest.mark.parametrize("problems", [1, 5, 6, 40])
-def test_any_summary_fits_a_terminal(problems: int, methods: int) -> None:
-    names = [f"operator number {number}, head of some kind {number}" for number in range(methods)]
-    runs = [
-        run(f"A problem with a long name {place} " + "x" * 50, name, 1.0, -1.0, 0.9)
-        for place in range(problems)
-        for name in names
-    ]
-    lines = report.terminal_summary({"runs": runs}, stream=io.StringIO()).splitlines()
-    assert len(lines) + 2 <= 25
-    assert max(map(len, lines)) <= 100
-
-
-def test_every_problem_has_its_equation() -> None:
-    for case in exact.cases():
-        assert statement(case.source.name) is not None, case.source.name
-    assert statement("waves") is None
-    for one in STATEMENTS.values():
-        for formula in (*one.equations, *one.inputs):
-            xml.etree.ElementTree.fromstring(mathml(formula))
-            assert mathml(formula).count("<mfrac>") == formula.count("}/{")
-
-
-@pytest.mark.parametrize("formula", ["{a", "a}", "a^"])
-def test_formulas_with_loose_ends_are_refused(formula: str) -> None:
-    with pytest.raises(ValueError, match="brace|follow"):
-        mathml(formula)

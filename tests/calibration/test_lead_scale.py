@@ -333,14 +333,3 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         LeadScaling(ones, calibrated_on=nothing, largest=math.nan * ones)
     with pytest.raises(ShapeError, match="saturations"):
         LeadScaling(ones, calibrated_on=nothing, saturations=ones[:1])
-
-
-@pytest.mark.bad_input
-def test_what_is_no_forecast_is_not_scaled() -> None:
-    forecast, truth = forecast_and_truth(3, steps=2, members=4)
-    with pytest.raises(DataError, match="roll a predictor out"):
-        LeadScale().fit(forecast, truth)(truth)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="give trajectories"):
-        LeadScale().fit(forecast, torch.zeros(3))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="noise"):
-        LeadScale(noise=-1.0)

@@ -339,10 +339,3 @@ def test_bad_settings_and_data(detector: NoveltyDetector) -> None:
     broken = draws(2, seed=0).inputs
     with pytest.raises(DataError, match="finite"):
         detector(replace(broken, values=broken.values * math.nan))
-
-
-@pytest.mark.bad_input
-def test_values_without_a_grid_are_no_inputs(detector: NoveltyDetector) -> None:
-    for ask in (detector, detector.p_values, detector.scores):
-        with pytest.raises(DataError, match="wrap the tensor"):
-            ask(draws(2, seed=0).inputs.values)  # type: ignore[arg-type]

@@ -287,12 +287,6 @@ def test_factors_take_what_predictions_take(widened: InflatedPredictor) -> None:
             widened.factors(bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.bad_input
-def test_bad_settings() -> None:
-    with pytest.raises(ArgumentError, match="novelty"):
-        NoveltyScale(novelty=0.5)  # type: ignore[arg-type]
-
-
 def test_bad_data() -> None:
     data = pairs(40)
     for shifted in ([], [data, data[:0]]):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural import functionals, metrics
-from probneural.calibration import SimultaneousBand, VarianceScale, chunks
+from probneural.calibration import VarianceScale, chunks
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scale import FRACTIONS
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
@@ -286,13 +286,6 @@ def test_predictions_that_are_not_finite_are_named() -> None:
     Diverged.sizes = (1e200, -1e200)
     with pytest.raises(DataError, match="variances that torch.float64 holds"):
         VarianceScale(separate=False).fit(Diverged(), pairs(3))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("calibrator", [VarianceScale(), SimultaneousBand()])
-def test_an_operator_is_not_a_predictor(calibrator: VarianceScale | SimultaneousBand) -> None:
-    with pytest.raises(DataError, match="fit a head first"):
-        calibrator.fit(torch.nn.Identity(), pairs(5))  # type: ignore[arg-type]
 
 
 def test_more_noise_than_errors_leave_is_left_out_with_a_warning() -> None:

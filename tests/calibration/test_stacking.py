@@ -11,7 +11,7 @@ from probneural.calibration.gaussian_pool import selected_weights
 from probneural.calibration.stacking import stacking_weights
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.errors import ArgumentError, CalibrationError, DataError
+from probneural.errors import CalibrationError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -150,28 +150,6 @@ def test_one_predictor_may_be_better_than_a_gaussian_pool_that_no_step_improves(
     assert selected_weights(MixturePredictor(predictors, weights), data).tolist() == [1.0, 0.0, 0.0]
 
 
-def test_one_that_a_mixture_needs_not_may_be_better_than_its_gaussian_pool() -> None:
-    """Each function is all but one specialist's; both specialists are far off elsewhere, and their Gaussian field is wide."""
-    inputs = normal(60, 1, 8, seed=3)
-    side = torch.where(torch.arange(60)[:, None, None] % 2 == 0, 3.0, -3.0)
-    data = FieldPairs(Field(inputs, GRID), Field(inputs + side + NOISE**0.5 * normal(60, 1, 8, seed=4), GRID))
-    predictors = [Shifted(3.0, sd=0.1), Shifted(-3.0, sd=0.1), Shifted(0.0, sd=2.0)]
-    joint, gaussian = (Stacking(score).fit(predictors, data).weights for score in ("joint", "gaussian"))
-    assert float(joint[2]) == 0.0
-    assert all(
-        pool_density(predictors, gaussian, data) >= pool_density(predictors, one, data) - 1e-9
-        for one in (joint, *torch.eye(3).double())
-    )
-    narrow = selected_weights(MixturePredictor([*predictors[:2], Shifted(0.0, sd=3.0)], torch.tensor([0.9, 0.1, 0.0])), data)
-    assert narrow.tolist() == [0.0, 0.0, 1.0]
-
-
-def test_equal_predictors_share_and_equal_one() -> None:
-    data = mixed(50, fraction=1.0)
-    stacked = Stacking().fit([Shifted(0.3), Shifted(0.3)], data)
-    torch.testing.assert_close(stacked(data.inputs).variance, PAIR[0](data.inputs).variance, rtol=1e-12, atol=1e-12)
-
-
 def test_optimality_conditions_hold_where_densities_lie_far_apart() -> None:
     """Weights that are positive have derivative 1, others at most that; logs of whole functions differ by hundreds of nats."""
     logs = 300.0 * normal(60, 5, seed=3)
@@ -210,10 +188,6 @@ def test_a_stack_is_calibrated_and_remembers_its_data() -> None:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    def test_settings(self) -> None:
-        with pytest.raises(ArgumentError, match="score"):
-            Stacking("pointwise")  # type: ignore[arg-type]
-
     def test_predictors_and_fields(self) -> None:
         data = mixed(5, fraction=0.5)
         with pytest.raises(DataError, match="at least one predictor"):

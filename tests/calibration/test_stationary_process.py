@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 
 import pytest
 import torch
@@ -50,16 +49,6 @@ def test_coefficients_are_averages_over_the_domain(grid: Grid) -> None:
         assert torch.allclose(waves.coefficients(values)[..., number], grid.mean(values * expected), atol=1e-13)
 
 
-def test_waves_of_large_numbers_take_no_memory_for_those_between() -> None:
-    """A file may name any wave."""
-    grid = Grid.uniform(8, periodic=False)
-    lower, lengths = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    numbers = torch.tensor([[3], [10**15]])
-    found = evaluate_waves(numbers, grid.points, lower=lower, lengths=lengths, periodic=(False,))
-    assert found.shape == (8, 2)
-    assert torch.allclose(found[:, 0], math.sqrt(2.0) * (3.0 * math.pi * grid.points[:, 0]).cos())
-
-
 @pytest.mark.parametrize("most", [31, 32, 128])
 def test_what_is_kept_is_stationary(most: int) -> None:
     """A cosine without its sine has a correlation that varies along the axis."""
@@ -89,14 +78,6 @@ def test_waves_that_are_enough_are_kept_whole() -> None:
     assert bool((alone.amplitudes > 0).all())
 
 
-def test_a_channel_without_power_costs_no_waves() -> None:
-    waves = Waves(Grid.uniform(64))
-    power = torch.stack([torch.exp(-waves.frequencies[:, 0].double()), torch.zeros(len(waves), dtype=torch.float64)])
-    process = waves.process(power)
-    assert process.modes.shape == (2, waves.process(power[:1]).modes.shape[1], 1)
-    torch.testing.assert_close(process.evaluate(waves.grid).square().sum(-1), torch.ones(2, 64, dtype=torch.float64))
-
-
 @pytest.mark.parametrize(
     ("shape", "periodic"),
     [((40,), (True,)), ((3000,), (True,)), ((3000,), (False,)), ((40, 50), (True, False)), ((16, 13, 20), (True, True, False))],
@@ -112,13 +93,3 @@ def test_candidates_are_the_lowest_of_all_products(shape: tuple[int, ...], perio
     assert len(waves) > min(len(every), 1024) - 8  # a group in part, at the end, is left out
     different, present = frequencies.unique(dim=0, return_counts=True)
     assert torch.equal(present, 2 ** ((different > 0) & torch.tensor(periodic)).sum(1))
-
-
-def test_candidates_of_a_large_box_take_little_memory() -> None:
-    """There are 16 million products of waves."""
-    tracemalloc.start()
-    waves, _ = waves_of(Grid.uniform((256, 256, 256)))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert int(waves.max()) < 40
-    assert peak < 10**6  # of Python's objects

@@ -19,6 +19,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from tests.curvature.reference import dense_fisher, dense_gauss_newton, dense_hessian, dense_jacobian
 from tests.heads.cases import BranchTrunk, ComplexSpectral, ConvStack, data_for, fields, small_fno, to_dtype
+from tests.helpers import one_of_each
 
 F64 = torch.float64
 LINE = Grid.uniform(8)
@@ -176,5 +177,7 @@ class Sizes(TorchDispatchMode):
         return result
 
 
-EVERY = pytest.mark.parametrize("case", product_cases(), ids=lambda case: case.name)
+FAST = ("fno-1d", "branch-trunk", "complex")
+KINDS = one_of_each(product_cases(), lambda case: case.name if case.name in FAST else None)
+EVERY = pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 """Run a test on every case."""

@@ -19,6 +19,7 @@ from probneural.grids import Grid
 from probneural.operators import FNO
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import BranchTrunk, fields, operator_cases, small_fno, to_dtype
+from tests.helpers import one_of_each
 
 F64 = torch.float64
 
@@ -45,7 +46,9 @@ CASES = [
         "fno-2d-few", built(small_fno(modes=(2, 2), width=1, depth=1, projection=2)), fields(Grid.uniform((6, 7)), 2, 1, seed=0)
     ),
 ]
-EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+FAST = ("fno-1d", "branch-trunk", "complex", "fno-1d-few")
+KINDS = one_of_each(CASES, lambda case: case.name if case.name in FAST else None)
+EVERY = pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 
 
 def finer(grid: Grid) -> Grid:

@@ -24,11 +24,11 @@ from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import fields, operator_case
-from tests.helpers import normal
+from tests.helpers import normal, one_of_each
 
 CASES = ["fno-1d", "fno-outputs", "fno-2d", "complex"]
 WEIGHTS = ["dense", "diagonal", "low-rank"]
-EVERY = pytest.mark.parametrize("operator", CASES)
+EVERY = pytest.mark.parametrize("operator", one_of_each(CASES, lambda name: name == "complex"))
 KIND = pytest.mark.parametrize("kind", WEIGHTS)
 KEEPS = pytest.mark.parametrize("keeps", [False, True], ids=["passes", "rows"])
 
@@ -160,17 +160,6 @@ def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "_LARGEST_KEPT", 100)
     assert KeptRows.of(2, rows=5, rank=10) is not None
     assert KeptRows.of(2, rows=5, rank=11) is None
-
-
-def test_kept_rows_do_not_cut_gradients() -> None:
-    root, dense = built("fno-1d", keeps=True)
-    root.row_squares()
-    moved = root.select(slice(None))
-    moved.inputs.values.requires_grad_()
-    squares = moved.row_squares()
-    close(squares.detach(), dense.square().sum(-1))
-    (slope,) = torch.autograd.grad(squares.sum(), moved.inputs.values)
-    assert float(slope.abs().max()) > 0.0
 
 
 @EVERY

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,12 +116,6 @@ def test_memory_maps_are_read_by_position() -> None:
     assert isinstance(reader_of(np.array(mapped), "values"), SlicedReader)
 
 
-def test_an_offset_of_a_map_counts(tmp_path: Path) -> None:
-    (tmp_path / "raw").write_bytes(b"\0" * 5000 + ARRAY.tobytes())
-    mapped = np.memmap(tmp_path / "raw", dtype="f4", mode="r", offset=5000, shape=ARRAY.shape)
-    assert np.array_equal(reader_of(mapped[1:], "values").read((slice(1, 4),)), ARRAY[2:5])
-
-
 def test_refuses_files_that_end_early(tmp_path: Path) -> None:
     path = tmp_path / "array.npy"
     np.save(path, ARRAY)
@@ -153,12 +146,6 @@ def test_whatever_can_be_sliced_is_read() -> None:
     reader = reader_of(Sliced(), "values")
     assert np.array_equal(gather(reader, np.array([[7], [2], [3], [7]])), ARRAY[[7, 2, 3, 7]])
     assert np.array_equal(gather(reader, np.array([[7, 1], [2, 8]])), ARRAY[[7, 2], [1, 8]])
-
-
-def test_entries_without_leading_axes() -> None:
-    assert np.array_equal(gather(SlicedReader(ARRAY[0, 0]), np.empty((3, 0), np.int64)), np.stack([ARRAY[0, 0]] * 3))
-    assert gather(SlicedReader(ARRAY), np.empty((0, 1), np.int64)).shape == (0, 9, 2, 3)
-    assert math.prod(gather(SlicedReader(ARRAY), np.array([[1, 1]])).shape) == 6
 
 
 def test_a_masked_value_is_not_read_as_the_number_below_its_mask() -> None:

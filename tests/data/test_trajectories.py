@@ -146,14 +146,6 @@ def test_no_trajectory_is_on_both_sides_of_a_split_of_windows(count: int, seed: 
     assert not again or not trajectories_in(again[0]) & trajectories_in(again[1])
 
 
-def test_a_subset_of_windows_is_split_by_trajectory_too() -> None:
-    """Repeated and reordered windows included."""
-    some = DATA.windows(history=2).subset([0, 1, 27, 5, 5, 6, 26])
-    first, second = some.split(2, seed=0)
-    assert not trajectories_in(first) & trajectories_in(second)
-    assert len(first) + len(second) == 7
-
-
 def test_a_split_that_would_divide_the_last_trajectory_is_refused() -> None:
     with pytest.raises(ArgumentError, match="leaves a trajectory of 7"):
         DATA.windows().split(34, seed=0)
@@ -171,32 +163,11 @@ def test_trajectories_of_one_time_have_a_fingerprint() -> None:
     assert len(found) == 2
 
 
-def test_states_at_one_time() -> None:
-    assert np.array_equal(DATA.at(2)[:].values, STATES[:, 2])
-    assert np.array_equal(DATA.subset([5, 0]).at(-1)[:].values, STATES[[5, 0], -1])
-    with pytest.raises(ArgumentError, match="as step"):
-        DATA.at(6)
-
-
 def test_windows_are_a_dataset_that_trains() -> None:
     pairs = DATA.windows()
     assert isinstance(pairs, Dataset)
     history = fit(FNO(2, 2, modes=(2, 2), width=4, depth=1, seed=0), FieldPairs(pairs[:].inputs, pairs[:].outputs), epochs=1)
     assert len(history.train) == 1
-
-
-def test_it_describes_itself() -> None:
-    assert repr(DATA).startswith("Trajectories(7 x 6 times x 2 on Grid.uniform((8, 4)")
-    assert (DATA.steps, DATA.channels, len(DATA), DATA.times.tolist()) == (6, 2, 7, TIMES)
-
-
-def test_a_grid_is_built_as_for_arrays() -> None:
-    assert Trajectories.from_array(torch.from_numpy(STATES), times=TIMES, periodic=(True, True)).grid == GRID
-    turned = Trajectories.from_array(STATES.transpose(1, 3, 4, 0, 2), times=TIMES, axes="t x y n c", periodic=True)
-    assert turned.grid == GRID
-    assert torch.equal(turned.at(2)[[3, 1]].values, DATA.at(2)[[3, 1]].values)
-    with pytest.raises(ShapeError, match='axes="n t c x y" for channels first'):
-        Trajectories.from_array(STATES, times=TIMES, periodic=True)
 
 
 def test_refuses_arrays_and_times_that_do_not_fit() -> None:

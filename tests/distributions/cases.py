@@ -230,9 +230,18 @@ EMPIRICAL_CASES = [
 ]
 
 
+REPEATED = (
+    *("dense, ends", "dense, 3-D, high rank", "dense, one input", "features, 2-D, two channels", "features, 3-D"),
+    *("features, scattered", "features, composed", "features, composed per input", "features, scaled", "features, selected"),
+    *("features, weighted, two channels", "unequal weights, 3-D"),
+)
+"""Cases whose grid and change another case has with the other kind of root: `make test-all` runs them."""
+
+
 def parametrize(cases: list[GaussianCase] | list[EmpiricalCase] | list[Case]) -> pytest.MarkDecorator:
     """Run a test, or a class of tests, on every case."""
-    return pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases])
+    slow = {name: [pytest.mark.slow] for name in REPEATED}
+    return pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=slow.get(case.name, [])) for case in cases])
 
 
 on_every_distribution = parametrize([*GAUSSIAN_CASES, *EMPIRICAL_CASES])

@@ -355,10 +355,6 @@ class TestBadInput:
             with pytest.raises(ArgumentError, match="drop one"):
                 make(self.LINE, torch.ones(8), lower=0.5)  # type: ignore[operator]
 
-    def test_reductions(self) -> None:
-        with pytest.raises(ArgumentError, match="mean, integral"):
-            region(self.LINE, reduction="sum")  # type: ignore[arg-type]
-
     @pytest.mark.parametrize("mask", [torch.ones(7), np.ones((1, 8)), [True], True, lambda x: x, lambda x: True])
     def test_masks_of_another_shape(self, mask: object) -> None:
         for make in (region, maximum):
@@ -381,11 +377,6 @@ class TestBadInput:
             with pytest.raises(GridError, match="none inside"):
                 make(self.LINE, lambda x: x[:, 0] > 2.0)  # type: ignore[operator]
 
-    @pytest.mark.parametrize("path", [[[0.1]], [0.1, 0.2], [[0.1, 0.2], [0.3, 0.4]], 0.3])
-    def test_paths_of_another_shape(self, path: object) -> None:
-        with pytest.raises(ShapeError, match=r"a path of shape \(k, 1\)"):
-            line_integral(self.LINE, path)  # type: ignore[arg-type]
-
     def test_paths_elsewhere(self) -> None:
         with pytest.raises(GridError, match="cut the path"):
             line_integral(self.LINE, [[0.5], [1.5]])
@@ -401,19 +392,6 @@ class TestBadInput:
 
         with pytest.raises(ShapeError, match=r"of shape \(8,\)"):
             Maximum(self.LINE, torch.ones(7, dtype=torch.bool))
-
-    @pytest.mark.parametrize("labels", ["a", ["a"], ["a", "b", "c"], [1, 2], None, 3])
-    def test_names(self, labels: object) -> None:
-        with pytest.raises(ArgumentError, match="labels"):
-            sensors(self.LINE, [[0.2], [0.4]]).named(labels)  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-def test_numbers_are_taken_for_corners_that_need_names() -> None:
-    with pytest.raises(ArgumentError, match=r"got the number 0.2; name the corners of a box: lower=0.2, upper="):
-        region(Grid.uniform(16), 0.2)
-    with pytest.raises(ArgumentError, match=r"a corner of 2 finite numbers; got 0.2; give a list of one per dimension: .0.5"):
-        region(Grid.uniform((16, 16)), lower=0.2, upper=0.5)
 
 
 @pytest.mark.parametrize("box", [(0.9, 1.1), (-0.2, -0.05), (0.25, 0.5), (-0.1, 0.9)])

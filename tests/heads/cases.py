@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import fields as fields_of
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ from probneural.operators import (
 )
 from probneural.pairs import FieldPairs
 from probneural.training import CRPS
-from tests.helpers import generator, held_out
+from tests.helpers import generator, held_out, one_of_each
 
 
 def fields(grid: Grid, count: int, channels: int, *, seed: int, waves: int = 3) -> Field:
@@ -353,6 +354,11 @@ EVIDENCE_PAIRS = [(head, operator) for head, operator in PAIRS if hasattr(HEADS[
 ALL_HEADS = HEADS | ENSEMBLES
 ALL_PAIRS = [*PAIRS, *((head, operator) for head in ENSEMBLES for operator in operators_of(head))]
 """What contracts run on that ask for no Gaussian field."""
+
+
+def parameters(pairs: list[tuple[str, str]]) -> list[Any]:
+    """Pairs as parameters: in `make test`, every head on its first operator, and two heads on every operator."""
+    return one_of_each(pairs, lambda pair: pair if pair[0] in ("last-layer", "diagonal") else pair[0])
 
 
 @cache

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from tests.heads.cases import ALL_HEADS, HEADS, OPERATORS, fitted, operator_case, operators_of
+from tests.heads.cases import ALL_HEADS, HEADS, OPERATORS, fitted, operator_case, operators_of, parameters
 from tests.heads.test_rollouts import check
 from tests.helpers import accelerator
 
@@ -17,8 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(("head", "operator"), parameters([(head, operator) for head in HEADS for operator in OPERATORS]))
 @pytest.mark.parametrize("data_device", ["cpu", "accelerator"])
 def test_agrees_with_the_cpu(head: str, operator: str, data_device: str) -> None:
     case, device = operator_case(operator), accelerator()

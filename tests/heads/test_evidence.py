@@ -81,36 +81,6 @@ def test_maximum_is_what_a_search_finds(noise: float | None, prior: float | None
         assert maximum[1] == prior
 
 
-def test_both_given_stay() -> None:
-    empty = Evidence(
-        eigenvalues=torch.zeros(2, dtype=torch.float64), observations=3.0, residual_sum_of_squares=0.0, squared_norm=0.0
-    )
-    assert empty.maximise(noise=0.5, prior=7.0) == (0.5, 7.0)
-
-
-SCALES = st.floats(-4.0, 4.0).map(lambda exponent: 10.0**exponent)
-
-
-@given(outputs=SCALES, features=SCALES, which=st.sampled_from(["both", "noise", "prior"]), seed=st.integers(0, 5))
-def test_maximum_follows_the_units(outputs: float, features: float, which: str, seed: int) -> None:
-    """Outputs in other units, features in other units: the same posterior in those units."""
-    evidence = least_squares(seed)
-    scaled = Evidence(
-        eigenvalues=evidence.eigenvalues * features**2,
-        observations=evidence.observations,
-        residual_sum_of_squares=evidence.residual_sum_of_squares * outputs**2,
-        squared_norm=evidence.squared_norm * (outputs / features) ** 2,
-    )
-    noise = 0.3 if which == "prior" else None
-    prior = 2.0 if which == "noise" else None
-    s2, tau = evidence.maximise(noise=noise, prior=prior)
-    t2, rho = scaled.maximise(
-        noise=None if noise is None else noise * outputs**2, prior=None if prior is None else prior * (features / outputs) ** 2
-    )
-    assert t2 / outputs**2 == pytest.approx(s2, rel=1e-6)
-    assert rho * (outputs / features) ** 2 == pytest.approx(tau, rel=1e-6)
-
-
 @given(energy=st.floats(-20, 20), norm=st.floats(-20, 20), observations=st.floats(0.5, 1e6), count=st.integers(1, 20))
 def test_maximum_is_no_lower_than_its_neighbours(energy: float, norm: float, observations: float, count: int) -> None:
     """Over any mixture of scales: either a maximum or the named error."""

@@ -14,7 +14,6 @@ from probneural.errors import DataError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.functionals import integral
 from probneural.grids import Grid
-from probneural.heads.laplace import laplace
 from probneural.heads.last_layer import laplace as last_layer
 from probneural.pairs import FieldPairs
 from tests.heads.cases import (
@@ -29,15 +28,16 @@ from tests.heads.cases import (
     fitted,
     operator_case,
     operators_of,
+    parameters,
     to_dtype,
 )
 
 # four draws are for contracts only
 pytestmark = pytest.mark.filterwarnings("ignore:(low_rank|nuts|full_rank) has not converged")
 
-PAIR = pytest.mark.parametrize(("head", "operator"), PAIRS)
-EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), EVIDENCE_PAIRS)
-ANY_PAIR = pytest.mark.parametrize(("head", "operator"), ALL_PAIRS)
+PAIR = pytest.mark.parametrize(("head", "operator"), parameters(PAIRS))
+EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), parameters(EVIDENCE_PAIRS))
+ANY_PAIR = pytest.mark.parametrize(("head", "operator"), parameters(ALL_PAIRS))
 HEAD = pytest.mark.parametrize("head", HEADS)
 ANY_HEAD = pytest.mark.parametrize("head", ALL_HEADS)
 
@@ -292,21 +292,6 @@ def test_bad_data(head: str) -> None:
     two = Field(case.data.outputs.values.expand(-1, 2, -1), case.data.outputs.grid)
     with pytest.raises(ShapeError, match="check its channels"):
         ALL_HEADS[head].fit(case.operator, FieldPairs(case.data.inputs, two))
-
-
-@pytest.mark.parametrize("kind", [last_layer.LastLayerLaplace, laplace.Laplace])
-@pytest.mark.bad_input
-def test_bad_settings(kind: type) -> None:
-    case = operator_case("fno-outputs")
-    for name in ("noise", "effective_observations"):
-        for value in (0.0, -1.0, float("nan"), float("inf"), torch.ones(3), torch.ones(1, 2)):
-            with pytest.raises(ValueError, match=f"{name} (> 0|as one number)"):
-                kind(**{name: value}).fit(case.operator, case.data)
-    for value in (0.0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="prior_precision > 0"):
-            kind(prior_precision=value).fit(case.operator, case.data)
-    with pytest.raises(ShapeError, match="prior_precision"):
-        kind(prior_precision=torch.ones(3)).fit(case.operator, case.data)
 
 
 @pytest.mark.parametrize(("head", "operator"), list(dict(ALL_PAIRS).items()))  # one operator each

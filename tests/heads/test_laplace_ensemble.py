@@ -78,10 +78,6 @@ class TestBadInput:
         with pytest.raises(ArgumentError, match="train=, a training function"):
             LaplaceEnsemble(2).fit(CASE.operator, CASE.data)
 
-    def test_no_head(self) -> None:
-        with pytest.raises(ArgumentError, match=r"a head, an object with fit\(operator, data\)"):
-            LaplaceEnsemble(head=None)  # type: ignore[arg-type]
-
     def test_no_operators(self) -> None:
         with pytest.raises(DataError, match="at least one trained operator"):
             LaplaceEnsemble().fit([], CASE.data)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.calibration import VarianceScale
 from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.distributions import GaussianField
-from probneural.errors import ArgumentError, ShapeError, TrainingError
+from probneural.errors import ShapeError, TrainingError
 from probneural.fields import Field
 from probneural.heads import SWAG
 from probneural.pairs import FieldPairs
@@ -107,11 +107,6 @@ def test_seeds_tell_runs_apart() -> None:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    def test_settings(self) -> None:
-        for settings in ({"snapshots": 1}, {"diagonal_fraction": 1.5}, {"train": None}, {"variance_estimation": 3}):
-            with pytest.raises(ArgumentError):
-                SWAG(**{"train": briefly, **settings})  # type: ignore[arg-type]
-
     def test_training_that_does_nothing(self) -> None:
         with pytest.raises(TrainingError, match="member 0"):
             SWAG(2, train=lambda operator, data, seed: None, show_progress=False).fit(linear(), DATA)

@@ -12,7 +12,7 @@ from torch import Tensor
 from probneural import metrics
 from probneural.data import Trajectories
 from probneural.distributions import EmpiricalField
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import accumulator, by_lead, compare, score_by_lead
@@ -259,15 +259,3 @@ def test_what_does_not_fit_is_refused() -> None:
     fine = Field(normal(3, 1, 16), Grid.uniform(16))
     with pytest.raises(GridError, match="grid"):
         score_by_lead(forecast, Truth(normal(2, 3, 1, 16), fine))
-
-
-@pytest.mark.bad_input
-def test_wrong_settings() -> None:
-    forecast, truth = forecast_and_truth(3, steps=2, members=4)
-    for wrong in ({"level": 0.0}, {"threshold": 0.0}, {"whole": 0}, {"seed": -1}, {"noise": -1.0}, {"scores": ["skill"]}):
-        with pytest.raises(ArgumentError):
-            score_by_lead(forecast, truth, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="roll a predictor out"):
-        score_by_lead(truth, truth)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="give trajectories"):
-        score_by_lead(forecast, truth.states)  # type: ignore[arg-type]

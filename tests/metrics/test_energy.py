@@ -9,7 +9,6 @@ import torch
 
 from probneural import metrics
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
-from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, energy_score
@@ -54,16 +53,3 @@ def test_noise_is_observed_at_one_point(make: object) -> None:
     estimates = torch.stack([energy_score(comparison, draws=32, seed=seed) for seed in range(300)])
     gap = (estimates.mean(0) - metrics.crps(comparison)).abs()
     assert bool((gap < 4.5 * estimates.std(0) / math.sqrt(300)).all())
-
-
-def test_seeds_repeat() -> None:
-    comparison = compare(gaussian(GRIDS["plane"]), truth_for(gaussian(GRIDS["plane"])), noise=0.1)
-    assert torch.equal(energy_score(comparison, seed=3), energy_score(comparison, seed=3))
-    assert not torch.equal(energy_score(comparison, seed=3), energy_score(comparison, seed=4))
-
-
-@pytest.mark.bad_input
-def test_draws() -> None:
-    comparison = compare(gaussian(GRIDS["plane"]), truth_for(gaussian(GRIDS["plane"])))
-    with pytest.raises(ArgumentError, match="an integer of at least 2 as draws"):
-        energy_score(comparison, draws=1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probneural import functionals, metrics
-from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
+from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -110,18 +110,6 @@ def test_scattered_points_with_the_same_quadrature_score_alike() -> None:
         assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-12), name
 
 
-def test_float32_is_scored_in_float64() -> None:
-    drawn = gaussian(GRIDS["periodic"], dtype=torch.float32)
-    values, root = truth_for(drawn).values.float(), drawn.root.dense().sign() / 2  # variances have no rounding error
-    found = []
-    for dtype in (torch.float32, torch.float64):
-        u = GaussianField(drawn.mean.to(dtype), DenseRoot(root.to(dtype)), latent="xi", grid=drawn.grid)
-        found.append(score(u, Field(values.to(dtype), u.grid), noise=0.25))
-    single, double = (one.to_dict() for one in found)
-    assert single.pop("energy") == pytest.approx(double.pop("energy"), rel=1e-7)  # draws are made in the field's dtype
-    assert single == double
-
-
 @given(factor=st.floats(1e-4, 1e4), flip=st.booleans())
 def test_units_change_the_scores_that_have_units(factor: float, flip: bool) -> None:
     u = empirical(GRIDS["interval"])
@@ -217,13 +205,6 @@ def test_scoring_leaves_the_global_generator_alone() -> None:
     first, second = (score(u, truth_for(u), noise=0.1) for _ in range(2))
     assert first == second
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-@pytest.mark.bad_input
-def test_no_whole_function_at_all() -> None:
-    u = gaussian(GRIDS[next(iter(GRIDS))])
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as whole"):
-        score(u, truth_for(u), noise=0.5, whole=0)
 
 
 @pytest.mark.bad_input

@@ -68,13 +68,6 @@ def test_a_gaussian_field_is_drawn_from() -> None:
     torch.testing.assert_close(drawn, expected, rtol=0.12, atol=0)
 
 
-def test_bands_without_power_have_no_ratio() -> None:
-    true, drawn = torch.tensor([[1.0, 1e-40], [4.0, 1.0]]).double(), torch.tensor([[2.0, 1.0], [2.0, 1.0]]).double()
-    ratio = spectrum_ratio(true, drawn, eps=1e-7)
-    assert ratio[0].item() == pytest.approx(1.0)  # the geometric mean of 2 and 1/2
-    assert math.isnan(ratio[1].item())
-
-
 def test_the_error_is_that_of_bands_with_power() -> None:
     true = torch.tensor([[1.0, 0.5, 1e-4, 1e-9]]).double()
     drawn = torch.tensor([[1.0, 5.0, 1e-5, 1.0]]).double()

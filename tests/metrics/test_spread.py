@@ -10,7 +10,7 @@ from scipy import stats
 
 from probneural import metrics
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare
@@ -157,21 +157,6 @@ def test_histogram_of_the_transform() -> None:
 @pytest.mark.bad_input
 class TestBadInput:
     comparison = compare(gaussian(GRIDS["interval"]), truth_for(gaussian(GRIDS["interval"])))
-
-    @pytest.mark.parametrize("level", [0.0, 1.0, -1.0])
-    def test_level(self, level: float) -> None:
-        for function in (metrics.interval_score, metrics.n_merci):
-            with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
-                function(self.comparison, level=level)
-
-    @pytest.mark.parametrize("bins", [0, 46])
-    def test_bins(self, bins: int) -> None:
-        with pytest.raises(ArgumentError, match="an integer from 1 to 45 as bins"):
-            spread_skill_curve(self.comparison, bins=bins)
-
-    def test_no_bins(self) -> None:
-        with pytest.raises(ArgumentError, match="an integer of at least 1 as bins"):
-            pit_histogram(self.comparison, bins=0)
 
     def test_no_error(self) -> None:
         u = gaussian(GRIDS["interval"])

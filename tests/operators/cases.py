@@ -27,7 +27,7 @@ from probneural.operators import (
     SpectralEncoder,
 )
 from probneural.pairs import FieldPairs
-from tests.helpers import generator
+from tests.helpers import generator, one_of_each
 
 
 def smooth(grid: Grid, *, count: int = 2, channels: int = 1, name: str = "smooth") -> Tensor:
@@ -209,5 +209,6 @@ CASES = [
         1e-3,
     ),
 ]
-cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+KINDS = one_of_each(CASES, lambda case: (type(case.build()), case.grid.dimension, all(case.grid.periodic)))
+cases = pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,12 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
-from probneural.operators import DeepONet, HiddenLayers, LinearRegression, PODDeepONet
+from probneural.operators import DeepONet, HiddenLayers, LinearRegression
 from probneural.operators.layers.branch import SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
-from probneural.storage import load, save
 from probneural.training import DataOptions, fit
 from probneural.training.losses import relative_l2
 from tests.helpers import generator, uniform
@@ -233,22 +230,6 @@ def test_scattered_sensors_read_the_function(domain: Grid) -> None:
     assert not torch.allclose(operator(at_sensors + 0.1, query=domain), expected)
 
 
-@pytest.mark.parametrize("kind", ["DeepONet", "PODDeepONet"])
-def test_quadrature_weights_of_sensors_do_not_matter(kind: str) -> None:
-    sensors = scattered_sensors(SENSORS)
-    layers = HiddenLayers(width=6)
-    operator = (
-        DeepONet(1, 1, sensors=sensors, domain=SENSORS, basis=4, layers=layers)
-        if kind == "DeepONet"
-        else PODDeepONet(1, 1, sensors=sensors, out_grid=SENSORS, basis=4, layers=layers)
-    ).double()
-    values = torch.linspace(-1.0, 1.0, sensors.size, dtype=torch.float64)[None, None]
-    others = Grid.scattered(sensors.points, torch.ones(sensors.size))
-    assert torch.equal(operator(values, grid=others, query=SENSORS), operator(values, grid=sensors, query=SENSORS))
-    with pytest.raises(GridError, match="a uniform grid to interpolate from"):
-        operator(values, grid=Grid.scattered(sensors.points + 1e-3, sensors.weights), query=SENSORS)
-
-
 def test_periodic_axes_close_up_and_others_do_not() -> None:
     low = Grid.scattered([[0.3, 0.1], [0.0, 0.6]], [1.0, 1.0])
     turned = Grid.scattered([[2.3, 0.1], [2.0, 0.6]], [1.0, 1.0])
@@ -270,17 +251,6 @@ def test_position_is_relative_to_the_domain() -> None:
     other.load_state_dict(operator.state_dict())
     values = smooth(here)
     torch.testing.assert_close(other(values, grid=there), operator(values, grid=here), atol=1e-13, rtol=0)
-
-
-def test_position_depends_on_every_axis_and_frequency() -> None:
-    domain = Grid.uniform((5, 6), lengths=(2.0, 3.0), periodic=(True, False), origin=(0.5, 1.0))
-    operator = DeepONet(1, 1, sensors=domain, basis=1, layers=HiddenLayers(width=2), frequencies=3)
-    seen: list[Tensor] = []
-    operator.trunk[0].register_forward_hook(lambda module, arguments, output: seen.append(arguments[0]))
-    operator(torch.zeros(1, 1, 5, 6), query=Grid.scattered([[1.0, 1.0], [2.4, 4.0]], [1.0, 1.0]))
-    phase = 2 * torch.pi * torch.tensor([0.25, 0.95])
-    columns = [wave(k * phase) for k in (1, 2, 3) for wave in (torch.sin, torch.cos)]
-    torch.testing.assert_close(seen[0], torch.stack([*columns, torch.tensor([-1.0, 1.0])], dim=1), atol=1e-5, rtol=0)
 
 
 def test_outputs_in_another_dimension() -> None:
@@ -314,32 +284,6 @@ def heat_pairs(count: int, *, seed: int) -> FieldPairs:
     inputs = (weights @ waves(grid.points[:, 0], 0.0))[:, None]
     outputs = (weights @ waves(out.points[:, 0], out.points[:, 1]))[:, None].unflatten(-1, out.shape)
     return FieldPairs(Field(inputs, grid), Field(outputs, out))
-
-
-def test_learns_a_map_into_space_time() -> None:
-    train, test = heat_pairs(60, seed=0), heat_pairs(20, seed=1)
-    torch.manual_seed(0)
-    operator = DeepONet(
-        1,
-        1,
-        sensors=train.inputs.grid,
-        domain=train.outputs.grid,
-        basis=16,
-        layers=HiddenLayers(width=64, depth=2),
-        frequencies=2,
-    )
-    fit(
-        operator,
-        train,
-        epochs=40,
-        data=DataOptions(batch_size=10, validation=0.0),
-        learning_rate=1e-2,
-        show_progress=False,
-    )
-    with torch.no_grad():
-        error = evaluate(operator, test.inputs, test.outputs.grid) - test.outputs.values
-    relative = float(error.norm() / test.outputs.values.norm())
-    assert relative < 0.12
 
 
 @pytest.mark.slow
@@ -382,54 +326,6 @@ def test_an_infinite_prior_keeps_features_of_other_channels_out() -> None:
     assert bool((deviations[~off] > 0).all())
 
 
-@pytest.mark.parametrize("scattered", [False, True], ids=["uniform", "scattered"])
-def test_files_keep_sensors_and_domain(scattered: bool, tmp_path: Path) -> None:
-    domain = Grid.uniform((5, 6), lengths=(2.0, 0.1), periodic=(True, False), origin=(0.0, 1.0 / 3.0))
-    sensors = scattered_sensors(SENSORS) if scattered else SENSORS
-    operator = built(sensors=sensors, domain=domain, coupling="split_branch", branching="product", frequencies=2)
-    save(operator, tmp_path / "operator")
-    loaded = load(tmp_path / "operator")
-    assert isinstance(loaded, DeepONet)
-    assert loaded.branch.sensors == sensors
-    assert loaded.domain == domain
-    assert loaded.configuration() == operator.configuration()
-    values = torch.randn(3, 2, *sensors.shape, generator=generator("values"), dtype=torch.float64)
-    assert torch.equal(loaded(values, query=domain), operator(values, query=domain))
-
-
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_reset_draws_every_weight_and_keeps_units(coupling: str) -> None:
-    operator = built(coupling=coupling, branching="product")
-    before = copy.deepcopy(operator.state_dict())
-    assert operator.has_units
-    states = []
-    for seed in (5, 5, 6):
-        with torch.no_grad():
-            for parameter in operator.parameters():
-                parameter.fill_(torch.nan)
-        torch.manual_seed(seed)
-        operator.reset_parameters()
-        states.append(copy.deepcopy(operator.state_dict()))
-    for name, tensor in states[0].items():
-        assert bool(torch.isfinite(tensor).all()), name
-        assert torch.equal(tensor, states[1][name]), name
-        assert torch.equal(tensor, before[name]) == ("normalizer" in name), name
-        assert torch.equal(tensor, states[2][name]) == ("normalizer" in name or "readout" in name), name
-    assert bool((operator.readout.weight == 1).all())
-
-
-def test_units_come_from_training_data() -> None:
-    operator = DeepONet(
-        1, 1, sensors=Grid.uniform(8), domain=Grid.uniform((10, 6), periodic=(True, False)), layers=HiddenLayers(width=4)
-    )
-    assert not operator.has_units
-    train = heat_pairs(6, seed=0)
-    operator.fit_normalizers(train)
-    assert operator.has_units
-    torch.testing.assert_close(operator.branch.normalizer.mean, train.inputs.values.mean().reshape(1), atol=1e-6, rtol=0)
-    assert 0.1 < float(operator.output_normalizer.scale) < 2.0
-
-
 # Marked so because the runtime checks, which that run leaves out, have graph breaks of their own.
 @pytest.mark.bad_input
 def test_compiles_as_one_graph() -> None:
@@ -441,17 +337,6 @@ def test_compiles_as_one_graph() -> None:
 
 
 # Layers
-
-
-@pytest.mark.parametrize("activation", ["gelu", "relu", "silu", "tanh"])
-@pytest.mark.parametrize("depth", [1, 3])
-def test_mlp_is_layers_with_activations_between(activation: str, depth: int) -> None:
-    mlp = MLP(3, 2, layers=HiddenLayers(width=4, depth=depth, activation=activation)).double()
-    kind = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}[activation]
-    stages = [stage for layer in mlp.layers for stage in (layer, kind())]
-    assert [tuple(layer.weight.shape) for layer in mlp.layers] == [(4, 3), *[(4, 4)] * (depth - 1), (2, 4)]
-    values = torch.randn(5, 3, generator=generator("mlp"), dtype=torch.float64)
-    torch.testing.assert_close(mlp(values), nn.Sequential(*stages[:-1])(values), atol=1e-14, rtol=0)
 
 
 def test_grouped_linear_is_a_block_diagonal_matrix() -> None:
@@ -467,37 +352,6 @@ def test_grouped_linear_is_a_block_diagonal_matrix() -> None:
 
 
 # Errors
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["in_channels", "out_channels", "basis", "frequencies"])
-@pytest.mark.parametrize("size", [0, -1, 2.0, "4"])
-def test_refuses_sizes(name: str, size: object) -> None:
-    arguments: dict[str, Any] = {"in_channels": 1, "out_channels": 1, "sensors": SENSORS, name: size}
-    with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as .*; got {size!r}"):
-        DeepONet(**arguments)
-
-
-@pytest.mark.bad_input
-def test_refuses_other_layers() -> None:
-    for name in ("width", "depth"):
-        for size in (0, -1, 2.0, "4"):
-            with pytest.raises(ArgumentError, match=f"expected an integer of at least 1 as {name}; got {size!r}"):
-                HiddenLayers(**{name: size})
-    with pytest.raises(ArgumentError, match="activation among gelu, relu, silu, tanh; got 'sine'"):
-        HiddenLayers(activation="sine")
-
-
-@pytest.mark.bad_input
-def test_refuses_other_words() -> None:
-    for name, message in [
-        ("coupling", "coupling among independent, split_branch, split_trunk, split_both; got 'split'"),
-        ("branching", "branching among joint, product; got 'split'"),
-        ("layers", "a HiddenLayers as layers; got"),
-    ]:
-        options: dict[str, Any] = {name: "split"}
-        with pytest.raises(ArgumentError, match=message):
-            DeepONet(1, 1, sensors=SENSORS, **options)
 
 
 @pytest.mark.bad_input

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 import probneural as pn
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, SolverError, UnsupportedError
+from probneural.errors import DataError, GridError, ShapeError, SolverError, UnsupportedError
 from probneural.grids import Grid
 from probneural.operators import NeuralODEOperator, ODESolver, space_time
 from probneural.operators.integration import Rate
@@ -241,40 +241,6 @@ def test_adaptive_steps_are_refused_under_transforms() -> None:
     operator = small(method="dopri5")
     with pytest.raises(UnsupportedError, match='the method "rk4" under transforms'):
         jvp(operator, (normal(1, 1, 8),), (normal(1, 1, 8),))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"time": 0.0}, "time"),
-        ({"steps": 0}, "steps"),
-        ({"method": "euler"}, "method"),
-        ({"rtol": -1.0}, "rtol"),
-        ({"atol": 0.0}, "atol"),
-        ({"adjoint": 1}, "adjoint"),
-    ],
-)
-def test_refuses_solvers(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        ODESolver(**options)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"in_channels": 0}, "in_channels"),
-        ({"modes": 3}, "modes"),
-        ({"width": 0}, "width"),
-        ({"depth": 0}, "depth"),
-        ({"solver": "rk4"}, "ODESolver"),
-        ({"periodic": 2}, "periodic"),
-    ],
-)
-def test_refuses_arguments(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        NeuralODEOperator(**({"in_channels": 1, "out_channels": 1, "modes": (3,)} | options))
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf")])

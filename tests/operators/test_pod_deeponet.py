@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from probneural.operators import HiddenLayers, PODDeepONet
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
 from probneural.randomness import stream_seed
-from probneural.storage import load, save
 from probneural.training import DataOptions, fit
 from probneural.training.losses import relative_l2
 from tests.helpers import generator, normal
@@ -132,13 +130,6 @@ def test_formula() -> None:
     torch.testing.assert_close(operator(values, query=OUT), expected, atol=1e-12, rtol=0)
 
 
-def test_begins_as_mean_and_sum() -> None:
-    operator = built()
-    values = smooth(SENSORS, count=3)
-    total = operator.mean_function + (operator.branch(values, SENSORS)[..., None] * operator.modes).sum(2)
-    torch.testing.assert_close(operator(values, query=OUT), operator.output_normalizer.inverse(total), atol=1e-12, rtol=0)
-
-
 def test_training_outputs_may_be_finer_than_the_basis() -> None:
     """Band-limited outputs: the basis of a finer grid is the same functions."""
     coarse = Grid.uniform(9)
@@ -174,13 +165,6 @@ def test_the_basis_comes_from_the_training_part_only() -> None:
     assert torch.equal(operator.modes, modes)
 
 
-def test_is_zero_before_it_has_seen_data() -> None:
-    operator = built(fitted=False)
-    assert not operator(smooth(SENSORS), query=OUT).any()
-    operator.modes[0, 0, 0] = 1.0
-    assert operator.has_units
-
-
 def test_outputs_that_do_not_vary_have_no_modes() -> None:
     train = pairs()
     constant = train.outputs.values.clone()
@@ -204,18 +188,6 @@ def test_reset_keeps_the_basis() -> None:
         assert bool(torch.isfinite(tensor).all()), name
         kept = "normalizer" in name or name.startswith(("mean_function", "modes", "readout"))
         assert torch.equal(tensor, before[name]) == kept, name
-
-
-@grids
-def test_files_keep_grids_and_basis(out: Grid, tmp_path: Path) -> None:
-    operator = built(out, layers=HiddenLayers(width=5, depth=2, activation="tanh"))
-    save(operator, tmp_path / "operator")
-    loaded = load(tmp_path / "operator")
-    assert isinstance(loaded, PODDeepONet)
-    assert loaded.out_grid == out
-    assert loaded.branch.sensors == SENSORS
-    values = smooth(SENSORS)
-    assert torch.equal(loaded(values, query=out), operator(values, query=out))
 
 
 # Learning
@@ -266,6 +238,7 @@ def test_learns_burgers_better_than_the_published_figure() -> None:
 
 # Marked so because the runtime checks, which that run leaves out, have graph breaks of their own.
 @pytest.mark.bad_input
+@pytest.mark.slow
 def test_compiles_as_one_graph() -> None:
     operator = built()
     values = smooth(SENSORS)

@@ -48,20 +48,6 @@ def test_steps_and_sequences_agree(sizes: list[int]) -> None:
     torch.testing.assert_close(torch.cat(parts, dim=-1), whole, atol=1e-13, rtol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_states_of_fields_one_by_one(dtype: torch.dtype) -> None:
-    operator, grid = fields().to(dtype), Grid.uniform(12, lengths=2.0)
-    states, given = normal(2, 3, 2, 12).to(dtype), normal(2, 1, 12, name="given").to(dtype)
-    whole = operator(torch.cat([states.flatten(1, 2), given], dim=1), grid=grid)
-    state = None
-    for step in range(3):
-        seen = torch.cat([states[:, step], given], dim=1)[:, None]
-        last, state = operator.advance(seen, state, grid=grid)
-    torch.testing.assert_close(last[:, 0], whole, atol=10 * torch.finfo(dtype).eps, rtol=0)
-    together, _ = operator.advance(torch.cat([states, given[:, None].expand(-1, 3, -1, -1)], dim=2), grid=grid)
-    torch.testing.assert_close(together[:, -1], whole, atol=10 * torch.finfo(dtype).eps, rtol=0)
-
-
 def test_the_future_is_not_seen() -> None:
     values = normal(1, 2, 70)
     for operator, is_causal in ((signals(), True), (signals(is_bidirectional=True), False)):
@@ -265,19 +251,3 @@ def test_refuses_layers(name: str) -> None:
         replace(LAYERS, **{name: 0})
     with pytest.raises(ArgumentError, match="a width that is a multiple of 6"):
         RecurrentLayers(width=8, heads=3)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"modes": ()}, "modes"),
-        ({"depth": 0}, "depth"),
-        ({"history": 0}, "history"),
-        ({"parameters": -1}, "parameters"),
-        ({"periodic": (True, True)}, "periodic"),
-    ],
-)
-def test_refuses_encoders(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        SpectralEncoder(**({"modes": (3,)} | options))

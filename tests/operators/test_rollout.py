@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import probneural as pn
 from probneural.distributions import GaussianField
-from probneural.errors import ArgumentError, GridError, ReadoutError, ShapeError
+from probneural.errors import ArgumentError, GridError, ReadoutError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
 from probneural.heads import Laplace, LastLayerLaplace
@@ -301,17 +301,6 @@ class TestUponIt:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    @pytest.mark.parametrize("name", ["steps", "history", "forcing_channels"])
-    @pytest.mark.parametrize("value", [-1, 1.0, "2", True])
-    def test_numbers(self, name: str, value: object) -> None:
-        with pytest.raises(ArgumentError, match=f"as {name}; got {value!r}"):
-            Rollout(fno(), **{"steps": 2, name: value})
-
-    @pytest.mark.parametrize("name", ["residual", "all_leads", "keeps_boundary", "checkpoints"])
-    def test_flags(self, name: str) -> None:
-        with pytest.raises(ArgumentError, match=f"as {name}; got 'yes'"):
-            Rollout(fno(), 2, **{name: "yes"})
-
     def test_operators(self) -> None:
         with pytest.raises(ArgumentError, match="an nn.Module as operator"):
             Rollout(torch.sin, 2)  # type: ignore[arg-type]
@@ -321,11 +310,6 @@ class TestBadInput:
             Rollout(nn.Tanh(), 2)
         with pytest.raises(ArgumentError, match="an operator of 2 input channels or more; got 1"):
             Rollout(fno(), 2, history=2)
-
-    def test_values(self) -> None:
-        for values in (torch.zeros(2, 2, 16), torch.zeros(1, 16)):
-            with pytest.raises(ShapeError, match=r"expected values of shape \(n, 1, points"):
-                Rollout(fno(), 2)(values)
 
     def test_grids(self) -> None:
         kept = Rollout(Linear(), 2, keeps_boundary=True)

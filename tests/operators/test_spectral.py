@@ -78,12 +78,6 @@ def test_is_the_sum_over_frequencies(modes: tuple[int, ...], shape: tuple[int, .
     torch.testing.assert_close(conv(values), dense(conv, values), atol=1e-13, rtol=0)
 
 
-def test_single_precision_is_rounded_double_precision() -> None:
-    conv, values = layer(3, 4), noise(2, 2, 8, 9)
-    exact = conv(values)
-    torch.testing.assert_close(conv.float()(values.float()), exact.float(), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("target", [(12, 14), (18, 21), (7, 11), (5, 7), (64, 7)], ids=str)
 def test_resolved_inputs_give_one_function_on_every_grid(target: tuple[int, int]) -> None:
     """Inputs of frequencies |k| < m, at the least resolution that holds them: exact up, down, even and odd."""

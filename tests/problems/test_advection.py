@@ -131,13 +131,6 @@ def test_statistics_of_the_squares() -> None:
     assert narrow.mean().item() == pytest.approx(1.5 * 0.075, rel=0.02)
 
 
-def test_statistics_of_the_bumps() -> None:
-    inputs = Advection(initial="square_and_bump").sample(20_000, resolution=200, seed=0, dtype=torch.float64).inputs.values
-    # A half ellipse of half axes h and h/a has the area π h²/2a: E h² = 7/4, E 1/a = ln 2 / 5; the square E h E w.
-    expected = 1.25 * 0.15 + 0.5 * math.pi * 1.75 * math.log(2) / 5
-    assert inputs.mean().item() == pytest.approx(expected, rel=0.01)
-
-
 def test_statistics_of_signs() -> None:
     problem = Advection(initial="sign", random_field=GaussianRandomField(1, 20, tau=3.0))
     inputs = problem.sample(20_000, resolution=41, seed=0, dtype=torch.float64).inputs.values[:, 0]
@@ -149,15 +142,6 @@ def test_statistics_of_signs() -> None:
         correlation = (weights * torch.cos(2 * math.pi * k * places / 41)).sum() / weights.sum()
         agreement = (inputs * inputs.roll(places, dims=-1)).mean().item()
         assert agreement == pytest.approx(2 / math.pi * math.asin(correlation), abs=0.02)
-
-
-def test_shifts_and_names() -> None:
-    assert set(Advection().shifts()) == {"speed", "amplitude", "roughness"}
-    assert set(Advection(initial="sign").shifts()) == {"speed", "roughness"}
-    assert set(Advection(initial="square_and_bump").shifts()) == {"speed", "narrow"}
-    assert Advection(initial="square", space_time=True).shifts()["narrow"].name == (
-        "Advection, square, widths 0.05 to 0.1, speed 1, space-time"
-    )
 
 
 @pytest.mark.parametrize("kind", ["square", "square_and_bump"])

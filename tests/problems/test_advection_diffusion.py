@@ -77,10 +77,3 @@ def test_times_add_up(first: float, second: float) -> None:
     inputs = flow(1.0).sample(2, resolution=(7, 9), seed=0, dtype=torch.float64).inputs
     in_two_steps = flow(second).solve(flow(first).solve(inputs))
     torch.testing.assert_close(in_two_steps.values, flow(first + second).solve(inputs).values, atol=1e-13, rtol=0)
-
-
-def test_names_and_shifts() -> None:
-    assert AdvectionDiffusion(1.5).name == "Advection-diffusion 1-D, velocity 1.5, diffusivity 0.01"
-    named = AdvectionDiffusion((1.0, 2.0), dimension=2, random_field=GaussianRandomField(2, 4), decay=0.2).name
-    assert named == "Advection-diffusion 2-D, velocity 1, 2, diffusivity 0.01, decay 0.2"
-    assert AdvectionDiffusion().shifts()["peclet"] == AdvectionDiffusion(diffusivity=0.0025)

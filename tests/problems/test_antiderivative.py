@@ -102,14 +102,6 @@ def test_variance_of_the_antiderivative() -> None:
     assert states[:, 0].abs().max() == 0.0
 
 
-def test_chunks_of_the_matrix_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Antiderivative("exponential")
-    inputs = problem.sample(2, resolution=65, seed=0, dtype=torch.float64).inputs
-    whole = problem.solve(inputs).values
-    monkeypatch.setattr("probneural.problems.antiderivative._MATRIX_ELEMENTS", 1000)
-    torch.testing.assert_close(problem.solve(inputs).values, whole, atol=1e-15, rtol=0)
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("equation", "start"),

@@ -82,8 +82,3 @@ def test_other_kinks_cost_second_order() -> None:
         errors.append((solved - expectation(problem, prices, strike)).abs().max().item())
     orders = [math.log2(coarse / fine) for coarse, fine in itertools.pairwise(errors)]
     assert all(1.9 < order < 2.1 for order in orders)
-
-
-def test_names_and_shifts() -> None:
-    assert BlackScholes(0.3).name == "Black-Scholes, volatility 0.3, maturity 1"
-    assert BlackScholes().shifts()["amplitude"].input_distribution.upper[:4] == (2.0,) * 4

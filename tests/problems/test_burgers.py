@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import Burgers, GaussianRandomField, Heat
@@ -176,47 +176,12 @@ def test_no_viscosity_down_to_a_thousandth_overflows() -> None:
     assert bool(torch.isfinite(outputs).all())
 
 
-def test_chunks_of_weights_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Burgers(0.01)
-    inputs = problem.sample(5, resolution=64, seed=0, dtype=torch.float64).inputs
-    direction = Field(inputs.values.flip(0), inputs.grid)
-
-    def everything() -> list[torch.Tensor]:
-        fields = (problem.solve(inputs), problem.derivative(inputs, direction))
-        return [field.values for field in fields]
-
-    whole = everything()
-    monkeypatch.setattr("probneural.problems.burgers._CHUNK_ELEMENTS", 2 * 64 * 512)
-    for one, other in zip(whole, everything(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
-
-
 def test_the_output_grid_need_not_hold_the_front() -> None:
     # A coarse grid carries exact values of a solution it could not have integrated.
     problem = Burgers(0.001)
     coarse = problem.sample(4, resolution=64, seed=0, dtype=torch.float64).outputs.values
     fine = problem.sample(4, resolution=512, seed=0, dtype=torch.float64).outputs.values
     torch.testing.assert_close(coarse, fine[..., ::8], atol=1e-13, rtol=0)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_tiny_grids(size: int) -> None:
-    constant = Field(torch.full((1, 1, size), 0.25), Grid.uniform((size,)))
-    assert torch.equal(Burgers().solve(constant).values, constant.values)
-
-
-def test_distribution_and_name() -> None:
-    problem = Burgers(0.01)
-    assert problem.input_distribution == GaussianRandomField(1, 31, sigma=25.0, tau=5.0, alpha=2.0)
-    assert problem.name == "Burgers, viscosity 0.01"
-    assert problem.shifts()["roughness"].input_distribution.alpha == pytest.approx(1.5)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"viscosity": 0.0}, {"viscosity": -0.1}, {"time": 0.0}, {"time": math.inf}], ids=str)
-def test_bad_arguments(arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=f"a finite number above 0 as {next(iter(arguments))}"):
-        Burgers(**arguments)
 
 
 @pytest.mark.bad_input

@@ -107,7 +107,3 @@ def test_deviation_of_the_shifted_distribution() -> None:
     base, shifted = Darcy1D(), Darcy1D().shifts()["amplitude"]
     assert base.input_distribution.standard_deviation(grid)[0].item() == pytest.approx(0.59, abs=0.005)
     assert shifted.input_distribution.standard_deviation(grid)[0].item() == pytest.approx(1.475, abs=0.01)
-
-
-def test_name() -> None:
-    assert Darcy1D().name == "Darcy 1-D"

@@ -119,10 +119,6 @@ def test_a_constant_factor_of_the_permeability_divides_the_pressure() -> None:
     )
 
 
-def test_name() -> None:
-    assert Darcy2D().name == "Darcy 2-D"
-
-
 @pytest.mark.bad_input
 def test_permeabilities_outside_the_family() -> None:
     problem = Darcy2D(degree=3, random_field=GaussianRandomField(2, 4, boundary="dirichlet"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -147,13 +146,6 @@ def test_an_equation_that_depends_on_time_goes_on_with_it() -> None:
         for lead, time in enumerate(truth.times.tolist(), 1):
             expected = truth.at(0).values + math.sin(time)
             torch.testing.assert_close(truth.at(lead).values, expected, atol=1e-8, rtol=0)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("times", [[], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [math.nan], [0.1, math.inf], "now", 0.1])
-def test_times_are_finite_positive_and_ascending(times: Any) -> None:
-    with pytest.raises(ArgumentError, match="times"):
-        Heat().trajectory(2, times=times, resolution=18, seed=0)
 
 
 @pytest.mark.bad_input

@@ -135,13 +135,6 @@ def test_comparing_in_more_places_changes_nothing(shift: str | None, monkeypatch
     torch.testing.assert_close(usual, finer, atol=1e-10, rtol=0)
 
 
-def test_chunks_of_actions_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = InviscidBurgers().sample(5, resolution=64, seed=0, dtype=torch.float64).inputs
-    whole = InviscidBurgers().solve(inputs).values
-    monkeypatch.setattr("probneural.problems.inviscid_burgers._CHUNK_ELEMENTS", 1)
-    torch.testing.assert_close(InviscidBurgers().solve(inputs).values, whole, atol=1e-13, rtol=0)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_constant_states(size: int) -> None:
     constant = Field(torch.full((1, 1, size), 0.25, dtype=torch.float64), Grid.uniform((size,)))

@@ -103,9 +103,3 @@ def test_a_collision() -> None:
     pairs = problem.sample(2, resolution=384, seed=1, dtype=torch.float64)
     error = problem.solve(pairs.inputs).values - pairs.outputs.values
     assert error.abs().max() < 1e-6
-
-
-def test_names_and_shifts() -> None:
-    assert KortewegDeVries(2.0).name == "Korteweg-de Vries, 2 solitons, time 2"
-    tall = KortewegDeVries().shifts()["tall"]
-    assert tall.input_distribution.upper == pytest.approx((1.08, 1.44, 2.0, -6.0))

@@ -372,13 +372,6 @@ def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("arguments", [{"rtol": 0.0}, {"atol": -1.0}, {"max_steps": 0}, {"method": "euler"}], ids=str)
-def test_bad_integrators(arguments: dict[str, object]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        TimeIntegrator(**arguments)
-
-
-@pytest.mark.bad_input
 @pytest.mark.parametrize("arguments", [{"coefficients": 3}, {"build": 3}, {"channels": 0}], ids=str)
 def test_bad_state_distributions(arguments: dict[str, object]) -> None:
     with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):

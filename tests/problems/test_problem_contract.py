@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ from probneural.problems import (
     dealias,
     spectral_derivative,
 )
-from tests.helpers import accelerator
+from tests.helpers import accelerator, one_of_each
 
 
 @dataclass(frozen=True)
@@ -220,13 +221,19 @@ CASES = [
     Case(GrayScott((0.02, 0.03), kill=(0.05, 0.06), time=2.0, length=0.2, spin_up=2.0, step=2.0, points=64), 25, 1e-12),
     Case(NavierStokesShell(65, drift=(0.4, -0.2), sigma=5.0, design_dim=3), (17, 18), 1e-12),
 ]
-cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-differentiable = pytest.mark.parametrize("case", [case for case in CASES if case.differentiable], ids=lambda case: case.id)
-rough = pytest.mark.parametrize("case", [case for case in CASES if not case.differentiable], ids=lambda case: case.id)
-gaussian = pytest.mark.parametrize("case", [case for case in CASES if case.is_gaussian], ids=lambda case: case.id)
-exact_on_nodes = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.solve_error < float("inf")], ids=lambda case: case.id
-)
+
+
+def each(is_included: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecorator:
+    """The cases for which the predicate holds, as parameters; the first of each problem is fast."""
+    chosen = one_of_each(filter(is_included, CASES), lambda case: type(case.problem))
+    return pytest.mark.parametrize("case", chosen, ids=lambda case: case.id)
+
+
+cases = each()
+differentiable = each(lambda case: case.differentiable)
+rough = each(lambda case: not case.differentiable)
+gaussian = each(lambda case: case.is_gaussian)
+exact_on_nodes = each(lambda case: case.solve_error < float("inf"))
 
 
 def refined(sizes: tuple[int, ...], periodic: tuple[bool, ...]) -> tuple[int, ...]:
@@ -271,7 +278,7 @@ def test_sampling_repeats_and_leaves_the_global_state_alone(case: Case) -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.resizable], ids=lambda case: case.id)
+@each(lambda case: case.resizable)
 def test_one_seed_is_the_same_pairs_at_every_resolution(case: Case) -> None:
     problem = case.problem
     least = problem.minimum_resolution
@@ -418,9 +425,7 @@ def test_encode_draws_leading_modes_of_the_distribution(case: Case) -> None:
     torch.testing.assert_close(problem.encode(design, grid=case.grid()).values, expected, atol=1e-13, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.differentiable and case.smooth_design], ids=lambda case: case.id
-)
+@each(lambda case: case.differentiable and case.smooth_design)
 def test_encode_and_solve_differentiate(case: Case) -> None:
     problem, grid = case.problem, case.grid()
 

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
-from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
+from probneural.errors import DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import sensors
 from probneural.grids import Grid
@@ -162,14 +162,3 @@ def test_bad_mixtures() -> None:
             use(Field(torch.zeros(0, 1, 200), grid))
         with pytest.raises(DataError, match="finite mixtures"):
             use(Field(torch.full((1, 1, 200), math.nan), grid))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"noise": 0.0}, "noise"), ({"target": 2.0}, "target"), ({"design_dim": 209}, "from 1 to 208 as design_dim")],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, float], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        SignalSeparation(**arguments)

@@ -137,19 +137,6 @@ def test_distribution_of_the_slowness() -> None:
     ).minimum_resolution == (81,)
 
 
-def test_shifts() -> None:
-    problem = VariableSpeedAdvection()
-    shifts = problem.shifts()
-    assert set(shifts) == {"amplitude", "roughness", "contrast"}
-    for old, new in zip(problem.input_distribution.parts, shifts["roughness"].input_distribution.parts, strict=True):
-        assert new.alpha == pytest.approx(1.5)
-        assert new.mean_variance == pytest.approx(old.mean_variance)
-    assert shifts["amplitude"].input_distribution.parts[1].sigma == 50.0
-    assert shifts["amplitude"].input_distribution.parts[0] == problem.input_distribution.parts[0]
-    assert shifts["contrast"].input_distribution.parts[0].sigma == 12.0
-    assert shifts["contrast"].input_distribution.parts[1] == problem.input_distribution.parts[1]
-
-
 @pytest.mark.bad_input
 def test_slowness_must_be_positive() -> None:
     grid = Grid.uniform((4,))

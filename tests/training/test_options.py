@@ -15,6 +15,7 @@ from probneural.operators import FNO, DeepONet
 from probneural.pairs import FieldPairs
 from probneural.training import DataOptions, EarlyStopping, Optimization, RelativeL2, RunOptions, fit
 from probneural.training.loading import BatchOrder
+from tests.helpers import one_of_each
 from tests.training.cases import built, data, same
 
 SETTINGS: dict[str, Any] = {"epochs": 3, "data": DataOptions(batch_size=6, validation=0.0), "seed": 1, "show_progress": False}
@@ -159,7 +160,7 @@ def test_lbfgs_fits_a_linear_map_in_a_few_steps() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["FNO", "DeepONet", "Convolutional"])
+@pytest.mark.parametrize("kind", one_of_each(["FNO", "DeepONet", "Convolutional"], type))
 def test_lower_precision_learns_as_much(kind: str, precision: Any) -> None:
     pairs = data(60)
     losses = {}

@@ -45,6 +45,7 @@ def facts(folder: Path, rank: int) -> dict[str, Any]:
         ),
     ],
 )
+@pytest.mark.slow
 def test_several_processes_equal_one(name: str, processes: int, tmp_path: Path) -> None:
     """20 steps in float64; uneven shares, and of four processes one that has no pair of the last batch; equal units.
 

@@ -34,6 +34,7 @@ from probneural.training import (
 )
 from probneural.training.callbacks import History, Progress
 from tests import file_mutations as change
+from tests.helpers import one_of_each
 from tests.training.cases import built, data, same
 
 OPTIONS = {
@@ -54,6 +55,12 @@ OPTIONS = {
     "float16": Optimization(precision="float16"),
     "bfloat16 to the middle": Optimization(precision="bfloat16", full_precision_tail=0.5),
 }
+
+
+some_options = pytest.mark.parametrize(
+    "name", one_of_each(OPTIONS, lambda name: name if name in ("averaged, stopped early", "lbfgs", "float16") else None)
+)
+"""Options for tests that train twice: those that keep most state, and one of the others."""
 
 
 class Killed(BaseException):
@@ -153,7 +160,7 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
                 fit(built("FNO"), data(23), **settings(name, path))
 
 
-@pytest.mark.parametrize("name", list(OPTIONS))
+@some_options
 def test_a_finished_training_goes_on_for_further_epochs(name: str, tmp_path: Path) -> None:
     path = tmp_path / "run"
     first = fit(built("FNO"), data(23), **settings(name, path))
@@ -210,7 +217,7 @@ def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
     assert all(bool(torch.isfinite(tensor).all()) for tensor in files.read(path)[0].values())
 
 
-@pytest.mark.parametrize("name", list(OPTIONS))
+@some_options
 def test_a_resume_that_fails_changes_no_weight(name: str, tmp_path: Path) -> None:
     """Checkpoints within and between epochs, with damaged tensors or JSON; a changed learning rate may be too high."""
     path, outcomes = tmp_path / "run", Counter[str]()

@@ -88,7 +88,7 @@ def test_loss_falls_and_the_same_seed_gives_the_same_bits(name: str) -> None:
 
 
 @modules
-@pytest.mark.parametrize("kill", [1, 2, 3, 4])
+@pytest.mark.parametrize("kill", [1, *(pytest.param(kill, marks=pytest.mark.slow) for kill in (2, 3)), 4])
 def test_resumes_at_the_same_bits(name: str, kill: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = built(name)
     expected = fit(whole, data(), seed=2, optimization=DECAY, **QUICK)  # type: ignore[arg-type]
@@ -198,14 +198,6 @@ def test_device(device: str | torch.device | None) -> None:
     assert {parameter.device.type for parameter in module.parameters()} == {expected}
 
 
-def test_double_precision_trains_in_double_precision() -> None:
-    module = built("FNO").double()
-    history = fit(module, data(dtype=torch.float64), **QUICK)  # type: ignore[arg-type]
-    assert {parameter.dtype for parameter in module.parameters()} == {torch.float64}
-    single = fit(built("FNO"), data(), **QUICK)  # type: ignore[arg-type]
-    assert history.train == pytest.approx(single.train, rel=1e-4)
-
-
 class Recorder(nn.Module):
     """Remembers which inputs it saw in which mode."""
 
@@ -281,14 +273,6 @@ def test_units_come_from_the_training_part_alone() -> None:
     torch.testing.assert_close(module.output_normalizer.mean, rows.mean((0, 2)))
     torch.testing.assert_close(module.output_normalizer.scale, rows.std((0, 2), correction=0))
     assert not torch.allclose(module.output_normalizer.mean, pairs.outputs.values.mean((0, 2)), rtol=1e-3)
-
-
-def test_each_epoch_is_reported() -> None:
-    reports: list[tuple[int, object]] = []
-    report = EachEpoch(lambda progress: reports.append((progress.epoch, progress.losses)))
-    history = fit(built("FNO"), data(), run=RunOptions(callbacks=[report]), **QUICK)  # type: ignore[arg-type]
-    expected = zip(history.train, history.validation, strict=True)
-    assert reports == [(number, {"train": a, "validation": b}) for number, (a, b) in enumerate(expected, start=1)]
 
 
 def test_losses_are_means_over_pairs() -> None:
@@ -589,32 +573,6 @@ def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
             fit(built("FNO"), data(), run=RunOptions(checkpoint=path), **QUICK)  # type: ignore[arg-type]
     with pytest.raises(FileError, match="a folder to write"):
         fit(built("FNO"), data(), run=RunOptions(checkpoint=tmp_path / "missing" / "checkpoint"), **QUICK)  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        ("epochs", 0, "an integer of at least 1"),
-        ("epochs", 2.5, "an integer of at least 1"),
-        ("epochs", "3", "an integer of at least 1"),
-        ("learning_rate", 0.0, "a finite number above 0"),
-        ("learning_rate", -1e-3, "a finite number above 0"),
-        ("learning_rate", float("nan"), "a finite number above 0"),
-        ("learning_rate", float("inf"), "a finite number above 0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(name: str, value: object, rule: str) -> None:
-    module = built("FNO")
-    with pytest.raises(ArgumentError, match=f"expected {rule}.* as {name}; got {value!r}; choose"):
-        fit(module, data(), **{name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("seed", [-1, 0.5, True])
-def test_what_is_no_seed_is_refused(seed: object) -> None:
-    with pytest.raises(ArgumentError, match=f"expected seed as an integer of at least 0; got {seed!r}"):
-        fit(built("FNO"), data(), seed=seed)  # type: ignore[arg-type]
 
 
 @pytest.mark.bad_input

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.data import StoredPairs, Trajectories
-from probneural.errors import ArgumentError, DataError, FileError, GridError
+from probneural.errors import DataError, FileError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO
@@ -268,25 +268,6 @@ def test_losses_are_given_the_input_of_each_step() -> None:
     Objective(operator, loss, precision=None, unroll=Unroll(steps=2))(batch, 2)
     assert torch.equal(seen[0], batch.inputs.values)
     assert torch.equal(seen[1], operator(batch.inputs.values))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "an integer of at least 1 as steps"),
-        ({"history": 0}, "an integer of at least 1 as history"),
-        ({"steps": 2, "noise": -0.1}, "noise"),
-        ({"steps": 2, "curriculum": 1.0}, "curriculum"),
-        ({"steps": 2, "pushforward": 1}, "pushforward"),
-        ({"pushforward": True}, "two steps or more to push forward"),
-        ({"curriculum": 0.5}, "or to grow to"),
-    ],
-    ids=str,
-)
-def test_unusable_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Unroll(**options)
 
 
 @pytest.mark.bad_input

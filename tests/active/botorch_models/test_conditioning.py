@@ -21,7 +21,6 @@ from probneural.functionals import MatrixFunctional, derivative, integral, senso
 from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace, LowRank
 from probneural.heads.laplace.structures import Full
-from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from tests.active.predictors import (
@@ -83,18 +82,6 @@ def test_conditioning_equals_a_dense_gaussian_process(kind: str, count: int, noi
     assert (posterior.mean - mean).abs().max() <= scale
     assert (posterior.covariance - covariance).abs().max() <= 1e-8
     assert (model.posterior(new).variance > posterior.variance).all()
-
-
-def test_the_factor_agrees_with_the_symmetric_one() -> None:
-    root, residual, noise = numbers(2, 3, RANK), numbers(2, 3, seed=1), numbers(2, 3, seed=2).square() + 0.1
-    posterior = LatentPosterior.of(root, residual, noise=noise)
-    update = condition_noisily(root.flatten(0, 1), residual.flatten(), noise.flatten())
-    torch.testing.assert_close(posterior.shift, update.shift, rtol=1e-10, atol=1e-12)
-    identity = torch.eye(RANK, dtype=torch.float64).reshape(1, RANK, RANK)
-    _, factor = posterior.move(torch.zeros(1, RANK, dtype=torch.float64), identity)
-    torch.testing.assert_close(
-        factor[0] @ factor[0].mT, update.transform.dense() @ update.transform.dense(), rtol=1e-10, atol=1e-12
-    )
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -357,25 +344,6 @@ def test_fantasies_are_draws_of_the_noisy_readings_and_then_observed() -> None:
     quiet = model.fantasize(X, sampler, observation_noise=torch.full((1, 6), 1e-4).double())
     assert (quiet.posterior(X).variance < dreamt.posterior(X).variance).all()
     assert (quiet.posterior(X).variance < 1e-4).all()
-
-
-def test_fantasies_leave_the_mean_as_it_was_on_average() -> None:
-    """The tower rule, for mean and variance."""
-    model, X, new = model_of(), designs(1, 2), designs(4, seed=33)
-    posterior = model.fantasize(X, SobolQMCNormalSampler(torch.Size([4096]), seed=5)).posterior(new)
-    prior = model.posterior(new)
-    total = posterior.variance[0, 0] + posterior.mean.var(0, correction=0)[0]
-    assert (posterior.mean.mean(0)[0] - prior.mean).abs().max() < 5e-3 * prior.variance.max().sqrt()
-    assert ((total - prior.variance) / prior.variance).abs().max() < 2e-2
-
-
-def test_equal_designs_have_equal_fantasies() -> None:
-    model, x, new = model_of(), designs(2), designs(1, 4, seed=33)
-    sampler = SobolQMCNormalSampler(torch.Size([8]), seed=5)
-    many = model.fantasize(torch.stack([x, 1 - x, x, x]), sampler).posterior(new).mean
-    alone = model.fantasize(x[None], sampler).posterior(new).mean
-    assert (many[:, [0, 2, 3]] - alone).abs().max() <= 1e-12
-    assert (many[:, 1] - alone[:, 0]).abs().max() > 1e-3
 
 
 def test_the_distribution_of_fantasies_has_its_moments() -> None:

@@ -13,18 +13,14 @@ from torch import Tensor
 from probneural.active import OperatorModel
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
 from probneural.distributions import FieldDistribution, GaussianField
-from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from probneural.errors import DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from tests.active.predictors import (
-    FINE_GRID,
-    GAUSSIAN,
     INPUT_GRID,
     KINDS,
-    RANK,
     FeaturePredictor,
     encode,
     feature_root,
-    members,
     three_numbers,
     weighted_members,
 )
@@ -56,12 +52,6 @@ def test_shapes(kind: str, batch: tuple[int, ...]) -> None:
     assert draws.shape == (12 if kind == "members" else 32, *batch, 4, 6)
 
 
-@pytest.mark.parametrize("kind", GAUSSIAN)
-def test_base_samples_have_one_shape_whatever_the_designs(kind: str) -> None:
-    model = model_of(kind)
-    assert {model.posterior(designs(*batch, q)).base_sample_shape for batch in BATCHES for q in (1, 3)} == {(RANK,)}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_entry_is_the_functional_of_the_field_at_its_own_design(kind: str) -> None:
     model, X = model_of(kind), designs(2, 3, 4)
@@ -72,14 +62,6 @@ def test_every_entry_is_the_functional_of_the_field_at_its_own_design(kind: str)
         torch.testing.assert_close(posterior.mean[place], expected, rtol=1e-12, atol=1e-12)
         spread = torch.cat([model.predictor(encode(X[place][None])).apply(model.functional).variance[0, c] for c in range(2)])
         torch.testing.assert_close(posterior.variance[place], spread, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_field_is_evaluated_on_the_functionals_grid(kind: str) -> None:
-    X = designs(4)
-    model = model_of(kind, grid=FINE_GRID)
-    expected = model.predictor(encode(X), FINE_GRID).apply(model.functional).mean.flatten(1)
-    torch.testing.assert_close(model.posterior(X).mean, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,19 +128,6 @@ def test_other_transforms_are_called_with_the_designs(kind: str) -> None:
     torch.testing.assert_close(sampler(transformed), sampler(full).square() + X[..., :1])
 
 
-def test_a_transform_without_designs_is_called_as_older_botorch_does() -> None:
-    class Doubled(PosteriorTransform):
-        def evaluate(self, Y: Tensor) -> Tensor:
-            raise NotImplementedError
-
-        def forward(self, posterior: Posterior) -> Posterior:
-            return TransformedPosterior(posterior, lambda samples: 2 * samples)
-
-    model, X = model_of("members"), designs(2)
-    transformed = model.posterior(X, posterior_transform=Doubled())
-    assert torch.equal(get_sampler(transformed, torch.Size([8]))(transformed), 2 * model.posterior(X).values)
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("X", "error", "message"),
@@ -182,25 +151,6 @@ def test_bad_encoders() -> None:
         OperatorModel(predictor, encode=lambda X: X, functional=three_numbers()).posterior(designs(2))
     with pytest.raises(ShapeError, match="4 fields for 4 designs; got 1"):
         OperatorModel(predictor, encode=lambda X: encode(X[:1]), functional=three_numbers()).posterior(designs(2, 2))
-
-
-@pytest.mark.bad_input
-def test_bad_constructor_arguments() -> None:
-    with pytest.raises(DataError, match="a Predictor as predictor"):
-        OperatorModel(torch.nn.Identity(), encode=encode, functional=three_numbers())
-    with pytest.raises(ArgumentError, match="a callable as encode"):
-        OperatorModel(FeaturePredictor(members), encode=designs(2), functional=three_numbers())
-    with pytest.raises(DataError, match="a Functional as functional"):
-        OperatorModel(FeaturePredictor(members), encode=encode, functional=[three_numbers()])
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("indices", [[6], [0, -7]])
-def test_outputs_that_do_not_exist(indices: list[int]) -> None:
-    with pytest.raises(ArgumentError, match="an integer from -6 to 5 as outputs"):
-        model_of("members").posterior(designs(2), output_indices=indices)
-    with pytest.raises(ArgumentError, match="an integer from -6 to 5 as outputs"):
-        model_of("members").subset_output(indices)
 
 
 @pytest.mark.bad_input

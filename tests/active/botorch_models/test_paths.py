@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from botorch.acquisition import PosteriorMean
 from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
 from botorch.optim import optimize_acqf
 from botorch.sampling.pathwise import draw_matheron_paths
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from probneural.active import OperatorDraws, OperatorModel
 from probneural.distributions import FeatureRoot, GaussianField
-from probneural.errors import ArgumentError, LatentError, ShapeError
+from probneural.errors import LatentError, ShapeError
 from probneural.grids import Grid
 from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, encode, factor, kernel, one_number, three_numbers
 from tests.calibration.synthetic import scaled_by
@@ -77,19 +76,6 @@ def test_draws_have_the_moments_of_the_posterior() -> None:
     assert (centred.mean(0) / (spread / count).sqrt()).abs().max() < 4.5
 
 
-def test_draws_of_batched_models() -> None:
-    """Each fantasy has its own draws, driven by common random numbers."""
-    model = model_of("feature root")
-    known = model.condition_on_observations(
-        designs(2, seed=52), torch.zeros(3, 2, 6, dtype=torch.float64) + torch.arange(3)[:, None, None]
-    )
-    paths, X = OperatorDraws(known, 4, seed=1), designs(5, seed=53)
-    assert paths.batch_shape == (4, 3)
-    assert paths(X).shape == (4, 3, 5, 6)
-    alone = model.condition_on_observations(designs(2, seed=52), torch.full((2, 6), 2.0, dtype=torch.float64))
-    torch.testing.assert_close(paths(X)[:, 2], OperatorDraws(alone, 4, seed=1)(X), rtol=1e-9, atol=1e-9)
-
-
 def test_draws_agree_with_what_was_observed() -> None:
     model, X = model_of("feature root"), designs(1, seed=52)
     known = model.condition_on_observations(X, torch.ones(1, 6).double(), noise=1e-8)
@@ -145,14 +131,6 @@ def test_thompson_sampling_maximises_each_draw(kind: str) -> None:
     assert (reached >= everywhere - 2e-2).all()
 
 
-def test_one_path_is_an_objective_of_its_own() -> None:
-    path = OperatorDraws(known_model().subset_output([0]), seed=7)
-    best, value = optimize_acqf(PosteriorMean(path), bounds=CUBE, q=1, num_restarts=4, raw_samples=32, options={"seed": 0})
-    line = torch.linspace(0, 1, 41, dtype=torch.float64)
-    assert value >= path(torch.cartesian_prod(line, line)).max() - 1e-6
-    torch.testing.assert_close(path(best)[0, 0], value)
-
-
 def test_draws_of_calibrated_processes() -> None:
     """Their draws are those of the processes, scaled; as everywhere, what was calibrated is no longer the same distribution."""
     plain = model_of("kernel", channels=1)
@@ -172,20 +150,6 @@ def test_processes_that_have_observed_something_have_no_draws() -> None:
     ):
         with pytest.raises(LatentError, match="observed nothing.*fit the head to what was observed"):
             OperatorDraws(known, 2, seed=0)(X)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("count", [0, -1, 2.0, True])
-def test_bad_counts(count: object) -> None:
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as count of draws"):
-        OperatorDraws(model_of("members"), count)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("seed", ["a", 1.0, True])
-def test_bad_seeds(seed: object) -> None:
-    with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
-        OperatorDraws(model_of("members"), seed=seed)
 
 
 @pytest.mark.bad_input

@@ -72,14 +72,6 @@ def test_moments_over_members_are_those_of_the_field() -> None:
     torch.testing.assert_close(draws.var(0, correction=0), posterior.variance, rtol=1e-12, atol=1e-13)
 
 
-def test_drawn_members_are_members_at_their_frequencies() -> None:
-    posterior = MemberPosterior(torch.arange(5.0).reshape(5, 1, 1).expand(5, 2, 3))
-    draws = posterior.rsample(torch.Size([10_000]), generator=torch.Generator().manual_seed(6))
-    assert torch.equal(draws, draws[:, :1, :1].expand_as(draws))
-    counts = torch.bincount(draws[:, 0, 0].long(), minlength=5)
-    assert ((counts - 2000) / (10_000 * 0.2 * 0.8) ** 0.5).abs().max() < 4
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draw_is_one_function_wherever_it_is_evaluated(kind: str) -> None:
     """The same base samples give the same function: alone, in a batch, twice in a q-batch, and in a later call."""
@@ -147,20 +139,6 @@ def test_an_ensemble_gets_the_enumerating_sampler() -> None:
     sampler = get_sampler(posterior, torch.Size([512]), seed=0)
     assert isinstance(sampler, MemberSampler)
     assert torch.equal(sampler(posterior), posterior.values)
-
-
-def test_samplers_carry_over_to_other_batch_shapes() -> None:
-    """What acquisition functions with a cached root do when the number of designs changes."""
-    model = model_of(feature_root)
-    baseline = model.posterior(designs(4))
-    sampler = get_sampler(baseline, torch.Size([16]), seed=1)
-    sampler(baseline)
-    for X in (designs(6), designs(3, 6), designs(2, 3, 6)):
-        later = get_sampler(baseline, torch.Size([16]), seed=2)
-        later._update_base_samples(model.posterior(X), base_sampler=sampler)
-        assert torch.equal(later.base_samples, sampler.base_samples)
-    one = get_sampler(model_of(members).posterior(designs(2)), torch.Size([16]))
-    one._update_base_samples(model_of(members).posterior(designs(3)), base_sampler=one)
 
 
 @pytest.mark.bad_input

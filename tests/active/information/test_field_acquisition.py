@@ -274,15 +274,6 @@ def test_values_agree_with_refitting(name: str) -> None:
         torch.testing.assert_close(by_name["gain"](X)[index], dense_gain(predictor, inputs, GRID), rtol=1e-8, atol=1e-8)
 
 
-def test_finer_grids_are_no_more_information() -> None:
-    model = OperatorModel(head("last layer"), encode=burgers_encode, functional=integral(GRID))
-    X = designs(3, 2, seed=17, dim=BURGERS.design_dim)
-    for name, coarse in scores(model).items():
-        fine = scores(model, grid=GRID.resized((128,)))[name]
-        # the network makes frequencies that the coarse grid does not resolve, worth .3 %; twice the points would double a gain
-        torch.testing.assert_close(fine(X), coarse(X), rtol=1e-2, atol=0.0)
-
-
 @pytest.mark.parametrize("name", ["gain", "variance"])
 def test_optimised_input_functions_beat_random_ones(name: str) -> None:
     """BoTorch's optimiser over the coefficients of the problem's input functions, by gradients through the operator."""
@@ -327,26 +318,6 @@ def test_integrated_variance_is_botorchs_where_fields_are_single_numbers() -> No
     torch.testing.assert_close(ours(X) - ours.variance, theirs(X), rtol=1e-8, atol=1e-12)
 
 
-def test_other_noise_scales_the_observation() -> None:
-    model = model_of(feature_root)
-    X = designs(2, 1)
-    for kind in ("gain", "variance"):
-        louder = score_of(kind, model, noise=torch.tensor([0.04, 0.04]))(X)
-        assert (louder < score_of(kind, model)(X)).all()
-        torch.testing.assert_close(score_of(kind, model, noise=0.04)(X), louder, rtol=1e-6, atol=0.0)
-
-
-def test_a_noise_given_as_a_number_keeps_its_digits() -> None:
-    """Against dense Gaussian processes; 0.1 in float32 is off by 1.5e-8."""
-    model, X = model_of(feature_root), designs(3, 2)
-    precise = FeaturePredictor(feature_root, out_channels=2, noise=torch.full((2,), 0.1, dtype=torch.float64))
-    for kind in ("gain", "variance"):
-        reference = torch.stack([reference_of(kind, precise, one, INPUT_GRID) for one in X])
-        torch.testing.assert_close(score_of(kind, model, noise=0.1)(X), reference, rtol=1e-10, atol=0.0)
-        fine = torch.stack([reference_of(kind, precise, one, FINE_GRID) for one in X])
-        torch.testing.assert_close(score_of(kind, model, noise=0.1, grid=FINE_GRID)(X), fine, rtol=1e-10, atol=0.0)
-
-
 @every_kind
 def test_second_derivatives_are_refused_not_zero(kind: str) -> None:
     score, X = score_of(kind, model_of(feature_root)), designs(2, 1).requires_grad_()
@@ -366,14 +337,6 @@ def test_pending_designs_that_fail_leave_those_before(kind: str) -> None:
         score.set_X_pending(torch.full((2, 2), torch.nan).double())
     assert torch.equal(score.X_pending, designs(2, seed=21))
     assert torch.equal(score(X), before)
-
-
-def test_without_pending_designs_no_latent_is_held() -> None:
-    score, X = FieldInformationGain(model_of(restless), X_pending=designs(2)), designs(2, 1)
-    with pytest.raises(LatentError, match="predict.sampled"):
-        score(X)
-    score.set_X_pending(None)
-    torch.testing.assert_close(score(X), FieldInformationGain(model_of(dense_root))(X))
 
 
 def test_units_of_channels_do_not_matter_unless_weighted() -> None:

@@ -102,11 +102,6 @@ def test_derivatives(sides: tuple[int, int]) -> None:
         assert torch.autograd.gradgradcheck(function, rows)
 
 
-def test_single_precision_rows_are_summed_in_double_precision() -> None:
-    rows = draw(50_000, 3).float()
-    torch.testing.assert_close(information_gain(rows), information_gain(rows.double()), rtol=1e-14, atol=0.0)
-
-
 @every_side
 def test_results_do_not_depend_on_how_sums_are_cut(sides: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     rows, targets = draw(5, *sides), draw(6, sides[1], seed=1)
@@ -150,12 +145,6 @@ def test_shared_features_are_used_without_forming_rows(monkeypatch: pytest.Monke
     rows = whitened_rows(wide, weights)
     monkeypatch.setattr(type(field.root), "dense", lambda root: pytest.fail("a dense root was formed"))
     torch.testing.assert_close(observation_moments(wide, weights), rows.mT @ rows, rtol=1e-12, atol=1e-9)
-
-
-def test_trace_of_target_moments_is_the_integrated_variance() -> None:
-    _, field = fields()["features"]
-    moments = target_moments(field, FINE_GRID.weights.expand(2, -1))
-    torch.testing.assert_close(moments.trace(), (field.variance @ FINE_GRID.weights).sum(), rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.bad_input

@@ -14,7 +14,7 @@ from torch import nn
 
 import probneural as pn
 from probneural.active import Growth, RandomSelection
-from probneural.active.loop.history import LearningHistory, Round, RoundErrors, SimulationCounts
+from probneural.active.loop.history import LearningHistory, Round, SimulationCounts
 from probneural.active.selection.selectors import Request
 from probneural.errors import DataError, SimulationError, TrainingError
 from probneural.fields import Field
@@ -72,18 +72,6 @@ def test_history_measures_the_mean_and_the_stated_deviation(tmp_path: Path) -> N
     assert last.errors.stated == pytest.approx(float(stated.mean()), rel=1e-6)
     weights = loop.store.load_tensors("weights-0001")
     assert last.loss == pytest.approx(sum(float(value.abs().sum()) for value in weights.values()), rel=1e-12)
-
-
-def test_errors_without_test_functions_are_those_of_calibration(tmp_path: Path) -> None:
-    loop = learner(tmp_path / "one", test=None)
-    loop.run(rounds=2)
-    kept = loop.calibration_pairs
-    error = (loop.predictor(kept.inputs).mean - kept.outputs.values).square().mean(-1).sqrt()
-    expected = (error / kept.outputs.values.square().mean(-1).sqrt()).mean()
-    assert loop.history[-1].errors.mean == pytest.approx(float(expected), rel=1e-12)
-    alone = learner(tmp_path / "two", test=None, calibration=0)
-    assert alone.run(rounds=1)[0].errors == RoundErrors()
-    assert "-" in str(alone.history)
 
 
 def test_acquisitions_see_the_posterior_and_what_is_free(tmp_path: Path) -> None:
@@ -234,20 +222,6 @@ class Observation(Spy):
     def _choose(self, request: Request) -> torch.Tensor:
         total = float(request.predictor(request.pool).variance.sum()) + float(request.predictor.noise.sum())
         return (torch.arange(request.count) + int(total * 1e6)) % len(request.pool)
-
-
-def test_half_of_the_calibration_functions_are_left_for_a_band(tmp_path: Path) -> None:
-    loop = learner(tmp_path, calibration=40, calibrate=pn.calibration.VarianceScale(), test=None)
-    loop.run(rounds=1)
-    every, unseen = loop.calibration_pairs, loop.conformal_pairs
-    assert (len(every), len(unseen)) == (40, 20)
-    assert same_pairs(unseen, every[20:])
-    assert pn.calibration.SimultaneousBand(0.9).fit(loop.predictor, unseen).quantile > 0
-    with pytest.raises(pn.errors.CalibrationError, match="20 of 40 that they were"):
-        pn.calibration.SimultaneousBand(0.9).fit(loop.predictor, every)
-    error = (loop.predictor(unseen.inputs).mean - unseen.outputs.values).square().mean(-1).sqrt()
-    expected = (error / unseen.outputs.values.square().mean(-1).sqrt()).mean()
-    assert loop.history[-1].errors.mean == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_calibration_outputs_do_not_influence_what_is_chosen(tmp_path: Path) -> None:

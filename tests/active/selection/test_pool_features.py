@@ -11,7 +11,7 @@ from probneural.active.information.observation import observation_weights, white
 from probneural.active.selection import pool_features
 from probneural.active.selection.pool_features import FeatureSketch, integrated_variances, observation_rows, posterior_features
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
-from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
+from probneural.errors import DataError, GridError, LatentError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.active.predictors import (
@@ -154,21 +154,6 @@ def test_runs_of_functions_join(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(integrated_variances(predictor, pool()), scores, rtol=1e-12, atol=0.0)
 
 
-def test_labelled_functions_may_live_on_another_grid() -> None:
-    predictor, labelled = FeaturePredictor(feature_root), pool(3, seed=2)
-    expected = posterior_features(predictor, pool(), seed=0, labelled=labelled).labelled
-    moved = posterior_features(predictor, pool(), seed=0, labelled=labelled.resample(FINE)).labelled
-    torch.testing.assert_close(moved, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_the_grid_does_not_matter() -> None:
-    grams = []
-    for points in (64, 128):
-        features = posterior_features(FeaturePredictor(feature_root), pool().resample(Grid.uniform((points,))), seed=0).pool
-        grams.append(features @ features.mT)
-    torch.testing.assert_close(grams[0], grams[1], rtol=1e-9, atol=1e-12)
-
-
 def test_sketch_is_unbiased_with_the_stated_error() -> None:
     predictor, dimension = FeaturePredictor(feature_root, out_channels=2), 32
     exact = posterior_features(predictor, pool(), seed=0).pool
@@ -200,24 +185,6 @@ def test_fewer_latent_directions_are_right_on_average(output: object) -> None:
     assert float(((stacked.mean(0) - truth).abs() / error).max()) < 5.0
 
 
-def test_neighbouring_seeds_share_no_sketch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every channel of every seed sorts and signs by numbers of its own, and so does the frame of the latent."""
-    predictor, sketch = FeaturePredictor(feature_root, out_channels=2), FeatureSketch(dimension=8, latents=3, exact_entries=1)
-    made = pool_features._Sketch
-    maps: list[pool_features._Sketch] = []
-    monkeypatch.setattr(pool_features, "_Sketch", lambda *given, **named: maps.append(made(*given, **named)) or maps[-1])
-    for seed in range(3):
-        posterior_features(predictor, pool(), seed=seed, sketch=sketch)
-    assert len({tuple(one.order.tolist()) for one in maps}) == len(maps) == 6
-
-
-def test_the_seed_decides_the_sketch() -> None:
-    predictor, sketch = FeaturePredictor(feature_root), FeatureSketch(dimension=8, latents=3, exact_entries=1)
-    first, again, other = (posterior_features(predictor, pool(), seed=seed, sketch=sketch).pool for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.allclose(first, other)
-
-
 @pytest.mark.parametrize("points", [4, 16])  # fewer values than latent directions, and more
 def test_rows_hold_all_that_observing_a_function_says(points: int) -> None:
     predictor = FeaturePredictor(feature_root)
@@ -229,20 +196,6 @@ def test_rows_hold_all_that_observing_a_function_says(points: int) -> None:
     torch.testing.assert_close(observed.rows.mT @ observed.rows, rows.mT @ rows, rtol=1e-10, atol=1e-9)
     assert observed.rows.shape[1] <= min(points, 7)
     assert observed.is_exact
-
-
-def test_rows_of_singular_moments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four functions say less than there are latent directions, and one says nothing: no Cholesky factor without a rescue."""
-    random = torch.Generator().manual_seed(0)
-    sizes = torch.tensor([1.0, 1e8, 1e-12, 0.0])[:, None, None]
-    some = torch.randn(4, 3, 7, generator=random, dtype=torch.float64) * sizes
-    for functions in (slice(0, 3), slice(0, 4)):
-        grams = (some.mT @ some)[functions]
-        scale = grams.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-300)[:, None, None]
-        found = pool_features._factors(grams, 7)
-        torch.testing.assert_close((found.mT @ found) / scale, grams / scale, rtol=0.0, atol=1e-13)
-    monkeypatch.setattr(torch.linalg, "eigh", lambda _: pytest.fail("not needed where there is a factor"))
-    pool_features._factors((some.mT @ some)[:3], 7)
 
 
 def test_moment_is_the_integrated_variance() -> None:
@@ -304,21 +257,6 @@ def test_zero_points_do_not_matter(offset: float) -> None:
     torch.testing.assert_close(moments[1], moments[0], rtol=1e-9, atol=1e-12)
 
 
-def test_a_tiny_mean_does_not_make_a_score_explode() -> None:
-    def tiny(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
-        return feature_root(features, mean * torch.tensor([1.0, 1e-12], dtype=torch.float64)[:, None], grid)
-
-    assert float(integrated_variances(FeaturePredictor(tiny, out_channels=2), pool()).mean()) <= 2.0
-
-
-def test_channels_without_mean_count_by_their_spread() -> None:
-    def centred(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
-        return feature_root(features, torch.zeros_like(mean), grid)
-
-    variances = integrated_variances(FeaturePredictor(centred, out_channels=2), pool())
-    torch.testing.assert_close(variances.mean(), torch.tensor(2.0, dtype=torch.float64))
-
-
 def test_a_latent_that_changes_without_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["one", "one", "one", "another"])
 
@@ -365,16 +303,6 @@ def test_predictions_that_are_not_finite(what: str) -> None:
             function(FeaturePredictor(broken), pool(), **({} if function is integrated_variances else {"seed": 0}))
 
 
-def test_further_functions_fit_the_pool() -> None:
-    wide = Field(pool().values.expand(-1, 2, -1), INPUT_GRID)
-    with pytest.raises(ShapeError, match="further functions of 1 channels"):
-        posterior_features(FeaturePredictor(feature_root), pool(), seed=0, labelled=wide)
-    with pytest.raises(ShapeError, match="further functions of 1 channels"):
-        observation_rows(FeaturePredictor(feature_root), pool(), seed=0, targets=wide)
-    with pytest.raises(DataError, match="at least one target"):
-        observation_rows(FeaturePredictor(feature_root), pool(), seed=0, targets=pool()[:0])
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize("function", [integrated_variances, posterior_features, observation_rows])
 def test_arguments_of_the_wrong_kind(function: object) -> None:
@@ -387,9 +315,3 @@ def test_arguments_of_the_wrong_kind(function: object) -> None:
         function("head", pool(), **seed)  # type: ignore[operator]
     with pytest.raises(GridError, match="a Grid as query"):
         function(predictor, pool(), query=(16,), **seed)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("name", ["dimension", "latents", "exact_entries"])
-def test_limits_are_positive(name: str) -> None:
-    with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
-        FeatureSketch(**{name: 0})

@@ -22,7 +22,7 @@ from probneural.active import (
     space_filling_designs,
 )
 from probneural.active.selection import latent_selectors, selectors
-from probneural.active.selection.pool_features import FeatureSketch, integrated_variances, posterior_features
+from probneural.active.selection.pool_features import integrated_variances
 from probneural.distributions import DenseRoot, FeatureRoot, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
@@ -101,14 +101,6 @@ def test_labelled_functions_on_another_grid_are_never_chosen(name: str, points: 
     labelled = Field(labelled.values.float(), labelled.grid)
     selected = SELECTORS[name].select(build_predictor(), pool(), count=11, seed=0, labelled=labelled)
     assert sorted(selected.tolist()) == [index for index in range(14) if index not in (2, 5, 11)]
-
-
-def test_functions_that_a_coarser_grid_does_not_resolve() -> None:
-    rough = Field(torch.randn(6, 1, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64), Grid.uniform((32,)))
-    coarse = rough.resample(INPUT_GRID)
-    for inputs, labelled in ((rough, coarse[1:3]), (coarse, rough[1:3])):
-        selected = RandomSelection().select(build_predictor(), inputs, count=4, seed=0, labelled=labelled)
-        assert sorted(selected.tolist()) == [0, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("change", "same"), [(1e-7, True), (1e-5, False)])
@@ -250,11 +242,6 @@ def test_stochastic_choice_has_the_stated_probabilities(power: float, monkeypatc
     assert chi2 < 31.3  # the 99.9 % quantile with 11 degrees of freedom
 
 
-def test_a_large_power_takes_the_largest_variances() -> None:
-    expected = build_predictor()(pool()).variance / squared_scales(build_predictor(), pool())[:, None]
-    assert chosen(SELECTORS["top k"], 6) == expected.mean(2).sum(1).argsort(descending=True)[:6].tolist()
-
-
 def test_space_filling_is_farthest_point() -> None:
     labelled = pool(2, seed=5)
     points, known = pool().values, labelled.values
@@ -269,15 +256,6 @@ def test_space_filling_is_farthest_point() -> None:
             expected.append(int(distances.argmax()))
             taken.append(points[expected[-1]])
         assert chosen(SpaceFillingSelection(), 6, labelled=labelled if centres else None) == expected
-
-
-def test_channels_of_inputs_count_alike() -> None:
-    values = torch.cat([pool().values, pool(seed=2).values], dim=1)
-    scaled = values * torch.tensor([1.0, 1e5], dtype=torch.float64)[:, None] + 3.0
-    first, second = (
-        SpaceFillingSelection().select(build_predictor(), Field(v, INPUT_GRID), count=6, seed=0) for v in (values, scaled)
-    )
-    assert torch.equal(first, second)
 
 
 def squared_distances(labelled: Field | None) -> tuple[Tensor, Tensor]:
@@ -371,29 +349,6 @@ def test_bait_goes_forward_and_back(count: int) -> None:
     assert trace(grams, moment, selected) <= trace(grams, moment, forward) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", ["LCMD", "BAIT", "integrated variance"])
-def test_batches_are_more_varied_than_top_k(name: str) -> None:
-    """Near-copies of the most uncertain function: top-k takes them all, a batch-aware rule one."""
-    values = pool().values.clone()
-    best = chosen(SELECTORS["top k"], 1)[0]
-    crowd = torch.cat([values, values[best] * (1 + 1e-6 * torch.arange(1, 5, dtype=torch.float64))[:, None, None]])
-    field, alike = Field(crowd, INPUT_GRID), {best, 14, 15, 16, 17}
-    assert len(alike & set(SELECTORS["top k"].select(build_predictor(), field, count=5, seed=0).tolist())) == 5
-    assert len(alike & set(SELECTORS[name].select(build_predictor(), field, count=5, seed=0).tolist())) <= 1
-
-
-def test_a_sketch_finds_centres_that_are_nearly_as_good() -> None:
-    inputs = pool(200, seed=7)
-    exact = posterior_features(build_predictor(), inputs, seed=0).pool
-
-    def reach(selected: Tensor) -> float:
-        return float(torch.cdist(exact, exact[selected]).amin(1).max())
-
-    rule = LCMDSelection(sketch=FeatureSketch(dimension=256, exact_entries=1))
-    whole = reach(LCMDSelection().select(build_predictor(), inputs, count=8, seed=0))
-    assert reach(rule.select(build_predictor(), inputs, count=8, seed=0)) < 1.3 * whole
-
-
 # Designs
 
 
@@ -428,14 +383,6 @@ def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None
         SELECTORS[name].select(build_predictor(), pool(), count=count, seed=0, labelled=known)
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", SELECTORS)
-@pytest.mark.parametrize("count", [2.0, "3", None, True])
-def test_counts_are_integers(name: str, count: object) -> None:
-    with pytest.raises(ArgumentError, match="an integer from 1 to 14 as count"):
-        SELECTORS[name].select(build_predictor(), pool(), count=count, seed=0)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", SELECTORS)
 def test_pools_with_nothing_to_choose(name: str) -> None:
     with pytest.raises(DataError, match="the pool is empty"):
@@ -451,14 +398,6 @@ def test_predictors_and_queries_are_checked(name: str) -> None:
         SELECTORS[name].select(None, pool(), count=2, seed=0)  # type: ignore[arg-type]
     with pytest.raises(GridError, match="a Grid as query"):
         SELECTORS[name].select(build_predictor(), pool(), count=2, seed=0, query=(16,))  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-def test_pools_that_are_no_fields() -> None:
-    with pytest.raises(DataError, match="a Field as pool"):
-        RandomSelection().select(build_predictor(), pool().values, count=2, seed=0)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="a Field as labelled"):
-        RandomSelection().select(build_predictor(), pool(), count=2, seed=0, labelled=pool().values)  # type: ignore[arg-type]
 
 
 def test_functions_that_are_not_finite_or_do_not_fit() -> None:
@@ -492,14 +431,6 @@ def test_powers_that_make_no_sense(power: float) -> None:
 LATENT = ("BAIT", "integrated variance")
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", LATENT)
-@pytest.mark.parametrize("noise", [0.0, -1.0, math.nan, math.inf, "1", True, torch.tensor([1.0, 0.0])])
-def test_noise_is_positive(name: str, noise: object) -> None:
-    with pytest.raises(ArgumentError, match="noise > 0|noise as real numbers"):
-        type(SELECTORS[name])(noise=noise)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("name", LATENT)
 def test_each_channel_may_have_its_noise(name: str) -> None:
     predictor, noise = build_predictor(), torch.tensor([1e-3, 10.0])
@@ -507,19 +438,3 @@ def test_each_channel_may_have_its_noise(name: str) -> None:
     assert torch.equal(selected, SELECTORS[name].select(build_predictor(noise=noise), pool(), count=5, seed=0))
     with pytest.raises(ShapeError, match="noise variance for each of 2 channels"):
         type(SELECTORS[name])(noise=torch.ones(3)).select(predictor, pool(), count=5, seed=0)  # type: ignore[call-arg]
-
-
-@pytest.mark.bad_input
-def test_targets_are_a_field() -> None:
-    with pytest.raises(DataError, match="targets to be a Field"):
-        IntegratedVarianceSelection(targets=pool().values)  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("count", "dimension", "kind"),
-    [(0, 2, "sobol"), (2, 0, "sobol"), (2, 2, "halton"), (4, 30000, "sobol"), (4.0, 2, "sobol"), (True, 2, "latin_hypercube")],
-)
-def test_designs_that_do_not_exist(count: int, dimension: int, kind: str) -> None:
-    with pytest.raises(ArgumentError, match="an integer|kind among"):
-        space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]

@@ -423,16 +423,6 @@ def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_
     assert store.failures() == []
 
 
-def test_undecodable_names_in_a_message_do_no_harm(tmp_path):
-    def fail(inputs: Field) -> Field:
-        raise OSError("no file caf\udce9.dat")
-
-    with ThreadPoolExecutor(1) as executor:
-        report = simulate(fail, functions(1), store=ResultStore(tmp_path), options=quiet(executor=executor))
-    assert "caf\\udce9.dat" in report.failures[report.keys[0]]
-    assert "caf\\udce9.dat" in ResultStore(tmp_path).failures()[0].reason
-
-
 def test_results_of_another_kind_are_failures(tmp_path):
     store = ResultStore(tmp_path)
     with ThreadPoolExecutor(1) as executor:
@@ -453,14 +443,6 @@ def test_functions_travel_alone_and_as_they_are():
     assert torch.equal(again.values, field.values[3:4])
     assert (again.grid, again.dtype) == (scattered, torch.float64)
     assert len(data) < 5000
-
-
-def test_progress_is_shown_on_request(tmp_path, capsys):
-    with ThreadPoolExecutor(1) as executor:
-        simulate(Counting(failing=9), functions(3), store=ResultStore(tmp_path), options=SimulationOptions(executor=executor))
-        assert "3/3" in capsys.readouterr().err
-        simulate(Counting(), functions(3), store=ResultStore(tmp_path), options=quiet(executor=executor, attempts=5))
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("executor", [None, ProcessPoolExecutor])
@@ -516,7 +498,7 @@ def _forking(inputs: Field, *, kind: str) -> Field:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kind", ["returns", "raises", "stays"])
+@pytest.mark.parametrize("kind", ["stays", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("returns", "raises"))])
 def test_a_simulator_that_forks_ends(kind: str, tmp_path: Path) -> None:
     report = simulate(functools.partial(_forking, kind=kind), functions(2), store=ResultStore(tmp_path), options=quiet())
     assert report.succeeded == (True, True)

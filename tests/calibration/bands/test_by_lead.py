@@ -6,7 +6,7 @@ from scipy import stats
 
 from probneural.calibration import HorizonBand, LeadScale
 from probneural.calibration.bands.by_lead import TrajectoryBand, conformal_scores_by_lead
-from probneural.errors import ArgumentError, CalibrationError, DataError
+from probneural.errors import ArgumentError, CalibrationError
 from probneural.fields import Field
 from probneural.metrics import compare
 from probneural.pairs.provenance import row_keys
@@ -107,15 +107,3 @@ def test_what_has_no_band_is_refused() -> None:
         band(longer)
     with pytest.raises(ArgumentError, match="lead"):
         band(forecast).at(0)
-
-
-@pytest.mark.bad_input
-def test_what_is_no_forecast_has_no_band() -> None:
-    forecast, truth = forecast_and_truth(8, steps=2, members=4)
-    with pytest.raises(DataError, match="roll a predictor out"):
-        TrajectoryBand((1.0, 1.0), method=HorizonBand())(truth)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="give trajectories"):
-        HorizonBand().fit(forecast, forecast.states)  # type: ignore[arg-type]
-    for wrong in ({"level": 1.0}, {"scope": "both"}, {"noise": -1.0}, {"floor": 2.0}):
-        with pytest.raises(ArgumentError):
-            HorizonBand(**wrong)  # type: ignore[arg-type]

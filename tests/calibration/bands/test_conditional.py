@@ -53,14 +53,6 @@ def test_each_group_has_the_band_that_it_would_have_alone() -> None:
         assert copied.quantiles == band.quantiles
 
 
-@pytest.mark.parametrize("labels", [lambda hard: hard.long(), lambda hard: hard.numpy(), lambda hard: hard.tolist()])
-def test_labels_are_lists_arrays_or_tensors(labels: object) -> None:
-    data, is_hard = two_kinds(60)
-    band = SimultaneousBand(0.8).fit(Synthetic(), data, groups=labels(is_hard))  # type: ignore[operator]
-    assert set(band.quantiles) == {0, 1}
-    assert band(data.inputs, groups=[1] * 60).half_width[0].amax() > band(data.inputs, groups=[0] * 60).half_width[0].amax()
-
-
 def test_coverage_within_each_group_is_beta() -> None:
     """200 calibration sets; a common quantile covers hard functions too rarely, and easy ones too often."""
     small, predictor, sets, level = Grid.uniform((8,)), Synthetic(), 200, 0.8
@@ -152,11 +144,6 @@ def test_an_input_that_is_too_unlike_gets_an_infinite_band() -> None:
     everywhere = Field(torch.full((5, 1, 16), 1e9, dtype=torch.float64), GRID)
     assert new.contains(everywhere).tolist() == [False, False, False, True, True]
     assert torch.isinf(new.width()[:, 0]).tolist() == [False, False, False, True, True]
-
-
-def test_what_the_effective_sample_size_says() -> None:
-    band = SimultaneousBand(0.5).fit(Synthetic(), pairs(4), weights=[1.0, 1.0, 0.0, 0.0])
-    assert band.effective_sample_size == pytest.approx(2.0)
 
 
 @pytest.mark.bad_input

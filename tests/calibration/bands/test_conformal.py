@@ -106,19 +106,6 @@ def test_chunks_do_not_change_the_scores(kind: type[Synthetic], monkeypatch: pyt
     assert [count for count, _ in predictor.calls] == [3, 3, 3, 2]
 
 
-def test_selection_takes_slices_and_lists() -> None:
-    scores = scores_of(torch.arange(5))
-    assert len(scores[1:3]) == 2
-    assert scores[[4, 0]].values.tolist() == [4.0, 0.0]
-    assert scores[[4, 0]].scale.shape == (2, 1)
-
-
-def test_certainty_that_is_right_scores_zero() -> None:
-    data = pairs(4)
-    scores = conformal_scores(Synthetic(sd=0.0, noise=0.0), FieldPairs(data.inputs, data.inputs))  # 0/0
-    assert scores.values.tolist() == [0.0] * 4
-
-
 @pytest.mark.bad_input
 def test_errors() -> None:
     data = pairs(12)

@@ -83,10 +83,6 @@ def test_no_narrower_band_would_do() -> None:
         assert "RiskControl" in repr(band)
 
 
-def test_the_width_is_zero_where_nothing_is_lost() -> None:
-    assert RiskControl(MissedExceedance(1e9), 0.1).fit(Synthetic(), pairs(30)).quantile == 0.0
-
-
 def test_missed_exceedances_by_hand_and_controlled() -> None:
     bands = BandField(normal(6, 2, 16, seed=1), normal(6, 2, 16, seed=2).abs(), grid=GRID)
     truth = Field(normal(6, 2, 16, seed=3) + 0.5, GRID)

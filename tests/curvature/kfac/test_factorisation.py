@@ -174,18 +174,6 @@ def test_prior_without_imaginary_parts_makes_real_blocks() -> None:
     assert torch.equal(factors.eigenvalues > 0, prior_std > 0)
 
 
-@pytest.mark.parametrize("part", [0, 1])
-def test_prior_with_either_part_only(part: int) -> None:
-    layer = SpectralConv(2, 3, modes=(3, 2)).to(F64)
-    layout, rows = rows_of(layer, noise(PLANE, 2))
-    prior_std = torch.zeros(5, 2, 2, 3, 2, dtype=F64)
-    prior_std[..., part] = 1.0
-    whitened = rows * prior_std.flatten()
-    for eigenvalue_correction in (False, True):
-        factors = kronecker(layout, layer, rows=stream(whitened), eigenvalue_correction=eigenvalue_correction)
-        assert relative(dense(factors), whitened.mT @ whitened) <= 1e-12
-
-
 def test_prior_that_differs_between_k_and_minus_k_by_a_factor() -> None:
     layer = SpectralConv(2, 3, modes=(3, 2)).to(F64)
     layout, rows = rows_of(layer, noise(PLANE, 2))
@@ -225,19 +213,6 @@ def test_prior_with_a_ratio_of_parts_in_every_mode() -> None:
         assert factors.mixing.first.numel() == 4
         assert relative(dense(factors), whitened.mT @ whitened) <= 1e-12
     assert relative(dense(kronecker(layout, layer, rows=stream(whitened))), whitened.mT @ whitened) > 0.1
-
-
-def test_prior_with_a_ratio_of_parts_in_real_matrices() -> None:
-    """The mean of a real field, and gradients that a turn of the phase leaves in real bases."""
-    left, right = torch.randn(3, 3, dtype=F64, generator=generator(1)), torch.randn(2, 2, dtype=F64, generator=generator(2))
-    products = torch.einsum("ia,jb->abij", left, right).flatten(0, 1).to(torch.complex128)
-    gradients = torch.zeros(24, 2, 3, 2, dtype=torch.complex128)
-    gradients[:6, 0], gradients[6:12, 0], gradients[12:18, 1] = products, 1j * products, products
-    prior_std = torch.tensor([2.0, 0.6], dtype=F64).expand(3, 2, 2, 2).flatten()
-    rows = rows_from(gradients) * prior_std
-    factors = kronecker(ParameterVector.of(Modes(2)), Modes(2), rows=stream(rows), prior_std=prior_std)
-    assert relative(dense(factors), rows.mT @ rows) <= 1e-12
-    assert int((factors.eigenvalues == 0).sum()) == 6
 
 
 @pytest.mark.parametrize("reason", ["correlate the two", "from number to number", "in the conjugate mode"])
@@ -315,17 +290,6 @@ def test_gradients_that_are_nearly_real_have_no_null_direction() -> None:
     factors = kronecker(ParameterVector.of(Modes(2)), Modes(2), rows=stream(rows))
     assert bool((factors.eigenvalues > 0).all())
     assert float(factors.eigenvalues.sum()) == pytest.approx(float(rows.square().sum()), rel=1e-12)
-
-
-def test_modes_without_gradients_and_equal_modes() -> None:
-    """Zero modes are null as they are; of several real modes that say the same, two are coupled."""
-    module = Modes(6)
-    layout = ParameterVector.of(module)
-    gradients = torch.zeros(50, 6, 3, 2, dtype=torch.complex128)
-    for rows in (rows_from(gradients), rows_from(gradients.index_fill(1, torch.tensor([1, 3, 4]), 1.0))):
-        factors = kronecker(layout, module, rows=stream(rows))
-        assert float(factors.eigenvalues.sum()) == pytest.approx(float(rows.square().sum()), rel=1e-12)
-        torch.testing.assert_close(basis(factors).mT @ basis(factors), torch.eye(layout.size, dtype=F64), rtol=0, atol=1e-12)
 
 
 NONLINEAR = ["fno-1d", "fno-outputs", "fno-ends", "fno-2d", "conv", "channels-last", "complex", "odd"]
@@ -413,12 +377,6 @@ def test_random_projections_converge() -> None:
     assert errors[0] / errors[2] >= 6.0
 
 
-def test_portions_do_not_matter() -> None:
-    operator, layout, rows = nonlinear("fno-2d")
-    whole, single = (dense(kronecker(layout, operator, rows=stream(rows, chunk))) for chunk in (10**6, 1))
-    assert relative(single, whole) <= 1e-13
-
-
 def test_single_precision_rows_find_the_same_pairs() -> None:
     operator, layout, rows = nonlinear("fno-2d")
     exact = kronecker(layout, operator, rows=stream(rows))
@@ -486,14 +444,6 @@ def test_file_round_trip(name: str) -> None:
     assert torch.equal(restored.transposed_product(latents), weights.transposed_product(latents))
     assert torch.equal(restored.factors.layers, weights.factors.layers)
     assert restored.noise_scale == weights.noise_scale
-
-
-def test_conversion_to_single_precision() -> None:
-    weights = root().to(torch.float32)
-    latents = torch.randn(3, weights.rank, generator=generator(0), dtype=F64)
-    assert weights.dtype == weights.product(latents).dtype == weights.transposed_product(latents).dtype == torch.float32
-    assert relative(weights.product(latents).to(F64), root().product(latents)) <= 1e-5
-    assert weights.factors.layers.dtype == torch.int64
 
 
 @pytest.mark.bad_input

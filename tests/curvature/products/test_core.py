@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
 from probneural.curvature.products import core as products
-from tests.curvature.cases import EVERY, F64, ProductCase, Sizes, close, in_single, product_case
+from tests.curvature.cases import EVERY, F64, ProductCase, Sizes, close, product_case
 
 
 def core(case: ProductCase, kind: str) -> Callable[..., Tensor]:
@@ -97,16 +97,6 @@ def test_transformations(kind: str) -> None:
 
 
 @KINDS
-def test_single_precision(kind: str) -> None:
-    case = product_case("fno-1d")
-    single = ProductCase("single", in_single(case.problem))
-    vectors = case.vectors(3)
-    result = core(single, kind)(single.parameters, vectors.float())
-    assert result.dtype == torch.float32
-    close(result.double(), vectors @ case.matrix(kind), 1e-4)
-
-
-@KINDS
 def test_memory_follows_the_chunk(kind: str) -> None:
     case = product_case("conv")
     widest = []
@@ -125,6 +115,7 @@ def quartic(theta: Tensor) -> Tensor:
 # Marked so because the runtime checks, which that run leaves out, have graph breaks of their own.
 @pytest.mark.bad_input
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.slow
 def test_plain_functions_compile_without_graph_breaks(backend: str) -> None:
     theta, vectors = torch.linspace(0.2, 1.0, 4, dtype=F64), torch.eye(4, dtype=F64)[:3]
 
@@ -148,6 +139,7 @@ def test_plain_functions_compile_without_graph_breaks(backend: str) -> None:
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", ["fno-1d", "conv"])
+@pytest.mark.slow
 def test_operators_compile_without_graph_breaks(name: str) -> None:
     case = product_case(name)
     operator, layout = copy.deepcopy(case.problem.operator), case.problem.layout

@@ -62,7 +62,7 @@ def test_equals_the_dense_matrix(case: ProductCase, kind: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("batch", [1, 3, 5, 64])
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow), 5, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("chunk", [1, 64, None])
 def test_neither_batch_nor_chunk_matters(kind: str, batch: int, chunk: int | None) -> None:
     case = product_case("conv")
@@ -160,26 +160,6 @@ def test_the_jacobian_pair_is_adjoint(name: str) -> None:
     pushed = jacobian_vector_product(case.problem, case.parameters, v)
     pulled = vector_jacobian_product(case.problem, case.parameters, u)
     close((pushed * u).sum((1, 2, 3)), (pulled * v).sum(1), 1e-12)
-
-
-@pytest.mark.parametrize("kind", ["hessian", "gauss-newton", "fisher"])
-def test_symmetric(kind: str) -> None:
-    case = product_case("fno-2d")
-    v, w = case.vectors(1)[0], case.vectors(1, seed=8)[0]
-    function = applied(kind, case.problem)
-    assert float(function(case.parameters, v) @ w) == pytest.approx(float(function(case.parameters, w) @ v), rel=1e-11)
-
-
-@ALL
-def test_single_precision(kind: str) -> None:
-    case = product_case("fno-1d")
-    problem, vectors = in_single(case.problem), block(case, kind)
-    theta = problem.parameters.requires_grad_(True)
-    result = applied(kind, problem)(theta, vectors.float())
-    assert result.dtype == torch.float32
-    close(result.double(), expected(case, kind, vectors), 1e-4)
-    (gradient,) = torch.autograd.grad(result.sum(), theta)
-    assert gradient.dtype == torch.float32
 
 
 def test_sums_are_accumulated_in_double_precision() -> None:

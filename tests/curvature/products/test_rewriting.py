@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from probneural.curvature.products.linearisation import LinearProgram, storage_bytes
+from probneural.curvature.products.linearisation import LinearProgram
 from tests.curvature.cases import F64, close
 
 pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
@@ -94,8 +94,3 @@ def test_equal_operations_are_run_once() -> None:
     program = traced(lambda values: torch.sin(values) * torch.sin(values), torch.randn(4, dtype=F64))
     names = [str(node.target) for node in program.prepare.graph.nodes]
     assert names.count("aten.sin.default") == 1
-
-
-def test_storage_is_counted_once() -> None:
-    whole = torch.zeros(10, dtype=F64)
-    assert storage_bytes((whole, whole[:2], whole.reshape(2, 5), torch.zeros(1))) == 84

@@ -118,6 +118,7 @@ def test_an_offset_of_one_channel_does_not_stop_members_early() -> None:
         assert float((white.mT @ white / members - torch.eye(2).double()).abs().max()) <= 5 * math.sqrt(2 / members)
 
 
+@pytest.mark.slow
 def test_randomised_last_layers_are_draws_from_the_posterior_of_the_last_layer() -> None:
     """On an operator that is not linear: covariances between points and inputs are those of `LastLayerLaplace`."""
     case, members = operator_case("fno-1d"), 3000
@@ -133,6 +134,7 @@ def test_randomised_last_layers_are_draws_from_the_posterior_of_the_last_layer()
     assert float(((drawn(case.inputs).variance / u.variance) - 1).abs().max()) < 5.0 * math.sqrt(2 / members)
 
 
+@pytest.mark.slow
 def test_members_are_stationary_points_of_their_own_problems() -> None:
     """A nonlinear network: gradients of the documented loss, with anchors and noise drawn again by hand."""
     case = operator_case("channels-last")
@@ -172,7 +174,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).norm()) <= 1e-4 * float(expected.norm())
 
 
-@pytest.mark.parametrize("name", ["fno-1d", "complex"])
+@pytest.mark.parametrize("name", [pytest.param("fno-1d", marks=pytest.mark.slow), "complex"])
 def test_the_way_of_optimising_and_the_number_of_members_change_rounding_only(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

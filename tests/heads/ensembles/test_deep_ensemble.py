@@ -104,18 +104,6 @@ def test_a_member_is_the_same_in_an_ensemble_of_any_size() -> None:
     assert float(distances.min()) > 0.1
 
 
-def test_the_operator_can_be_a_member() -> None:
-    case = operator_case("conv")
-    kept = head(keeps_operator=True).fit(case.operator, case.data)
-    anew = head().fit(case.operator, case.data)
-    assert torch.equal(kept.vectors[1:], anew.vectors[1:])
-    alone = DeepEnsemble(1, train=briefly, keeps_operator=True, show_progress=False).fit(case.operator, case.data)
-    with torch.no_grad():
-        outputs = evaluate(copy.deepcopy(case.operator).eval(), case.inputs)
-    torch.testing.assert_close(kept(case.inputs).samples[0], outputs, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(alone(case.inputs).mean, outputs, rtol=1e-12, atol=1e-14)
-
-
 def test_frozen_parameters_keep_their_values() -> None:
     case = operator_case("channels-last")
     module = copy.deepcopy(case.operator)
@@ -324,12 +312,14 @@ def test_workers_of_a_process_of_torchrun_are_alone(monkeypatch: pytest.MonkeyPa
             assert head(2, train=solitary, workers=workers).fit(case.operator, case.data).members == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_noticed() -> None:
     case = operator_case("fno-1d")
     with pytest.raises(TrainingError, match=r"member \d .*the end of its worker process"):
         head(2, train=exits, workers=2).fit(case.operator, case.data)
 
 
+@pytest.mark.slow
 def test_a_member_that_fails_in_a_worker_is_named() -> None:
     case = operator_case("fno-1d")
     with pytest.raises(TrainingError, match=r"member \d \(of 0 to 1\) to train"):

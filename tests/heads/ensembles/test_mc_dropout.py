@@ -15,7 +15,7 @@ from probneural.export import to_torch_export
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import MCDropout
-from probneural.heads.ensembles.masked_operator import MaskedOperator, feature_shapes
+from probneural.heads.ensembles.masked_operator import MaskedOperator
 from probneural.operators import FNO, DeepONet, HiddenLayers
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
@@ -103,13 +103,6 @@ def test_masks_are_named_by_seed_and_number() -> None:
     assert not torch.allclose(other.samples, few.samples)
 
 
-def test_masks_are_constant_in_space_whatever_the_layout() -> None:
-    some = data_for(read(nn.Identity()), INPUTS)[:1]
-    for dropout, channels_last, shape in ((KINDS[0][0], False, (1, 5, 1)), (KINDS[2][0], True, (1, 1, 5))):
-        operator = read(dropout, channels_last=channels_last)
-        assert feature_shapes(operator, {"dropout": operator.dropout}, some, None) == {"dropout": shape}
-
-
 def test_features_of_a_trunk_are_not_its_points() -> None:
     """A trunk sees (points, features): both may be of one size."""
     with torch.random.fork_rng(devices=[]):
@@ -183,14 +176,6 @@ def test_exported(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    def test_settings(self) -> None:
-        for settings in ({"members": 1}, {"seed": -1}):
-            with pytest.raises(ArgumentError):
-                MCDropout(**settings)
-        for dropout in (-0.1, 1.0, "0.1"):
-            with pytest.raises(ArgumentError, match="dropout"):
-                small_fno(dropout=dropout)()
-
     def test_no_dropout_says_how_to_add_it(self) -> None:
         case = operator_case("fno-1d")
         with pytest.raises(UnsupportedError, match=r"FNO\(\.\.\., dropout=0\.1\)"):
@@ -218,17 +203,3 @@ class TestBadInput:
     def test_masks_of_other_layers(self) -> None:
         with pytest.raises(ArgumentError, match="names of dropout layers"):
             MaskedOperator(nn.Linear(1, 1), {"weight": torch.ones(1)})
-
-
-def test_masks_hold_in_training_mode_too() -> None:
-    operator = read(nn.Dropout1d(0.9)).train()
-    masked = MaskedOperator(operator, {"dropout": torch.ones(1, 5, 1, dtype=torch.float64)})
-    with torch.no_grad():
-        torch.testing.assert_close(masked(INPUTS.values), copy.deepcopy(operator).eval()(INPUTS.values))
-
-
-def test_pairs_on_another_grid() -> None:
-    query = Grid.uniform(24)
-    outputs = Field(evaluate(CASE.operator, CASE.data.inputs, query).detach() + 0.1, query)
-    predictor = MCDropout(3).fit(CASE.operator, FieldPairs(CASE.data.inputs, outputs))
-    assert predictor(CASE.inputs, query).samples.shape == (3, 2, 1, 24)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from probneural.errors import ArgumentError, ShapeError, TrainingError
+from probneural.errors import ShapeError, TrainingError
 from probneural.fields import Field
 from probneural.heads import SnapshotEnsemble
 from probneural.pairs import FieldPairs
@@ -82,11 +82,6 @@ def test_saved(tmp_path: Path) -> None:
 
 @pytest.mark.bad_input
 class TestBadInput:
-    def test_settings(self) -> None:
-        for settings in ({"members": 1}, {"train": None}, {"keeps_operator": 2}, {"seed": -1}, {"show_progress": None}):
-            with pytest.raises(ArgumentError):
-                SnapshotEnsemble(**{"train": briefly, **settings})  # type: ignore[arg-type]
-
     def test_a_cycle_that_does_nothing(self) -> None:
         with pytest.raises(TrainingError, match="member 0"):
             SnapshotEnsemble(2, train=lambda operator, data, seed: None, show_progress=False).fit(CASE.operator, CASE.data)

@@ -416,6 +416,7 @@ def test_what_components_leave_out_does_not_count_copies() -> None:
     assert float(left_out(once, components, groups=torch.zeros(12, dtype=torch.long))) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_noise_of_copies_is_that_of_their_functions() -> None:
     train = Burgers(viscosity=0.01).sample(24, resolution=64, seed=0)
     copied = augment(train, shifts(train.inputs.grid, 7, seed=0))
@@ -754,14 +755,6 @@ def test_draws_of_a_scaled_predictor_stay_functions() -> None:
     assert own.abs().max() > 0.1
 
 
-def test_one_function_alone_has_the_same_covariance() -> None:
-    field = fitted()(queries())
-    for index in range(len(field)):
-        alone, together = field.root.marginal(index), field.root.select(slice(index, index + 1))
-        assert alone.shape[3] < together.shape[3]
-        torch.testing.assert_close(alone.gram(), together.gram(), rtol=1e-9, atol=1e-14)
-
-
 def test_draws_have_the_predictors_moments() -> None:
     predictor, inputs = fitted(), queries(count=2)
     field, drawn = predictor(inputs), predictor.sampled(150, seed=2)(inputs)
@@ -852,42 +845,6 @@ def test_dtypes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(field.mean.double(), fitted()(queries()).mean, rtol=1e-2, atol=1e-2)
 
 
-def test_nothing_else_changes() -> None:
-    case = operator_case("fno-1d")
-    module, data = copy.deepcopy(case.operator), pairs()
-    values = data.inputs.values.clone().requires_grad_()
-    state, mode = torch.get_rng_state(), module.training
-    predictor = QUICK.fit(module, FieldPairs(Field(values, PERIODIC), data.outputs))
-    first = predictor(queries())
-    predictor.draw(1)(queries().values)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert module.training == mode
-    assert values.grad is None
-    assert not first.variance.requires_grad
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(2.0)
-    again = QUICK.fit(copy.deepcopy(case.operator), data)
-    for other in (predictor, copy.deepcopy(predictor), again):
-        assert torch.equal(other(queries()).mean, first.mean)
-        assert torch.equal(other(queries()).variance, first.variance)
-        assert other(queries()).latent.id == first.latent.id
-    assert again.log_evidence == predictor.log_evidence
-
-
-def test_prediction_without_gradients() -> None:
-    predictor = QUICK.fit(None, pairs())
-    with torch.inference_mode():
-        inferred = predictor(queries())
-        drawn = inferred.rsample(seed=0)
-    values = queries().values.requires_grad_()
-    field = predictor(Field(values, PERIODIC))
-    assert torch.equal(field.mean.detach(), inferred.mean)
-    torch.testing.assert_close(field.rsample(seed=0).detach(), drawn)
-    field.variance.sum().backward()
-    assert values.grad is not None
-
-
 def test_report() -> None:
     predictor = fitted()
     assert predictor.report["evaluations"] >= 2
@@ -902,25 +859,6 @@ def test_report() -> None:
     assert KernelOperator("linear", groups=1, iterations=100).fit(None, pairs()).converged
     assert not KernelOperator(groups=1, iterations=1).fit(None, pairs()).converged
     assert [len(process.amplitude) for process in predictor.processes] == [3, predictor.outputs.count - 3]
-
-
-@pytest.mark.bad_input
-def test_bad_settings() -> None:
-    with pytest.raises(ArgumentError, match="rational_quadratic"):
-        KernelOperator("matern")
-    with pytest.raises(ArgumentError, match="features"):
-        KernelOperator(features="outputs")  # type: ignore[arg-type]
-    for name in ("input_components", "output_components", "groups", "iterations"):
-        for value in (0, 1.5, True):
-            with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
-                KernelOperator(**{name: value})
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as groups"):
-        KernelOperator(groups=None)
-    for value in (0.0, 1e-13, 1.5, float("nan"), True, "1e-8", None):
-        with pytest.raises(ArgumentError, match="min_noise"):
-            KernelOperator(min_noise=value)
-    with pytest.raises(ArgumentError, match="an integer of at least 1 as members"):
-        fitted().sampled(0, seed=0)
 
 
 @pytest.mark.bad_input
@@ -977,10 +915,3 @@ def test_rounding_makes_no_components(residuals: bool) -> None:
         for u in (expected(fresh.inputs), found(fresh.inputs.to(torch.float32)))
     ]
     assert errors[1] < 1.2 * errors[0]
-
-
-def test_a_function_that_comes_twice_is_drawn_once() -> None:
-    inputs = pairs().inputs[[3, 7, 3]]
-    draws = fitted()(inputs).rsample((20,), seed=0)
-    assert torch.equal(draws[:, 0], draws[:, 2])
-    assert not torch.equal(draws[:, 0], draws[:, 1])

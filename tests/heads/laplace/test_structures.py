@@ -21,10 +21,10 @@ from probneural.pairs import FieldPairs
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import OperatorCase, fields, operator_case, structured
 from tests.heads.test_head_contract import close
-from tests.helpers import normal
+from tests.helpers import normal, one_of_each
 
 CASES = ["fno-1d", "fno-outputs", "fno-2d", "complex", "channels-last"]
-EVERY = pytest.mark.parametrize("operator", CASES)
+EVERY = pytest.mark.parametrize("operator", one_of_each(CASES, lambda name: name == "complex"))
 STRUCTURES = ["full", "low_rank", "kronecker", "diagonal", "iterative"]
 
 
@@ -95,6 +95,7 @@ def test_growth_stops_where_the_next_direction_carries_less_than_the_prior(opera
     assert float(eigenvalues[kept]) * (1 - 1e-6) <= predictor.report["next_ratio"] <= float(eigenvalues[kept]) + 1e-6
 
 
+@pytest.mark.slow
 def test_growth_takes_as_many_rounds_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     from probneural.heads.laplace.structures import low_rank
 

@@ -33,7 +33,6 @@ from probneural.training import fit
 from tests.heads import test_closed_form_posteriors as gold
 from tests.heads.cases import ENDS, fields, operator_case
 from tests.heads.last_layer.test_last_layer import features_of
-from tests.helpers import normal
 
 pyro = pytest.importorskip("pyro")
 F64 = torch.float64
@@ -346,6 +345,7 @@ def test_the_bound_of_gold_1_is_its_marginal_likelihood() -> None:
 
 
 @pytest.mark.parametrize("name", SLOWLY)
+@pytest.mark.slow
 def test_mean_field_is_its_closed_optimum(name: str) -> None:
     """Of a Gaussian target: its mean, and the conditional standard deviations."""
     predictor, case = fitted("mean_field", name), CASES[name]()
@@ -409,15 +409,6 @@ def test_diagnostics_agree_with_pyros() -> None:
     assert float(effective_size(draws)) == pytest.approx(float(effective_sample_size(draws, 0, 1)), rel=1e-2)
 
 
-def test_parameters_that_are_equal_in_all_draws_are_left_out_of_the_report() -> None:
-    draws = normal(4, 50, 2, seed=1)
-    constant = torch.full((4, 50, 1), 0.3, dtype=F64)
-    assert chain_report(torch.cat([draws, constant], dim=2)) == chain_report(draws)
-    assert bool(effective_size(constant).isnan())
-    assert chain_report(constant)["r_hat_max"] == 1.0
-    assert math.isnan(chain_report(constant)["bulk_size_min"])
-
-
 def test_effective_size_is_at_most_what_antithetic_chains_can_claim() -> None:
     assert float(effective_size(autoregression(-0.99, length=1000))) == pytest.approx(4000 * math.log10(4000))
 
@@ -439,13 +430,6 @@ def test_chains_that_disagree_are_seen() -> None:
     heavy[..., 3] = torch.tan(0.5 * math.pi * (2 * torch.special.ndtr(draws[..., 3]) - 1))  # ranks, hence all, are the same
     assert chain_report(heavy)["bulk_size_max"] == pytest.approx(chain_report(draws)["bulk_size_max"], rel=1e-9)
     assert 2000 <= chain_report(heavy)["tail_size_min"] <= 6000
-
-
-def test_an_odd_number_of_draws_leaves_out_the_middle_one() -> None:
-    draws = torch.randn(2, 501, 1, generator=torch.Generator().manual_seed(0), dtype=F64)
-    left = torch.cat([draws[:, :250], draws[:, 251:]], dim=1)
-    assert chain_report(draws)["r_hat_max"] == pytest.approx(chain_report(left)["r_hat_max"], rel=5e-3)
-    assert chain_report(draws)["tail_size_min"] == pytest.approx(chain_report(left)["tail_size_min"], rel=0.1)
 
 
 def test_what_has_not_converged_says_so() -> None:
@@ -539,15 +523,6 @@ def test_the_trained_offset_is_in_standard_deviations() -> None:
     assert fitted("full_rank", "fno").report["trained_offset"] == pytest.approx(expected, rel=0.03)
 
 
-def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from probneural.heads.last_layer import predictors
-
-    predictor, inputs = fitted("nuts", "outputs"), outputs().data.inputs
-    expected = predictor(inputs).samples
-    monkeypatch.setattr(predictors, "_BATCH_ELEMENTS", 1)
-    torch.testing.assert_close(predictor(inputs).samples, expected, rtol=1e-12, atol=1e-12)
-
-
 # The world around
 
 
@@ -586,18 +561,6 @@ def test_global_state_is_left_alone_and_seeds_are_explicit(method: NUTS | Variat
     assert all(
         torch.equal(left, right) for left, right in zip(weights.values(), case.operator.state_dict().values(), strict=True)
     )
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_fitting_without_gradients(mode: Any) -> None:
-    case = trained()
-    head = BayesianLastLayer(method=VariationalInference("mean_field", steps=20), **case.settings, **BAYES)
-    with pytest.warns(ConvergenceWarning):
-        expected = head.fit(case.operator, case.data)(case.data.inputs[:2])
-    with mode(), pytest.warns(ConvergenceWarning):
-        prediction = head.fit(case.operator, case.data)(case.data.inputs[:2])
-    assert torch.equal(prediction.variance, expected.variance)
-    assert not prediction.variance.requires_grad
 
 
 @pytest.mark.bad_input

@@ -122,6 +122,7 @@ def test_data_on_one_function_inform_that_one_only() -> None:
     assert float(u.cross_covariance(u).reshape(2, 16, 2, 16)[0, :, 1].abs().max()) == 0.0
 
 
+@pytest.mark.slow
 def test_calibration_keeps_the_correlation() -> None:
     """A head that is right but for a factor of 4 in variance: the calibrated field is the head's, times its scale."""
     predictor, calibration = known(), scattered(60)

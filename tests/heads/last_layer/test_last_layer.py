@@ -505,20 +505,3 @@ def test_rounding_is_no_information_however_small_the_noise(noise: float) -> Non
         ratio = predictor(fresh).variance[:, 0] / exact
         assert float(ratio.min()) > 0.9
         assert float(ratio.median()) < 1.5
-
-
-def test_settings_are_not_shared_with_the_caller() -> None:
-    case = operator_case("fno-1d")
-    settings = {name: torch.full((), 2.0, dtype=F64) for name in ("noise", "prior_precision", "effective_observations")}
-    predictor = LastLayerLaplace(**settings).fit(case.operator, case.data[:3])
-    before = predictor.update(case.data[3:])(case.inputs).variance
-    for setting in settings.values():
-        setting.fill_(0.1)
-    assert torch.equal(predictor.update(case.data[3:])(case.inputs).variance, before)
-
-
-def test_a_last_layer_may_be_parametrised() -> None:
-    layer = torch.nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 1, 1))
-    operator = nn.Sequential(nn.Conv1d(1, 6, 3, padding=1, padding_mode="circular"), nn.Tanh(), layer).double()
-    inputs = fields(PERIODIC, 6, 1, seed=4)
-    assert find_readout(operator, inputs, None).name == "2"

@@ -37,7 +37,7 @@ def reference(operator: DeepONet, data: FieldPairs, inputs: Field) -> Tensor:
     return torch.einsum("ncpk,kl,ncpl->ncp", new, covariance, new)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 4, 8])
+@pytest.mark.parametrize("channels", [1, 2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
 def test_variances_are_those_of_the_parameters(channels: int) -> None:
     operator = network(channels)
     data, inputs = data_for(operator, fields(GRID, 8, 1, seed=1)), fields(GRID, 3, 1, seed=5)
