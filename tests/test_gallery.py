@@ -89,7 +89,7 @@ def test_pages_are_filled_from_results() -> None:
 def test_the_readme_states_the_kept_coverage() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     joint, independent = hook("results").covered()
-    assert f"hold the truth for {joint}, and" in text
+    assert f"cover the truth for {joint}, and" in text
     assert f"taken as independent for {independent} (" in text
 
 
