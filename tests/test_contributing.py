@@ -75,7 +75,7 @@ def run(command: list[str], folder: Path) -> str:
 
 def commands() -> list[list[str]]:
     """The page's calls of pytest on the examples: files, and the name to look for."""
-    lines = [line for block in blocks() if block.language == "console" for line in block.text.splitlines()]
+    lines = [line for block in blocks() if block.language == "console" for line in block.text.replace("\\\n", "").splitlines()]
     calls = [shlex.split(line) for line in lines if " -m pytest " in line]
     assert all(call[:3] == [".venv/bin/python", "-m", "pytest"] and call[-2] == "-k" for call in calls)
     return [call[3:-2] + call[-1:] for call in calls]

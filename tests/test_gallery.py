@@ -1,4 +1,4 @@
-"""The gallery: what is kept of the examples is theirs, small runs change only sizes, and notebooks run."""
+"""The gallery: stored outputs belong to the examples, small runs change only sizes, and notebooks run."""
 
 from __future__ import annotations
 
@@ -102,13 +102,21 @@ def test_formulas_become_mathml() -> None:
     assert "arithmatex" not in made
 
 
+def test_search_finds_both_spellings() -> None:
+    search = hook("search")
+    assert search.other_spellings("Optimise, normalization; its neighbours, noise") == ["neighbors", "normalisation", "optimize"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Executed by Jupyter, cell by cell, at the small size."""
+    """Executed by Jupyter at the small size, they print the lines and draw the figures of the full-size run."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("TQDM_DISABLE", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     book = nbformat.reads(hook("gallery").notebook(name, text=runs.small(name)), as_version=4)
     nbclient.NotebookClient(book, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == runs.kept()[name]["figures"]
+    outputs = [output for cell in book.cells for output in cell.get("outputs", []) if output.get("name") == "stdout"]
+    printed = "".join(output.text for output in outputs).rstrip()
+    figures = dict.fromkeys((path.name for path in tmp_path.glob("*.png")), b"")
+    runs.check(name, runs.Output(printed=printed, figures=figures, seconds=0.0))

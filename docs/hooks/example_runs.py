@@ -1,7 +1,7 @@
-"""Run the scripts in `examples/`: at full size, to keep what they print and draw, or at a small one, to check what is kept.
+"""Run the scripts of `examples/` at full size and store their output, or at small sizes and compare with the stored output.
 
 `python docs/hooks/example_runs.py [NAME ...]` runs scripts at full size and fills `docs/gallery/` (`make gallery`). The name
-`five_minutes` is the program of the README. `make docs` runs all others at the sizes of `examples/small.toml`.
+`five_minutes` is the program of the README. `make test-all` runs the others at the sizes of `examples/small.toml`.
 """
 
 from __future__ import annotations
@@ -140,16 +140,29 @@ def kept() -> dict[str, dict[str, Any]]:
     return json.loads(OUTPUTS.read_text(encoding="utf-8")) if OUTPUTS.exists() else {}
 
 
+def check_program(name: str) -> dict[str, Any]:
+    """Return the stored output of a script.
+
+    Raises:
+        StaleError: If there is none, or if the script has changed since.
+    """
+    entry = kept().get(name)
+    if entry is None or entry["program"] != fingerprint(source(name)):
+        raise StaleError(f"{name} is not the program whose output is kept in docs/gallery; {_remedy(name)}")
+    return entry
+
+
+def _remedy(name: str) -> str:
+    return f"run it again at full size: make gallery EXAMPLES={name}"
+
+
 def check(name: str, output: Output) -> None:
-    """Hold what is kept of a script to the script as it is, and to what it prints and draws at another size.
+    """Compare the stored output of a script with the script and with its output at another size.
 
     Raises:
         StaleError: If the script has changed since, prints other lines, or draws other figures.
     """
-    remedy = f"run it again at full size: make gallery EXAMPLES={name}"
-    entry = kept().get(name)
-    if entry is None or entry["program"] != fingerprint(source(name)):
-        raise StaleError(f"{name} is not the program whose output is kept in docs/gallery; {remedy}")
+    entry, remedy = check_program(name), _remedy(name)
     difference = outline(entry["printed"]) ^ outline(output.printed)
     if difference:
         raise StaleError(f"{name} prints other lines than those kept: {sorted(difference)}; {remedy}")
