@@ -3,6 +3,7 @@
 from probneural.calibration.band_fields import BandField
 from probneural.calibration.band_losses import BandLoss, MissedExceedance, fraction_outside
 from probneural.calibration.bands import Band, PointwiseBand, SimultaneousBand
+from probneural.calibration.calibrate import calibrate
 from probneural.calibration.conditional_bands import GroupBand, WeightedBand
 from probneural.calibration.conformal import ConformalScores, conformal_scores
 from probneural.calibration.decomposition import Decomposition
@@ -59,6 +60,7 @@ __all__ = [
     "TrajectoryBand",
     "VarianceScale",
     "WeightedBand",
+    "calibrate",
     "conformal_scores",
     "conformal_scores_by_lead",
     "fraction_outside",

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float64
 from torch import Size, Tensor
 
 from probneural.axes import Axis
+from probneural.calibration.calibrate import CalibratedPredictor, CalibrationReport
 from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.inflation import Inflation
 from probneural.calibration.local_scale import LocalScale
@@ -207,6 +208,8 @@ KINDS: dict[str, Kind] = _by_name(
     Kind(ScaledPredictor, on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local")),
     Kind(MixturePredictor, on_cpu=("weights", "calibrated_on")),
     Kind(ScaleMixturePredictor, on_cpu=("scales", "weights", "calibrated_on")),
+    Kind(CalibratedPredictor, on_cpu=("report", "measure", "scores", "groups", "calibrated_on")),
+    Kind(CalibrationReport),
     Kind(ConditionedPredictor, on_cpu=("matrix", "values", "measurement_noise")),
     Kind(Field),
     Kind(LocalScale, on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients", "limits")),

@@ -149,6 +149,7 @@ GOOD: dict[str, Callable[[], Any]] = {
     "train": world.pairs,
     "pairs": held_out,
     "calibration": held_out,
+    "held_out": lambda: held_out(20),
     "noise": lambda: 0.1,
     "in_channels": lambda: 1,
     "out_channels": lambda: 1,
