@@ -21,9 +21,11 @@ OUTPUT = re.findall(r"```text\n(.*?)\n```", README, flags=re.DOTALL)[0]
 """The output of the first program, as shown."""
 
 
-def names(printed: str) -> list[str]:
-    """The names of the scores in a printed table."""
-    return [re.split(r" {2,}", line.strip())[0] for line in printed.splitlines()[1:]]
+def numbers(printed: str) -> dict[str, float]:
+    """The last column of the calibration report by name, and the scores below it."""
+    rows = re.findall(r"^(\S.*?) {2,}.*?(\S+)$", printed, flags=re.MULTILINE)
+    scores = re.findall(r"(relative L2 error|CRPS) (\S+?),?$", printed.replace(", ", "\n"), flags=re.MULTILINE)
+    return {name: float(value) for name, value in rows[1:] + scores}
 
 
 def run(program: str, smaller: dict[str, str]) -> dict[str, Any]:
@@ -45,13 +47,13 @@ def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     monkeypatch.setenv("TQDM_DISABLE", "1")
     space = run(PROGRAM, {"epochs=50": "epochs=2"})
     test, u = space["test"], space["u"]
-    assert test.outputs.grid.shape == (512,)
-    assert u.mean.shape == u.variance.shape == (64, 1, 512)
+    assert u.mean.shape == u.variance.shape == space["band"].lower.shape == test.outputs.values.shape == (64, 1, 128)
     assert u.mean.dtype == torch.float32
     assert bool((u.variance > 0).all())
-    band = space["band"](test.inputs)
-    assert band.lower.shape == band.upper.shape == u.mean.shape
-    assert names(capsys.readouterr().out) == names(OUTPUT)
+    assert bool((space["band"].lower < space["band"].upper).all())
+    assert space["fine"].mean.shape == (64, 1, 512)
+    assert space["p_values"].shape == (64,)
+    assert list(numbers(capsys.readouterr().out)) == list(numbers(OUTPUT))
 
 
 def test_forecast_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
