@@ -1,4 +1,4 @@
-"""Uncertainty of all layers: a low-rank Laplace posterior with its bounds, new data, a nonlinear constraint, and a file."""
+"""Posterior over all layers: low-rank Laplace with bounds, new data, a constraint, a file."""
 
 import tempfile
 
@@ -30,12 +30,19 @@ v = u.constrain_residual(lambda values: u.grid.mean(values.square()) - energy.to
 print(f"energy missed by {float((u.grid.mean(v.mean.square()) - energy).abs().max()):.1e}")
 
 draw = predictor.draw(seed=0)  # one operator from the posterior, at any input and on any grid
-print("a draw on a finer grid:", tuple(draw(burgers.sample(1, resolution=256, seed=3).inputs.values).shape))
+print(
+    "a draw on a finer grid:",
+    tuple(draw(burgers.sample(1, resolution=256, seed=3).inputs.values).shape),
+)
 
 with tempfile.TemporaryDirectory() as folder:
     pn.save(updated, f"{folder}/posterior.safetensors")
     again = pn.load(f"{folder}/posterior.safetensors")
-print("the file predicts the same:", torch.equal(again(test.inputs).mean, updated(test.inputs).mean))
+print(
+    "the file predicts the same:", torch.equal(again(test.inputs).mean, updated(test.inputs).mean)
+)
 
-figure = pn.plots.fields({"50 functions": u, "20 more": updated(test.inputs), "energy known": v}, test.outputs, index=0)
+figure = pn.plots.fields(
+    {"50 functions": u, "20 more": updated(test.inputs), "energy known": v}, test.outputs, index=0
+)
 figure.savefig("all_layers.png", dpi=120)

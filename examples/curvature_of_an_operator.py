@@ -1,4 +1,4 @@
-"""Curvature of a trained FNO: Hessian-vector products, sharpness, the spectrum, gradcheck, and their cost."""
+"""Curvature of a trained FNO: Hessian-vector products, sharpness, spectrum, gradcheck, cost."""
 
 from time import perf_counter
 
@@ -31,7 +31,7 @@ operator = pn.operators.FNO(1, 1, modes=(8,), width=WIDTH, depth=2, seed=0).doub
 pn.fit(operator, train, epochs=EPOCHS, seed=0, show_progress=False)
 operator.eval()
 
-# Loss: L(θ) = 1/2 Σ_i precision · mean over the domain of (f_θ(a_i) - u_i)², here relative to E u².
+# L(θ) = 1/2 Σ_i precision · mean over the domain of (f_θ(a_i) - u_i)², relative to E u².
 mean_square = train.outputs.values.square().mean()
 likelihood = QuadratureGaussian.of(train.outputs.grid, 1 / (SAMPLES * mean_square[None]))
 problem = CurvatureProblem(
@@ -46,14 +46,17 @@ theta = problem.parameters  # (P,), complex weights as pairs of real numbers
 generator = torch.Generator().manual_seed(0)
 v = torch.randn(len(theta), dtype=torch.float64, generator=generator)
 
-# Products with one vector (P,) or a block (s, P): H v, G v = Jᵀ diag(w) J v, F v = Σ g_i (g_iᵀ v).
+# For one vector (P,) or a block (s, P): H v, G v = Jᵀ diag(w) J v, F v = Σ g_i (g_iᵀ v).
 hessian_v = hessian_vector_product(problem, theta, v)
 gauss_newton_v = gauss_newton_vector_product(problem, theta, v)
 fisher_v = fisher_vector_product(problem, theta, v)
 jacobian_v = jacobian_vector_product(problem, theta, v)  # J v, (n, c, p)
 transposed = vector_jacobian_product(problem, theta, likelihood.weights * jacobian_v)
 print("G v is Jᵀ diag(w) J v:", torch.allclose(gauss_newton_v, transposed, rtol=1e-9))
-print(f"norms of H v {hessian_v.norm():.1f}, G v {gauss_newton_v.norm():.1f}, F v {fisher_v.norm():.2e}")
+print(
+    f"norms of H v {hessian_v.norm():.1f}, G v {gauss_newton_v.norm():.1f}, "
+    f"F v {fisher_v.norm():.2e}"
+)
 
 # Sharpness: the largest eigenvalue of H. H is indefinite, so SciPy's Lanczos takes it.
 hessian = Hessian(theta, problem)

@@ -1,6 +1,6 @@
 """A page, a thumbnail and a notebook for every script in `examples/`.
 
-The pages show the stored output of full-size runs (`docs/gallery/`). The build fails if a script has changed since; it runs no script.
+The pages show the stored output of full-size runs (`docs/gallery/`). The build runs no script, and fails if one has changed.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def _page(name: str) -> str:
 def _index(names: list[str]) -> str:
     """All examples as cards: thumbnail, title, first sentence."""
     text = (
-        "# Gallery\n\nEvery page is a script of `examples/` with the output and figures of its full-size run. `make test-all` runs"
-        " all scripts at small sizes.\n"
+        "# Gallery\n\nEvery page is a script of `examples/` with the output and figures of its full-size run."
+        " `make test-all` runs all scripts at small sizes.\n"
     )
     cards = []
     for name in names:
