@@ -23,6 +23,7 @@ from torch import Tensor
 import probneural as pn
 from benchmarks import environment
 from benchmarks.active_sources import VariedInputs, VariedSource
+from probneural.active.selection.pool_features import integrated_variances
 from probneural.errors import ProbneuralError
 from probneural.randomness import stream, stream_seed
 
@@ -277,7 +278,7 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs) -> dict[s
     means = [predictor(test.inputs[start : start + 100]).mean for start in range(0, len(test), 100)]
     differences = (torch.cat(means).double() - test.outputs.values.double()) / scales
     squares = pn.Field(differences, test.outputs.grid).mean_square().mean(1)
-    variances = pn.active.integrated_variances(predictor, test.inputs)
+    variances = integrated_variances(predictor, test.inputs)
     middle, high, highest = squares.sqrt().quantile(torch.tensor([0.5, 0.95, 0.99], dtype=torch.float64)).tolist()
     return {
         "rmse": float(squares.mean().sqrt()),

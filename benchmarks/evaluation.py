@@ -14,6 +14,8 @@ import torch
 import probneural as pn
 from benchmarks.method_figures import Sketch
 from benchmarks.sources import Source
+from probneural.calibration.conformal import conformal_scores
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.errors import CalibrationError, ConstraintError
 
 LEVEL = 0.9
@@ -164,7 +166,7 @@ def _raw(
     """What the head said before it was scaled, and by how much it was: the largest factors over channels."""
     comparison = pn.metrics.compare(raw(pairs.inputs), pairs.outputs, noise=raw.noise)
     found: dict[str, float | None] = {"chi2": float(pn.metrics.chi2(comparison).mean())}
-    if isinstance(predictor, pn.calibration.ScaledPredictor):
+    if isinstance(predictor, ScaledPredictor):
         unexplained = predictor.noise_scale * raw.noise.double()
         total = predictor(pairs.inputs).variance.double().mean((0, *range(2, 2 + pairs.outputs.grid.dimension)))
         found |= {
@@ -221,8 +223,7 @@ def bands(predictor: pn.distributions.Predictor, pool: pn.FieldPairs, fresh: pn.
     """
     size = min(SET, len(pool))
     kinds = {
-        kind: [pn.calibration.conformal_scores(predictor, some, modulation=kind) for some in (pool, fresh)]
-        for kind in ("std", "constant")
+        kind: [conformal_scores(predictor, some, modulation=kind) for some in (pool, fresh)] for kind in ("std", "constant")
     }
     coverage: dict[str, list[float]] = {kind: [] for kind in kinds}
     width: dict[str, list[float]] = {kind: [] for kind in kinds}

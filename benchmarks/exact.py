@@ -32,6 +32,7 @@ from benchmarks.recipes import Recipe
 from benchmarks.scheduling import Job, run
 from benchmarks.sources import SEEDS, FileSource, ProblemSource, Source
 from benchmarks.workers import spawned
+from probneural.training.history import History
 
 Runs = list[dict[str, Any]]
 Figures = dict[str, dict[str, bytes]]
@@ -345,6 +346,6 @@ def _figures(runs: Runs, sketches: Sequence[Sketch]) -> dict[str, bytes]:
     figures = method_figures.drawn(sketches, best=best, cost=points)
     histories = {one["operator"]: one["train"]["history"] for one in runs if "history" in one["train"]}
     for operator, losses in histories.items():
-        history = pn.training.History(train=tuple(losses["train"]), validation=tuple(losses["validation"]), seconds=())
+        history = History(train=tuple(losses["train"]), validation=tuple(losses["validation"]), seconds=())
         figures[f"training of the {operator}"] = pn.plots.png(pn.plots.training(history), dpi=110.0)
     return figures

@@ -20,6 +20,7 @@ from benchmarks.method_figures import Sketch
 from benchmarks.recipes import Recipe
 from benchmarks.sources import ProblemSource, Source
 from probneural.errors import ProbneuralError
+from probneural.heads.last_layer.laplace import LastLayerPredictor
 
 MEMBERS = 4
 ENSEMBLE = f"ensemble of {MEMBERS}"
@@ -147,7 +148,7 @@ def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], list[S
         try:
             raw = make()
             fitted: dict[str, Any] = {"seconds": time.process_time() - start}
-            if isinstance(raw, pn.heads.LastLayerPredictor):
+            if isinstance(raw, LastLayerPredictor):
                 fitted |= {"effective_observations": raw.effective_observations.tolist(), "log_evidence": raw.log_evidence}
             meter.add(task.fit_cost)
             more, evaluations, sketch = evaluation.evaluate(

@@ -16,7 +16,8 @@ import probneural as pn
 from benchmarks import environment, forecast_recipes, recipes
 from benchmarks.forecast_cases import HISTORY, Case, Truth, evenly_spread
 from benchmarks.forecast_recipes import RECIPES, RECURRENT, DressedForecast, StepRegression
-from probneural.distributions import Forecast, Predictor
+from probneural.distributions import Predictor
+from probneural.distributions.trajectory import Forecast
 from probneural.errors import ProbneuralError
 from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream_seed

@@ -22,6 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import probneural as pn
 from benchmarks import sections, verdicts
 from probneural.distributions import EmpiricalField
+from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.operators.layers import SpectralConv
 from probneural.randomness import stream
 
@@ -138,7 +139,7 @@ def judged(name: str, found: dict[str, float]) -> dict[str, Any]:
     return {"limit": limit, "verdict": verdicts.verdict(found, {"mean_z": limit, "sd_z": limit})}
 
 
-def compared(predictor: pn.heads.WeightSampledPredictor, exact: Posterior) -> dict[str, float]:
+def compared(predictor: WeightSampledPredictor, exact: Posterior) -> dict[str, float]:
     """How members' coefficients and fields spread, relative to the exact posterior."""
     members = predictor.members
     weights = predictor.vectors.reshape(members, MODES + 1, 2)[:, 1:, 0]

@@ -14,6 +14,7 @@ import probneural as pn
 from benchmarks import recipes
 from benchmarks.recipes import Recipe
 from probneural.distributions import Predictor
+from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.randomness import stream_seed
 
 MEMBERS = 4
@@ -184,7 +185,7 @@ def variational(shop: Workshop) -> tuple[Predictor, float]:
     method = pn.heads.VariationalInference("mean_field", steps=max(4, shop.recipe.epochs * len(shop.pairs) // BATCH // 2))
     head = pn.heads.BayesianOperator(method, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
     predictor = head.fit(operator, shop.pairs)
-    assert isinstance(predictor, pn.heads.LaplacePredictor)
+    assert isinstance(predictor, LaplacePredictor)
     return predictor.sampled(32, seed=shop.seed_of(1)), seconds
 
 

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 import probneural as pn
 from benchmarks import gold, verdicts
+from probneural.errors import ConvergenceWarning
 from probneural.heads.chain_diagnostics import effective_size
+from probneural.heads.last_layer.laplace import LastLayerPredictor
+from probneural.heads.last_layer.predictors import SampledLastLayerPredictor
 
 NOTE = (
     "The last layer's weights given noise and prior precision: 4 chains of 1,000 draws after 1,000 steps of adaptation, and "
@@ -38,7 +41,7 @@ class Setting:
     inputs: pn.Field
     given: dict[str, Any]
 
-    def exact(self, predictor: pn.heads.LastLayerPredictor) -> tuple[Tensor, Tensor]:
+    def exact(self, predictor: LastLayerPredictor) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the weights' deviations from the trained ones, one channel, by dense algebra."""
         with torch.no_grad():
             values, features = predictor.readout.evaluate(self.train.inputs)
@@ -116,7 +119,7 @@ def compared(setting: Setting, *, small: bool) -> Iterator[dict[str, Any]]:
     for name, method in methods.items():
         start = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pn.heads.ConvergenceWarning)  # the table says so
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the table says so
             predictor = pn.heads.BayesianLastLayer(method=method, **setting.given, seed=0).fit(setting.operator, setting.train)
         seconds = time.perf_counter() - start
         field = predictor(setting.inputs)
@@ -153,7 +156,7 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 
 def diagnostics(predictor: Any, mean: Tensor, covariance: Tensor) -> dict[str, Any]:
     """What chains report, and their moments against the exact ones; nothing of variational inference."""
-    if not isinstance(predictor, pn.heads.SampledLastLayerPredictor):
+    if not isinstance(predictor, SampledLastLayerPredictor):
         return {}
     report = predictor.report
     root = torch.linalg.cholesky(covariance)

@@ -22,6 +22,7 @@ from benchmarks.kept_units import noted
 from benchmarks.measurements import measured, noise_variance
 from benchmarks.over_seeds import Row
 from benchmarks.problem_units import ProblemUnit
+from probneural.calibration.novelty import NoveltyDetector
 from probneural.randomness import stream, stream_seed
 
 LEVEL = 0.9
@@ -197,9 +198,7 @@ def auroc(ordinary: Tensor, shifted: Tensor) -> float:
     return float((difference > 0).double().mean() + 0.5 * (difference == 0).double().mean())
 
 
-def detection(
-    functions: Functions, detector: pn.calibration.NoveltyDetector, referred: pn.calibration.NoveltyDetector
-) -> list[Row]:
+def detection(functions: Functions, detector: NoveltyDetector, referred: NoveltyDetector) -> list[Row]:
     """AUROC of each score per shift, and how many functions are flagged by the combined one.
 
     Args:

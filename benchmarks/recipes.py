@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import probneural as pn
+from probneural.training.history import History
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Recipe:
 
     def train(
         self, train: pn.FieldPairs, *, seed: int, tick: Callable[[], None]
-    ) -> tuple[torch.nn.Module, dict[str, Any], pn.training.History | None]:
+    ) -> tuple[torch.nn.Module, dict[str, Any], History | None]:
         """Build and train; returns the operator, what a report should say, and the losses."""
         start = time.process_time()
         facts: dict[str, Any] = {"pairs": len(train), "resolution": list(train.inputs.grid.shape)}

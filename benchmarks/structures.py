@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import probneural as pn
+from probneural.heads.laplace.structures import Diagonal
 
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 
@@ -42,7 +43,7 @@ def run(*, small: bool = False) -> dict[str, Any]:
         "kronecker, corrected": pn.heads.Laplace(pn.heads.Kronecker(eigenvalue_correction=True), **given),
         "kronecker, 16 probes": pn.heads.Laplace(pn.heads.Kronecker(probes=16), **given),
         "diagonal": pn.heads.Laplace(structure="diagonal", **given),
-        "diagonal, XDiag 128": pn.heads.Laplace(pn.heads.Diagonal(probes=128), **given),
+        "diagonal, XDiag 128": pn.heads.Laplace(Diagonal(probes=128), **given),
     }
     rows = []
     for name, head in heads.items():

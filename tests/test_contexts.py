@@ -11,7 +11,8 @@ from torch.func import jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from probneural.grids import Grid, resample
-from probneural.operators import FNO, DeepONet, HiddenLayers, SpectralConv
+from probneural.operators import FNO, DeepONet, HiddenLayers
+from probneural.operators.layers import SpectralConv
 from probneural.training import RelativeH1
 from tests.helpers import normal
 

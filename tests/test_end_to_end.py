@@ -8,6 +8,7 @@ from botorch.acquisition import qLogExpectedImprovement
 from torch import Tensor
 
 import probneural as pn
+from probneural.calibration.scaled_predictor import ScaledPredictor
 
 BURGERS = pn.problems.Burgers(viscosity=0.1, random_field=pn.problems.GaussianRandomField(1, 12), design_dim=4)
 
@@ -70,9 +71,7 @@ class TestPhysics:
         assert largest(informed.mean.flatten() - mean) <= 1e-10
         assert largest(informed.cross_covariance(informed) - covariance) <= 1e-10
 
-    def test_more_exact_observations_than_rank_are_refused(
-        self, predictor: pn.calibration.ScaledPredictor, held_out: pn.FieldPairs
-    ) -> None:
+    def test_more_exact_observations_than_rank_are_refused(self, predictor: ScaledPredictor, held_out: pn.FieldPairs) -> None:
         everywhere = pn.functionals.sensors(held_out.outputs.grid, held_out.outputs.grid.points[::2])
         u = predictor.inner(held_out.inputs)  # without a discrepancy of each function's own
         with pytest.raises(pn.errors.ConstraintError, match="rank"):

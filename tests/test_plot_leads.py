@@ -12,13 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from probneural import plots
-from probneural.distributions import VarianceShares
 from probneural.distributions.base import draw_stream
+from probneural.distributions.variance_shares import VarianceShares
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
-from probneural.metrics import LeadScores, score_by_lead
+from probneural.metrics import score_by_lead
+from probneural.metrics.lead_scores import LeadScores
 from tests.autoregression import DECAY, GRID, Exact, Members, Truth, forecast_and_truth
 from tests.helpers import normal
 

@@ -16,14 +16,17 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from probneural import plots
-from probneural.active import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
-from probneural.calibration import BandField
+from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
+from probneural.calibration.band_fields import BandField
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
-from probneural.metrics import calibration_error, compare, coverage, pit_histogram, sparsification_curve, spread_skill_curve
+from probneural.metrics import calibration_error, compare, coverage
+from probneural.metrics.reliability import pit_histogram
+from probneural.metrics.sparsification import sparsification_curve
+from probneural.metrics.spread import spread_skill_curve
 from probneural.training.history import History
 from tests.helpers import normal
 

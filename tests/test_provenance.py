@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import DataError
 from probneural.pairs import FieldPairs
 from probneural.provenance import TrainingRecord, joined_record, record_of, row_keys, shared_rows
@@ -141,10 +142,10 @@ def test_inputs_in_other_units_than_in_training_are_refused() -> None:
 def test_mixtures_know_the_pairs_of_all_members() -> None:
     first, second = pairs(5), pairs(6, seed=7)
     members = [Synthetic()._with_records(record_of(data)) for data in (first, second)]
-    mixture = pn.distributions.MixturePredictor([*members, Synthetic()])
+    mixture = MixturePredictor([*members, Synthetic()])
     assert mixture.trained_on is not None
     assert torch.equal(mixture.trained_on.row_keys, torch.cat([row_keys(first), row_keys(second)]).flatten().unique())
-    assert pn.distributions.MixturePredictor([Synthetic()]).trained_on is None
+    assert MixturePredictor([Synthetic()]).trained_on is None
 
 
 def test_fields_hold_the_provenance_of_their_predictor() -> None:

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 import probneural as pn
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ConvergenceWarning, ProbneuralError
 from probneural.fields import Field, power_of_two
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
+from probneural.training.callbacks import Progress
 from tests.helpers import held_out, normal
 
 GRID = Grid.uniform((16,))
@@ -81,7 +83,7 @@ def headed(make: Callable[..., Any], data: FieldPairs, dtype: torch.dtype, **set
 def calibrated(data: FieldPairs, dtype: torch.dtype, **_: Any) -> dict[str, tuple[Tensor, int]]:
     predictor = pn.heads.LastLayerLaplace().fit(trained("FNO", data, dtype), data)
     scaled = pn.calibration.VarianceScale().fit(predictor, held_out(data))
-    assert isinstance(scaled, pn.calibration.ScaledPredictor)
+    assert isinstance(scaled, ScaledPredictor)
     return {"scale": (scaled.scale, 0), "noise": (scaled.noise, 2)}
 
 
@@ -296,7 +298,7 @@ class TestTrainingThatLeadsAway:
         class KilledError(Exception):
             pass
 
-        def kill(progress: pn.training.Progress) -> None:
+        def kill(progress: Progress) -> None:
             if progress.epoch == 2:
                 raise KilledError
 

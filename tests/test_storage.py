@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.distributions import EmpiricalField, MixturePredictor, Predictor, PredictorTraits
+from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, DataWarning, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid

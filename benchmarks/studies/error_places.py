@@ -18,6 +18,7 @@ from benchmarks import environment, exact, kept_units, sections, studies
 from benchmarks.calibration import FRONT_RANK, FRONTS
 from benchmarks.kept_units import noted
 from benchmarks.over_seeds import CONFIDENCE, Row, average, grouped
+from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.fields import Field
 from probneural.metrics.ranking import rank_correlation
 from probneural.randomness import stream_seed
@@ -138,7 +139,7 @@ def _logs(errors: Tensor) -> Tensor:
 
 def ranked(stated: Tensor, errors: Tensor, pairs: pn.FieldPairs) -> float:
     """The rank correlation within functions of what is stated and the errors, averaged over functions and channels."""
-    own = pn.distributions.DiagonalRoot(stated.double().flatten(2))
+    own = DiagonalRoot(stated.double().flatten(2))
     nothing = pn.distributions.DenseRoot(torch.zeros(*own.std.shape, 0, dtype=torch.float64))
     u = pn.distributions.GaussianField(
         torch.zeros_like(errors.double()), nothing, latent="stated", grid=pairs.outputs.grid, discrepancy=own

@@ -17,6 +17,7 @@ from typing import Any
 import probneural as pn
 from benchmarks import sections, studies
 from benchmarks.memory import peak_memory, reset_peak_memory
+from probneural.distributions.trajectory import Trajectory
 
 LEADS = (100, 300, 1000)
 Row = dict[str, Any]
@@ -87,22 +88,22 @@ def table(found: Mapping[Cell, Row], what: str) -> list[Row]:
 DRAWS = ("trajectory", "step")
 
 
-def _lead_by_lead(forecast: pn.distributions.Trajectory) -> None:
+def _lead_by_lead(forecast: Trajectory) -> None:
     for _, u in forecast.leads():
         if not bool(u.variance.isfinite().all()):
             raise ArithmeticError("a forecast is not finite")
 
 
-def _last_lead(forecast: pn.distributions.Trajectory) -> None:
+def _last_lead(forecast: Trajectory) -> None:
     forecast.at(forecast.steps)
 
 
-def _store(forecast: pn.distributions.Trajectory) -> None:
+def _store(forecast: Trajectory) -> None:
     with tempfile.TemporaryDirectory() as folder:
         forecast.to_zarr(Path(folder) / "forecast.zarr")
 
 
-WAYS: dict[str, Callable[[pn.distributions.Trajectory], None]] = {
+WAYS: dict[str, Callable[[Trajectory], None]] = {
     "lead by lead": _lead_by_lead,
     "the last lead": _last_lead,
     "into a store": _store,

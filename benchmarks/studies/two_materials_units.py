@@ -20,8 +20,9 @@ from benchmarks.over_seeds import Row
 from benchmarks.recipes import Recipe
 from probneural.calibration.band_shapes import FLOOR, Modulation, band_shape, domain_quantile
 from probneural.calibration.chunks import domain_average
-from probneural.distributions import DenseRoot, DiagonalRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
+from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.randomness import stream_seed

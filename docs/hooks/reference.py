@@ -16,14 +16,18 @@ MODULES = (
     "active",
     "calibration",
     "curvature",
+    "data",
     "distributions",
     "export",
+    "forecasts",
     "functionals",
     "heads",
     "metrics",
     "operators",
+    "plots",
     "problems",
     "runs",
+    "storage",
     "training",
 )
 """Parts of the package that say in `__all__` what is public."""

@@ -200,7 +200,7 @@ def _measured(predictor: Predictor, pairs: Dataset, *, level: float) -> dict[str
 class CalibratedPredictor(Predictor):
     """A calibrated predictor with its simultaneous band and its novelty test, from `calibrate`.
 
-    It predicts and draws as `inner` does. See [`calibrate`][probneural.calibration.calibrate].
+    It predicts and draws as `inner` does.
 
     Args:
         inner: The predictor whose variances are calibrated.

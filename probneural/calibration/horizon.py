@@ -175,7 +175,7 @@ class TrajectoryBand:
 
 
 class BandTrajectory:
-    """Bands around n functions at every lead, from a [`TrajectoryBand`][probneural.calibration.TrajectoryBand].
+    """Bands around n functions at every lead, from a [`TrajectoryBand`][probneural.calibration.horizon.TrajectoryBand].
 
     Args:
         forecast: What they are around.

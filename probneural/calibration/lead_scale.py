@@ -51,7 +51,7 @@ class LeadScale:
 
     A few functions with fronts can make most of the squares. One number per lead is then right for these and wrong for all
     others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
-    function (see [`LocalScale`][probneural.calibration.LocalScale]), fitted by the Gaussian likelihood of single values.
+    function (`LocalScale`), fitted by the Gaussian likelihood of single values.
     Likelihoods hardly weigh the few largest variances, which make most of the mean. So at leads with a local scale the largest
     of the variances t that h makes are changed until, on the calibration functions, the mean variance is the mean squared
     error. Where it would be larger they saturate, at 2 t / (1 + (1 + 4 s t)^1/2). Where it would be smaller they grow, to
@@ -287,7 +287,7 @@ class LeadScaling(Undisturbed):
 
 
 class ScaledForecast(Undisturbed):
-    """A [`Forecast`][probneural.distributions.Forecast] whose deviations from the mean are scaled by lead.
+    """A [`Forecast`][probneural.distributions.trajectory.Forecast] whose deviations from the mean are scaled by lead.
 
     Gaussian leads that share a latent still do, under a name of its own: conditioning at one lead moves the others.
 

@@ -51,13 +51,13 @@ class VarianceScale:
     closed form.
 
     Errors are rarely spread as evenly as that: they are larger at a front, smaller at a wall where the solution is given, and
-    larger for inputs that are harder. A local scale h, a function of what is predicted and of the position (see
-    [`LocalScale`][probneural.calibration.LocalScale]), multiplies the variance at each point. It is fitted by the same
+    larger for inputs that are harder. A local scale h ([`LocalScale`][probneural.calibration.local_scale.LocalScale]), a
+    function of what is predicted and of the position, multiplies the variance at each point. It is fitted by the same
     likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
     trajectory are held out together, and count as one. Scattered points and masked grids have no local scale. A channel where
-    errors and stated deviations are rounding at more than four fifths of the values has no local scale: the
-    others say nothing of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they
-    are, with a warning.
+    errors and stated deviations are rounding at more than four fifths of the values has no local scale: the others say nothing
+    of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they are, with a
+    warning.
 
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:

@@ -3,13 +3,12 @@
 Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` says what the matrix is of;
 `hessian_vector_product`, `gauss_newton_vector_product` and their like multiply with it, differentiably;
 `products.linear_operators` wraps it for linear_operator and SciPy; `top_eigenpairs`, `spectral_density`, `xdiag` and
-[`solve`][probneural.linear_algebra.solve] need nothing but products.
+`probneural.linear_algebra.conjugate_gradients.solve` need nothing but products.
 """
 
-from probneural.curvature.jacobian import evaluate_at, gauss_newton, jacobian
-from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.curvature.jacobian import gauss_newton, jacobian
+from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kfac.factorisation import kronecker
-from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
 from probneural.curvature.likelihood import QuadratureGaussian
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.problem import CurvatureProblem, Minibatches
@@ -20,32 +19,16 @@ from probneural.curvature.products.functions import (
     jacobian_vector_product,
     vector_jacobian_product,
 )
-from probneural.curvature.products.linearisation import Linearisation
-from probneural.curvature.rows import GaussNewtonRows
-from probneural.curvature.spectra.diagonals import Estimate, row_squares_estimate, xdiag
-from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
-from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
-from probneural.curvature.weights.roots import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
+from probneural.curvature.spectra.diagonals import xdiag
+from probneural.curvature.spectra.lanczos import top_eigenpairs
+from probneural.curvature.spectra.quadrature import spectral_density
 
 __all__ = [
     "CurvatureProblem",
-    "DenseWeights",
-    "DiagonalWeights",
-    "Eigenpairs",
-    "Estimate",
-    "GaussNewtonRows",
-    "JacobianRoot",
-    "KroneckerFactors",
-    "KroneckerWeights",
-    "Linearisation",
-    "LowRankWeights",
     "Minibatches",
     "ParameterVector",
     "QuadratureGaussian",
-    "SpectralMeasure",
     "VarianceEstimation",
-    "WeightRoot",
-    "evaluate_at",
     "fisher_vector_product",
     "gauss_newton",
     "gauss_newton_vector_product",
@@ -53,7 +36,6 @@ __all__ = [
     "jacobian",
     "jacobian_vector_product",
     "kronecker",
-    "row_squares_estimate",
     "spectral_density",
     "top_eigenpairs",
     "vector_jacobian_product",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from probneural.data.arrays import from_arrays
-from probneural.data.fields import StoredFields
-from probneural.data.listing import FileVariable, list_variables
+from probneural.data.listing import list_variables
 from probneural.data.opening import open, open_inputs
 from probneural.data.pairs import StoredPairs
 from probneural.data.trajectories import Trajectories
 
 __all__ = [
-    "FileVariable",
-    "StoredFields",
     "StoredPairs",
     "Trajectories",
     "from_arrays",

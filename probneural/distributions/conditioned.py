@@ -16,8 +16,8 @@ from probneural.distributions.latent import Latent
 from probneural.distributions.predictor import Predictor
 from probneural.errors import UnsupportedError
 from probneural.fields import Field, check_field
-from probneural.functionals import Functional, check_functional
-from probneural.functionals.base import MatrixFunctional
+from probneural.functionals import Functional
+from probneural.functionals.base import MatrixFunctional, check_functional
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.randomness import stream

@@ -27,7 +27,8 @@ from probneural.distributions.latent import Latent, digest
 from probneural.distributions.roots.base import DenseRoot, square_root, square_units
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import select_rows
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 from probneural.grids import Grid, check_grid
 
 

@@ -16,7 +16,8 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.time_functionals import MapOfSpace, applied
 from probneural.distributions.trajectory_files import write_zarr
 from probneural.errors import ArgumentError
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 from probneural.grids import Grid
 
 

@@ -41,7 +41,8 @@ from probneural.distributions.roots.weighted import weigh
 from probneural.distributions.selected import SelectedFunctions
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import row_number, select_rows
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 from probneural.grids import Grid, check_grid
 from probneural.linear_algebra.conditioning import (
     LatentUpdate,

@@ -28,7 +28,8 @@ from probneural.distributions.pooling import pooled
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import row_number, select_rows
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 
 _LARGEST_EXPONENT = 700.0
 """Up to where float64 holds exponentials; only components without weight get there."""

@@ -21,7 +21,8 @@ from probneural.distributions.mixture import MixtureField, checked_weights, choo
 from probneural.distributions.roots.base import root_sum_of_squares, square_units
 from probneural.errors import ArgumentError
 from probneural.fields import row_number, select_rows
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 
 
 class ScaleMixtureField(MixtureField):

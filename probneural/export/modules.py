@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.calibration import Band
+from probneural.calibration.bands import Band
 from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.distributions import FunctionDraw, Predictor
+from probneural.distributions import Predictor
+from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import UnsupportedError
 from probneural.fields import Field, takes_grid
 from probneural.grids import Grid, resample

@@ -13,7 +13,8 @@ from probneural.checks import assign, check_finite, check_instance, check_intege
 from probneural.distributions.base import check_values, noise_variance
 from probneural.errors import ArgumentError, ShapeError
 from probneural.forecasts.updates import ObservedNumbers
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 from probneural.grids import Grid
 
 

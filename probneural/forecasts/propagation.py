@@ -55,8 +55,9 @@ def propagate(
     [`four_d_var`][probneural.forecasts.four_d_var] finds.
 
     All leads share one latent: an observation at lead 5 moves leads 1 to 20, by
-    [`condition`][probneural.forecasts.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an initial
-    distribution nor a discrepancy it is the predictor's own latent, so that such an observation moves its predictions too.
+    [`condition`][probneural.forecasts.trajectories.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an
+    initial distribution nor a discrepancy it is the predictor's own latent, so that such an observation moves its predictions
+    too.
 
     Cost: a forward-mode derivative of the mean per step and column. Columns are as many as latent dimensions, and as values
     of the states at most: what exceeds these is left out exactly, by a singular value decomposition.

@@ -6,28 +6,15 @@ means of regions, line integrals, sensors, derivatives, and their linear combina
 [`maximum`][probneural.functionals.maximum] is nonlinear, and goes through draws: `u.apply_by_draws(maximum(grid))`.
 """
 
-from probneural.functionals.base import (
-    AlongAxis,
-    Combination,
-    Functional,
-    MatrixFunctional,
-    Stack,
-    check_functional,
-    stack,
-)
+from probneural.functionals.base import Functional, MatrixFunctional, stack
 from probneural.functionals.integrals import average, integral, line_integral, region
-from probneural.functionals.maxima import Maximum, maximum
+from probneural.functionals.maxima import maximum
 from probneural.functionals.observations import derivative, sensors
 
 __all__ = [
-    "AlongAxis",
-    "Combination",
     "Functional",
     "MatrixFunctional",
-    "Maximum",
-    "Stack",
     "average",
-    "check_functional",
     "derivative",
     "integral",
     "line_integral",

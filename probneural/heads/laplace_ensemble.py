@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 
 from probneural.checks import assign, check_instance, check_module
-from probneural.distributions import MixturePredictor, Predictor
+from probneural.distributions import Predictor
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, DataError
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.ensembles.members import TrainFunction

@@ -6,49 +6,21 @@ functions of a `Comparison` give each one per function and channel.
 """
 
 from probneural.metrics.accuracy import relative_l2, rmse
-from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.comparison import compare
 from probneural.metrics.energy import energy_score
-from probneural.metrics.lead_scores import HorizonScores, LeadScore, LeadScores, RankHistograms, Spectra
 from probneural.metrics.lead_scoring import score_by_lead
-from probneural.metrics.likelihood import gaussian_nll, joint_nll, nll
-from probneural.metrics.member_pool import rank_deviation, rank_histogram
-from probneural.metrics.ranked_probability import crps, gaussian_crps, gaussian_mixture_crps, mixture_crps
-from probneural.metrics.ranking import RankCorrelation, rank_correlation
-from probneural.metrics.reliability import (
-    calibration_error,
-    chi2,
-    coverage,
-    interval_width,
-    pit,
-    pit_histogram,
-    simultaneous_coverage,
-)
-from probneural.metrics.scores import Scores, score, score_pairs
-from probneural.metrics.sparsification import SparsificationCurve, SparsificationError, ause, sparsification_curve
-from probneural.metrics.spectra import PowerSpectrum, power_spectrum
-from probneural.metrics.spread import (
-    SpreadSkillCurve,
-    interval_score,
-    n_merci,
-    sharpness,
-    spread_skill,
-    spread_skill_curve,
-)
+from probneural.metrics.likelihood import joint_nll, nll
+from probneural.metrics.member_pool import rank_histogram
+from probneural.metrics.ranked_probability import crps
+from probneural.metrics.ranking import rank_correlation
+from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, pit, simultaneous_coverage
+from probneural.metrics.scores import score, score_pairs
+from probneural.metrics.sparsification import ause
+from probneural.metrics.spectra import power_spectrum
+from probneural.metrics.spread import interval_score, n_merci, sharpness, spread_skill
 from probneural.metrics.variogram import variogram_score
 
 __all__ = [
-    "Comparison",
-    "HorizonScores",
-    "LeadScore",
-    "LeadScores",
-    "PowerSpectrum",
-    "RankCorrelation",
-    "RankHistograms",
-    "Scores",
-    "SparsificationCurve",
-    "SparsificationError",
-    "Spectra",
-    "SpreadSkillCurve",
     "ause",
     "calibration_error",
     "chi2",
@@ -56,20 +28,14 @@ __all__ = [
     "coverage",
     "crps",
     "energy_score",
-    "gaussian_crps",
-    "gaussian_mixture_crps",
-    "gaussian_nll",
     "interval_score",
     "interval_width",
     "joint_nll",
-    "mixture_crps",
     "n_merci",
     "nll",
     "pit",
-    "pit_histogram",
     "power_spectrum",
     "rank_correlation",
-    "rank_deviation",
     "rank_histogram",
     "relative_l2",
     "rmse",
@@ -78,8 +44,6 @@ __all__ = [
     "score_pairs",
     "sharpness",
     "simultaneous_coverage",
-    "sparsification_curve",
     "spread_skill",
-    "spread_skill_curve",
     "variogram_score",
 ]

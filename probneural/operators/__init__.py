@@ -4,7 +4,6 @@ from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
 from probneural.operators.integration import ODESolver
-from probneural.operators.layers import PointwiseLinear, SpectralConv
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.neural_ode import NeuralODEOperator, space_time
@@ -12,9 +11,9 @@ from probneural.operators.neuraloperator import from_neuraloperator, to_neuralop
 from probneural.operators.noise_conditioned import NoiseConditionedOperator
 from probneural.operators.noise_field import NoiseField
 from probneural.operators.pod_deeponet import PODDeepONet
-from probneural.operators.recurrent import RecurrentLayers, RecurrentOperator, RecurrentState, SpectralEncoder
+from probneural.operators.recurrent import RecurrentLayers, RecurrentOperator, SpectralEncoder
 from probneural.operators.rollout import Rollout
-from probneural.operators.suggestion import Suggestion, suggest
+from probneural.operators.suggestion import suggest
 
 __all__ = [
     "FNO",
@@ -27,14 +26,10 @@ __all__ = [
     "ODESolver",
     "Operator",
     "PODDeepONet",
-    "PointwiseLinear",
     "RecurrentLayers",
     "RecurrentOperator",
-    "RecurrentState",
     "Rollout",
-    "SpectralConv",
     "SpectralEncoder",
-    "Suggestion",
     "from_neuraloperator",
     "space_time",
     "suggest",

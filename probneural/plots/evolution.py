@@ -17,7 +17,8 @@ from probneural.checks import check_instance, check_integer, check_sequence, rea
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 from probneural.grids import Grid
 from probneural.metrics.lead_alignment import TrueTrajectories, aligned
 from probneural.plots.single import (

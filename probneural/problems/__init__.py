@@ -9,7 +9,6 @@ from probneural.problems.burgers import Burgers
 from probneural.problems.darcy import Darcy1D
 from probneural.problems.darcy2d import Darcy2D
 from probneural.problems.evolution import Evolution
-from probneural.problems.exponential_integration import ExponentialRungeKutta, phi_functions
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.gray_scott import GrayScott
 from probneural.problems.heat import Heat
@@ -31,7 +30,7 @@ from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.signal_separation import SignalSeparation
 from probneural.problems.spectral import dealias, spectral_derivative
-from probneural.problems.spectral_evolution import EvolvedStates, SpectralEvolution
+from probneural.problems.spectral_evolution import SpectralEvolution
 from probneural.problems.time_integration import TimeIntegrator
 from probneural.problems.variable_advection import VariableSpeedAdvection
 from probneural.problems.wave import Wave
@@ -45,8 +44,6 @@ __all__ = [
     "Darcy1D",
     "Darcy2D",
     "Evolution",
-    "EvolvedStates",
-    "ExponentialRungeKutta",
     "GaussianInputProblem",
     "GaussianRandomField",
     "GrayScott",
@@ -71,6 +68,5 @@ __all__ = [
     "VariableSpeedAdvection",
     "Wave",
     "dealias",
-    "phi_functions",
     "spectral_derivative",
 ]

@@ -37,7 +37,7 @@ class SpectralEvolution(Evolution):
 
     Space is discretised by Fourier modes on an internal grid of `points` per axis (or the input's own, where that is finer),
     with products freed of aliasing by the two-thirds rule; time by
-    [`ExponentialRungeKutta`][probneural.problems.ExponentialRungeKutta] in steps of `step` or a little less. Inputs and outputs
+    `ExponentialRungeKutta` in steps of `step` or a little less. Inputs and outputs
     live on any grid: inputs are their trigonometric interpolants there. A seed is the same functions on every grid, and the
     same outputs as long as the grid is no finer than the internal one.
 

@@ -17,30 +17,25 @@ from probneural.runs.config import (
     Split,
     Training,
 )
-from probneural.runs.forecasts import ForecastReport, report_forecast
+from probneural.runs.forecasts import report_forecast
 from probneural.runs.initial import init
 from probneural.runs.inspection import info
 from probneural.runs.prediction import predict
-from probneural.runs.reporting import Report, report
-from probneural.runs.scoring import TestScores
-from probneural.runs.steps import Calibrated, calibrate, fit, score, train
+from probneural.runs.reporting import report
+from probneural.runs.steps import calibrate, fit, score, train
 from probneural.runs.toml import read_config, write_config
 
 __all__ = [
-    "Calibrated",
     "Calibration",
     "Config",
     "Data",
     "EarlyStopping",
-    "ForecastReport",
     "Head",
     "Loss",
     "Operator",
     "Optimization",
-    "Report",
     "Scores",
     "Split",
-    "TestScores",
     "Training",
     "calibrate",
     "fit",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from probneural.checks import check_path
-from probneural.data import StoredFields
+from probneural.data.fields import StoredFields
 from probneural.data.named import open_xarray
 from probneural.data.variables import FUNCTION, TIME
 from probneural.data.writing import write_netcdf, write_zarr

@@ -14,12 +14,13 @@ from torch import nn
 
 from probneural import heads, operators
 from probneural.errors import ArgumentError, ConfigurationError
-from probneural.operators.suggestion import KERNEL, data_arguments, default_options, suggestion
+from probneural.operators.suggestion import KERNEL, Suggestion, data_arguments, default_options, suggestion
 from probneural.pairs import Dataset
 from probneural.runs.config import NO_OPERATOR, Config, Head, Loss, Operator, Training
 from probneural.runs.places import located, place_of
 from probneural.runs.toml import nearest
-from probneural.training import EachEpoch, EarlyStopping, History, Loading, Optimization, fit, losses
+from probneural.training import EachEpoch, EarlyStopping, Loading, Optimization, fit, losses
+from probneural.training.history import History
 
 _WHOLE = {1: 200, 2: 20, 3: 10}
 """Functions that scores of whole functions are computed on, by dimension: points cost."""
@@ -85,7 +86,7 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
     return replace(config, operator=operator, head=head, training=training, scores=replace(config.scores, whole=whole))
 
 
-def choose(config: Config, data: Dataset, *, train: int) -> operators.Suggestion | None:
+def choose(config: Config, data: Dataset, *, train: int) -> Suggestion | None:
     """The suggested operator where the settings leave the choice to the data; None where they name one.
 
     A head that is named needs an operator, as options of an operator do; `KernelOperator` does not.

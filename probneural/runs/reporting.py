@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probneural.distributions import Predictor
 from probneural.extras import missing
-from probneural.metrics import Scores
 from probneural.metrics.reliability import LEVELS
+from probneural.metrics.scores import Scores
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config
 from probneural.runs.folder import RANDOM_IN_TIME, RunFolder
@@ -21,7 +21,8 @@ from probneural.runs.page import Figure, page
 from probneural.runs.progress import Progress
 from probneural.runs.scoring import TestScores, batch_size, predicted
 from probneural.runs.steps import REPORT, Calibrated, calibrated_in, read_history, score_in
-from probneural.training import History, atomic
+from probneural.training import atomic
+from probneural.training.history import History
 
 _DRAWN_VALUES = 2**18
 """Values whose calibration is drawn, about."""

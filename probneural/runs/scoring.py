@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.calibration import Band
+from probneural.calibration.bands import Band
 from probneural.clocks import WindowClock
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError, FileError
 from probneural.fields import Field
-from probneural.metrics import Scores, compare, coverage, relative_l2, score_pairs
+from probneural.metrics import compare, coverage, relative_l2, score_pairs
+from probneural.metrics.scores import Scores
 from probneural.pairs import Dataset, FieldPairs, FieldSource, batches
 
 _BATCH_VALUES = 2**16

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from probneural import data as files
-from probneural.data import StoredFields, StoredPairs, Trajectories
+from probneural.data import StoredPairs, Trajectories
+from probneural.data.fields import StoredFields
 from probneural.data.variables import FUNCTION, TIME
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.grids import Grid

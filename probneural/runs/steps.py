@@ -6,7 +6,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from probneural.calibration import Band, SimultaneousBand, VarianceScale
+from probneural.calibration import SimultaneousBand, VarianceScale
+from probneural.calibration.bands import Band
 from probneural.distributions import Predictor
 from probneural.errors import FileError
 from probneural.runs.config import Config
@@ -16,7 +17,8 @@ from probneural.runs.progress import Progress
 from probneural.runs.recipes import MEMBER, build_head, build_operator, has_no_operator, train_operator
 from probneural.runs.scoring import TestScores, scores_of
 from probneural.storage import load, save
-from probneural.training import History, atomic, schema
+from probneural.training import atomic, schema
+from probneural.training.history import History
 
 OPERATOR, HISTORY, CHECKPOINT = "operator.safetensors", "history.json", "checkpoint.safetensors"
 HEAD, PREDICTOR, CALIBRATION = "head.safetensors", "predictor.safetensors", "calibration.json"

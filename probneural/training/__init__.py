@@ -1,13 +1,11 @@
 """Training."""
 
-from probneural.training.callbacks import Callback, EachEpoch, Progress
-from probneural.training.history import History
-from probneural.training.loading import BatchOrder, Loading
+from probneural.training.callbacks import Callback, EachEpoch
+from probneural.training.loading import Loading
 from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
 from probneural.training.losses import (
     CRPS,
     EnergyScore,
-    Loss,
     PDEResidual,
     RelativeH1,
     RelativeL2,
@@ -22,21 +20,17 @@ from probneural.training.unrolling import Unroll
 
 __all__ = [
     "CRPS",
-    "BatchOrder",
     "CSVLog",
     "Callback",
     "Checkpoint",
     "EachEpoch",
     "EarlyStopping",
     "EnergyScore",
-    "History",
     "Loading",
-    "Loss",
     "MLflowLog",
     "Muon",
     "Optimization",
     "PDEResidual",
-    "Progress",
     "RelativeH1",
     "RelativeL2",
     "SpectralBands",

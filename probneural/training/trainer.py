@@ -93,7 +93,7 @@ def fit(  # noqa: PLR0913 (thirteen keyword-only settings, each with a default t
         validation: Fraction of the pairs that is only watched; 0 trains on all. Of a series in time, these are the latest
             pairs. Or pairs of your own to watch, beside the training pairs.
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
-            channels and functions. See [`losses`][probneural.training.losses] for others.
+            channels and functions. See `probneural.training.losses` for others.
         optimization: Optimiser, schedule, precision, averaging and early stopping.
         unroll: For operators of one step of time that will be rolled out: `Unroll(steps=4)` trains them on their own outputs.
             Pairs then hold as many following states, as `trajectories.windows(steps=4)` makes them.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import probneural as pn
 from probneural import active
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -147,7 +148,7 @@ IN_CONTEXTS = [
 def scaled(data: FieldPairs) -> Tensor:
     """Scales of a calibrated predictor."""
     calibrated = pn.calibration.VarianceScale().fit(build_predictor(), held_out(data))
-    assert isinstance(calibrated, pn.calibration.ScaledPredictor)
+    assert isinstance(calibrated, ScaledPredictor)
     return calibrated.scale
 
 

@@ -9,6 +9,9 @@ import torch
 
 import probneural as pn
 from probneural import active
+from probneural.active.botorch_models.conditioning import observation_variance
+from probneural.active.information.observation import observation_weights
+from probneural.active.selection.pool_features import FeatureSketch
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from tests.bad_input.data import INF, NAN, NO_COUNT, NO_FLAG
@@ -157,14 +160,14 @@ MODELS = [
     ),
     *refused(
         "observation_variance",
-        lambda v: active.observation_variance(build_predictor(), v),
+        lambda v: observation_variance(build_predictor(), v),
         (None, torch.mean),
         DataError,
         "Functional",
     ),
     *refused(
         "observation_weights",
-        lambda v: active.observation_weights(build_predictor(), GRID, noise=v),
+        lambda v: observation_weights(build_predictor(), GRID, noise=v),
         (0.0, -1.0, NAN, "1", True, 1j),
         ArgumentError,
         "noise",
@@ -219,7 +222,7 @@ SELECTION = [
         "noise",
     ),
     *refused("BAIT noise", lambda v: active.BAITSelection(noise=v), (0.0, "1"), ArgumentError, "noise"),
-    *refused("sketch dimension", lambda v: active.FeatureSketch(dimension=v), NO_COUNT, ArgumentError, "dimension|positive"),
+    *refused("sketch dimension", lambda v: FeatureSketch(dimension=v), NO_COUNT, ArgumentError, "dimension|positive"),
     *refused("sketch", lambda v: active.LCMDSelection(sketch=v), (None, 512), ArgumentError, "sketch|FeatureSketch"),
     *refused("space filling count", lambda v: active.space_filling_designs(v, 2, seed=0), NO_COUNT, ArgumentError, "count"),
     *refused(

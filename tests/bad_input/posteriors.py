@@ -21,6 +21,10 @@ from probneural.errors import (
     UnsupportedError,
 )
 from probneural.fields import Field
+from probneural.metrics.likelihood import gaussian_nll
+from probneural.metrics.ranked_probability import gaussian_crps, mixture_crps
+from probneural.metrics.reliability import pit_histogram
+from probneural.metrics.spread import spread_skill_curve
 from tests.bad_input.data import INF, NAN, NO_FLAG
 from tests.bad_input.world import (
     GRID,
@@ -413,10 +417,8 @@ METRICS = [
     ),
     *refused("coverage level", lambda v: pn.metrics.coverage(comparison(), level=v), (0.0, 1.5, "0.9"), ArgumentError, "level"),
     *refused("coverage", pn.metrics.coverage, (None, gaussian()), DataError, "[Cc]ompar"),
-    *refused("bins", lambda v: pn.metrics.pit_histogram(comparison(), bins=v), (0, 2.5, "9", True), ArgumentError, "bin"),
-    *refused(
-        "curve bins", lambda v: pn.metrics.spread_skill_curve(comparison(), bins=v), (0, 2.5, "9", True), ArgumentError, "bin"
-    ),
+    *refused("bins", lambda v: pit_histogram(comparison(), bins=v), (0, 2.5, "9", True), ArgumentError, "bin"),
+    *refused("curve bins", lambda v: spread_skill_curve(comparison(), bins=v), (0, 2.5, "9", True), ArgumentError, "bin"),
     *refused(
         "draws", lambda v: pn.metrics.simultaneous_coverage(comparison(), draws=v), (0, 2.5, "9", True), ArgumentError, "draw"
     ),
@@ -433,9 +435,9 @@ METRICS = [
     *refused(
         "relative_l2", lambda v: pn.metrics.relative_l2(v, truth()), (None, truth().values, gaussian()), DataError, "Field"
     ),
-    Case("gaussian_nll", lambda: pn.metrics.gaussian_nll(normal(3), torch.ones(1)), ShapeError, "variance"),
-    Case("gaussian_crps", lambda: pn.metrics.gaussian_crps(normal(3), torch.ones(1)), ShapeError, "variance"),
-    Case("mixture_crps", lambda: pn.metrics.mixture_crps(normal(4, 3), normal(2)), ShapeError, "samples|truth"),
+    Case("gaussian_nll", lambda: gaussian_nll(normal(3), torch.ones(1)), ShapeError, "variance"),
+    Case("gaussian_crps", lambda: gaussian_crps(normal(3), torch.ones(1)), ShapeError, "variance"),
+    Case("mixture_crps", lambda: mixture_crps(normal(4, 3), normal(2)), ShapeError, "samples|truth"),
 ]
 
 PLOTS = [

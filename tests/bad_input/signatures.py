@@ -16,9 +16,29 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import probneural as pn
 from probneural import active, calibration, distributions, forecasts, heads, metrics, operators, plots, problems, runs, training
+from probneural.active.selection.pool_features import FeatureSketch
+from probneural.calibration.band_fields import BandField
+from probneural.calibration.bands import Band
+from probneural.calibration.conditional_bands import GroupBand, WeightedBand
+from probneural.calibration.horizon import TrajectoryBand
+from probneural.calibration.lead_scale import LeadScaling, ScaledForecast
+from probneural.calibration.novelty import NoveltyDetector
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, MixtureField, ScaleMixtureField
+from probneural.distributions.intervals import Interval
+from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictor import FunctionDraw
+from probneural.distributions.trajectory import Trajectory
 from probneural.errors import ProbneuralError
 from probneural.fields import Field
+from probneural.forecasts.analysis import EnsembleAnalysis
+from probneural.forecasts.trajectories import GaussianTrajectory
+from probneural.functionals.maxima import Maximum
+from probneural.heads.kernel.kernel_operator import KernelPredictor
+from probneural.heads.laplace.laplace import LaplacePredictor
+from probneural.heads.last_layer.laplace import LastLayerPredictor
+from probneural.metrics.lead_scores import LeadScores
+from probneural.operators.layers import PointwiseLinear, SpectralConv
 from tests.autoregression import forecast_and_truth
 from tests.bad_input import world
 from tests.bad_input.world import GRID, halve, normal
@@ -238,29 +258,29 @@ OWNERS: dict[type, Callable[[], Any]] = {
     pn.FieldPairs: world.pairs,
     pn.FieldTrajectories: trajectories,
     pn.Grid: lambda: pn.Grid.uniform((16,)),
-    active.FeatureSketch: active.FeatureSketch,
+    FeatureSketch: FeatureSketch,
     active.OperatorModel: world.model,
     active.OperatorDraws: lambda: active.OperatorDraws(world.model(), 2),
     active.ResultStore: lambda: active.ResultStore(folder()),
     active.RandomSelection: active.RandomSelection,
     active.Growth: active.Growth,
-    calibration.Band: world.band,
-    calibration.BandField: lambda: world.band()(world.pairs().inputs),
-    calibration.GroupBand: lambda: calibration.SimultaneousBand(level=0.5).fit(
+    Band: world.band,
+    BandField: lambda: world.band()(world.pairs().inputs),
+    GroupBand: lambda: calibration.SimultaneousBand(level=0.5).fit(
         world.build_predictor(), held_out(), groups=torch.arange(10) % 2
     ),
-    calibration.WeightedBand: lambda: calibration.SimultaneousBand(level=0.5).fit(
+    WeightedBand: lambda: calibration.SimultaneousBand(level=0.5).fit(
         world.build_predictor(), held_out(), weights=torch.ones(10)
     ),
     calibration.HorizonBand: lambda: calibration.HorizonBand(level=0.5),
-    calibration.TrajectoryBand: lambda: calibration.HorizonBand(level=0.5).fit(*forecast()),
+    TrajectoryBand: lambda: calibration.HorizonBand(level=0.5).fit(*forecast()),
     calibration.LeadScale: calibration.LeadScale,
-    calibration.LeadScaling: lambda: calibration.LeadScale().fit(*forecast()),
-    calibration.ScaledForecast: lambda: calibration.LeadScale().fit(*forecast())(forecast()[0]),
+    LeadScaling: lambda: calibration.LeadScale().fit(*forecast()),
+    ScaledForecast: lambda: calibration.LeadScale().fit(*forecast())(forecast()[0]),
     calibration.Stacking: calibration.Stacking,
     calibration.MissedExceedance: lambda: calibration.MissedExceedance(0.5),
     calibration.Novelty: calibration.Novelty,
-    calibration.NoveltyDetector: novelty,
+    NoveltyDetector: novelty,
     calibration.NoveltyScale: calibration.NoveltyScale,
     calibration.PointwiseBand: lambda: calibration.PointwiseBand(level=0.5, delta=0.5),
     calibration.SimultaneousBand: lambda: calibration.SimultaneousBand(level=0.5),
@@ -268,23 +288,21 @@ OWNERS: dict[type, Callable[[], Any]] = {
     calibration.RiskControl: lambda: calibration.RiskControl(calibration.fraction_outside, 0.5),
     calibration.ScaleMixture: lambda: calibration.ScaleMixture(draws=50),
     calibration.VarianceScale: calibration.VarianceScale,
-    calibration.ScaledPredictor: world.scaled,
+    ScaledPredictor: world.scaled,
     distributions.EmpiricalField: world.empirical,
     distributions.GaussianField: world.gaussian,
     MixtureField: lambda: MixtureField([world.gaussian(), world.gaussian()]),
     ScaleMixtureField: lambda: ScaleMixtureField(world.gaussian(), torch.ones(2)),
-    distributions.Interval: lambda: world.gaussian().interval(),
-    distributions.MixturePredictor: world.ensemble,
-    distributions.FunctionDraw: lambda: world.build_predictor().draw(0),
-    distributions.Trajectory: rolled,
+    Interval: lambda: world.gaussian().interval(),
+    MixturePredictor: world.ensemble,
+    FunctionDraw: lambda: world.build_predictor().draw(0),
+    Trajectory: rolled,
     forecasts.EnsembleKalmanFilter: enkf,
     forecasts.EnsembleKalmanSmoother: lambda: forecasts.EnsembleKalmanSmoother(members=3),
-    forecasts.EnsembleAnalysis: lambda: enkf().assimilate(
-        world.build_predictor(), world.truth(), observations=[observation()], steps=2
-    ),
-    forecasts.GaussianTrajectory: propagated,
+    EnsembleAnalysis: lambda: enkf().assimilate(world.build_predictor(), world.truth(), observations=[observation()], steps=2),
+    GaussianTrajectory: propagated,
     pn.functionals.MatrixFunctional: world.probe,
-    pn.functionals.Maximum: lambda: pn.functionals.maximum(GRID),
+    Maximum: lambda: pn.functionals.maximum(GRID),
     heads.LastLayerLaplace: heads.LastLayerLaplace,
     heads.Laplace: lambda: heads.Laplace("diagonal"),
     heads.SWAG: lambda: heads.SWAG(train=halve),
@@ -294,18 +312,18 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
     heads.SnapshotEnsemble: lambda: heads.SnapshotEnsemble(train=halve, show_progress=False),
-    heads.KernelPredictor: world.kernel,
-    heads.LaplacePredictor: world.laplace,
-    heads.LastLayerPredictor: world.build_predictor,
-    metrics.LeadScores: leads,
+    KernelPredictor: world.kernel,
+    LaplacePredictor: world.laplace,
+    LastLayerPredictor: world.build_predictor,
+    LeadScores: leads,
     operators.FNO: world.trained,
     operators.DeepONet: lambda: operators.DeepONet(1, 1, sensors=GRID, basis=2),
     operators.LinearRegression: lambda: operators.LinearRegression.fitted(world.pairs()),
     operators.NeuralODEOperator: lambda: operators.NeuralODEOperator(1, 1, modes=(3,), width=4, depth=1),
     operators.NoiseConditionedOperator: lambda: operators.NoiseConditionedOperator(world.fno(in_channels=5)),
     operators.Rollout: lambda: operators.Rollout(world.fno(), 2),
-    operators.SpectralConv: lambda: operators.SpectralConv(1, 1, modes=(3,)),
-    operators.PointwiseLinear: lambda: operators.PointwiseLinear(1, 1),
+    SpectralConv: lambda: SpectralConv(1, 1, modes=(3,)),
+    PointwiseLinear: lambda: PointwiseLinear(1, 1),
     operators.NoiseField: lambda: operators.NoiseField(channels=1, modes=(3,)),
     problems.Burgers: world.burgers,
     problems.Wave: lambda: WAVE,
@@ -605,14 +623,21 @@ def signatures() -> Iterator[tuple[str, Signature]]:
             seen.add(id(thing))
             if inspect.isfunction(thing) or (inspect.isclass(thing) and not inspect.isabstract(thing)):
                 yield path, Signature(lambda thing=thing: used(thing), thing)
-            if thing not in OWNERS:
-                continue
-            for attribute in sorted(dir(thing)):
-                value = inspect.getattr_static(thing, attribute)
-                inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-                is_public = attribute == "__call__" or not attribute.startswith("_")
-                if is_public and inspect.isfunction(inner) and inner.__module__.startswith("probneural"):
-                    yield f"{path}.{attribute}", Signature(partial(method, thing, attribute), inner)
+            if thing in OWNERS:
+                yield from methods(thing, path)
+    for owner in OWNERS:  # classes of results are not exported
+        if id(owner) not in seen:
+            yield from methods(owner, f"{owner.__module__.split('.')[1]}.{owner.__name__}")
+
+
+def methods(owner: type, path: str) -> Iterator[tuple[str, Signature]]:
+    """The public methods of a class."""
+    for attribute in sorted(dir(owner)):
+        value = inspect.getattr_static(owner, attribute)
+        inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        is_public = attribute == "__call__" or not attribute.startswith("_")
+        if is_public and inspect.isfunction(inner) and inner.__module__.startswith("probneural"):
+            yield f"{path}.{attribute}", Signature(partial(method, owner, attribute), inner)
 
 
 def method(owner: type, attribute: str) -> Any:

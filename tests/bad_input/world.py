@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 import probneural as pn
+from probneural.calibration.bands import Band
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, Predictor
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
+from probneural.metrics.comparison import Comparison
 from probneural.pairs import FieldPairs
 from tests import helpers
 from tests.calibration.synthetic import changed
@@ -138,13 +141,13 @@ def probe() -> Functional:
 
 
 @cache
-def comparison() -> pn.metrics.Comparison:
+def comparison() -> Comparison:
     """The Gaussian field beside the truth."""
     return pn.metrics.compare(gaussian(), truth(), noise=0.1)
 
 
 @cache
-def band() -> pn.calibration.Band:
+def band() -> Band:
     """A calibrated band."""
     return pn.calibration.SimultaneousBand(level=0.5).fit(build_predictor(), pairs(10, seed=3))
 
@@ -190,9 +193,9 @@ def _shown(value: object) -> str:
 
 
 @cache
-def scaled() -> pn.calibration.ScaledPredictor:
+def scaled() -> ScaledPredictor:
     return pn.calibration.VarianceScale().fit(build_predictor(), pairs(10, seed=3))
 
 
-def rescaled(scale: Any) -> pn.calibration.ScaledPredictor:
+def rescaled(scale: Any) -> ScaledPredictor:
     return changed(scaled(), scale=scale)

@@ -13,7 +13,7 @@ import scipy.stats
 import probneural as pn
 from benchmarks import environment, evaluation, exact, exact_work, report, sources, tables
 from benchmarks.__main__ import COMMANDS, parser
-from probneural.calibration import conformal_scores
+from probneural.calibration.conformal import conformal_scores
 from tests.calibration.synthetic import Synthetic, pairs
 
 

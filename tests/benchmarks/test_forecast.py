@@ -14,7 +14,7 @@ import probneural as pn
 from benchmarks import environment, forecast, forecast_cases, forecast_recipes, kept_units, over_seeds, tables
 from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression, duration, epochs_for, evaluations
 from benchmarks.forecast_units import CHOICE, ONE_FACTOR, Unit
-from probneural.distributions import Forecast
+from probneural.distributions.trajectory import Forecast
 
 COMMIT = "0123456789ab"
 

@@ -13,6 +13,7 @@ from torch import nn
 import probneural as pn
 from benchmarks import training
 from benchmarks.__main__ import parser
+from probneural.training.history import History
 from tests.training.cases import built, data
 
 
@@ -28,11 +29,9 @@ def test_candidates_move_all_weights(name: str) -> None:
 def test_trainings_run_where_the_command_line_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
 
-    def record(
-        operator: nn.Module, train: pn.FieldPairs, *, device: str, epochs: int, **settings: object
-    ) -> pn.training.History:
+    def record(operator: nn.Module, train: pn.FieldPairs, *, device: str, epochs: int, **settings: object) -> History:
         asked.append(device)
-        return pn.training.History(train=(1.0,), validation=(1.0,), seconds=(1.0,))
+        return History(train=(1.0,), validation=(1.0,), seconds=(1.0,))
 
     def in_turn(work: Callable[..., object], tasks: Sequence[Sequence[tuple[Any, ...]]], *, workers: int) -> list[list[object]]:
         return [[work(*arguments) for arguments in repetitions] for repetitions in tasks]

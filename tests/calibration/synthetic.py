@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.calibration import Decomposition, ScaledPredictor
+from probneural.calibration.decomposition import Decomposition
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import (
     DenseRoot,
     EmpiricalField,

@@ -6,7 +6,9 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from probneural.calibration import BandField, SimultaneousBand, VarianceScale, conformal_scores
+from probneural.calibration import SimultaneousBand, VarianceScale
+from probneural.calibration.band_fields import BandField
+from probneural.calibration.conformal import conformal_scores
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probneural.calibration import GroupBand, PointwiseBand, SimultaneousBand, WeightedBand, conformal_scores
-from probneural.calibration.conformal import weighted_quantiles
+from probneural.calibration import PointwiseBand, SimultaneousBand
+from probneural.calibration.conditional_bands import GroupBand, WeightedBand
+from probneural.calibration.conformal import conformal_scores, weighted_quantiles
 from probneural.errors import ArgumentError, CalibrationError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

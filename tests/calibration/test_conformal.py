@@ -7,7 +7,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from probneural.calibration import ConformalScores, SimultaneousBand, chunks, conformal_scores
+from probneural.calibration import SimultaneousBand, chunks
+from probneural.calibration.conformal import ConformalScores, conformal_scores
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -4,7 +4,8 @@ import pytest
 import torch
 from scipy import stats
 
-from probneural.calibration import HorizonBand, LeadScale, TrajectoryBand, conformal_scores_by_lead
+from probneural.calibration import HorizonBand, LeadScale
+from probneural.calibration.horizon import TrajectoryBand, conformal_scores_by_lead
 from probneural.errors import ArgumentError, CalibrationError, DataError
 from probneural.fields import Field
 from probneural.metrics import compare

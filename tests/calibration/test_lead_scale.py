@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from probneural.calibration import LeadScale, LeadScaling
-from probneural.distributions import DenseRoot, Forecast, GaussianField
+from probneural.calibration import LeadScale
+from probneural.calibration.lead_scale import LeadScaling
+from probneural.distributions import DenseRoot, GaussianField
+from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.functionals import integral
 from probneural.grids import Grid

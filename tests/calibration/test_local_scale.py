@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from probneural import metrics
-from probneural.calibration import LocalScale, ScaledPredictor, VarianceScale
+from probneural.calibration import VarianceScale
 from probneural.calibration.local_fit import _Likelihood, fit_local_scale
-from probneural.calibration.local_scale import FINE
+from probneural.calibration.local_scale import FINE, LocalScale
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.calibration.variance_curve import VarianceCurve
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import ShapeError

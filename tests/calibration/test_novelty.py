@@ -11,9 +11,9 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks.novelty_units import auroc
-from probneural.calibration import Novelty, NoveltyDetector, descriptions
+from probneural.calibration import Novelty, descriptions
 from probneural.calibration.descriptions import Describer
-from probneural.calibration.novelty import conformal_p_values, uncalibrated
+from probneural.calibration.novelty import NoveltyDetector, conformal_p_values, uncalibrated
 from probneural.calibration.novelty_scores import (
     FittedScores,
     LeadingComponents,
@@ -21,6 +21,7 @@ from probneural.calibration.novelty_scores import (
     _upper_moments,
     cross_fitted_standards,
 )
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -202,9 +203,9 @@ def test_an_offset_of_the_units_hides_no_roughness(offset: float) -> None:
 
 def test_calibrations_of_members_are_looked_through() -> None:
     data = pairs(40)
-    mixture = pn.distributions.MixturePredictor([Synthetic(), Synthetic(sd=2.0)], torch.tensor([0.5, 0.5]).double())
+    mixture = MixturePredictor([Synthetic(), Synthetic(sd=2.0)], torch.tensor([0.5, 0.5]).double())
     under = uncalibrated(pn.calibration.VarianceScale().fit(mixture, data))
-    assert isinstance(under, pn.distributions.MixturePredictor)
+    assert isinstance(under, MixturePredictor)
     assert under.predictors == mixture.predictors
     assert uncalibrated(mixture) is mixture
 

@@ -8,7 +8,8 @@ import pytest
 import scipy.stats
 import torch
 
-from probneural.calibration import PointwiseBand, SimultaneousBand, conformal_scores
+from probneural.calibration import PointwiseBand, SimultaneousBand
+from probneural.calibration.conformal import conformal_scores
 from probneural.errors import ArgumentError, CalibrationError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.calibration import PointwiseBand, RiskControl, SimultaneousBand, conformal_scores, fraction_outside
+from probneural.calibration import PointwiseBand, RiskControl, SimultaneousBand, fraction_outside
 from probneural.calibration.band_shapes import band_shape
+from probneural.calibration.conformal import conformal_scores
 from probneural.distributions import EmpiricalField, FieldDistribution, MixtureField
 from probneural.errors import DataError
 from probneural.fields import Field

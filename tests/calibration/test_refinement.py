@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import (
-    BandField,
-    GroupBand,
     Novelty,
     NoveltyScale,
     PointwiseBand,
@@ -23,6 +21,8 @@ from probneural.calibration import (
     VarianceScale,
     fraction_outside,
 )
+from probneural.calibration.band_fields import BandField
+from probneural.calibration.conditional_bands import GroupBand
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import DataWarning
 from probneural.fields import Field

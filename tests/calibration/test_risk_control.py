@@ -11,17 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probneural.calibration import (
-    BandField,
-    MissedExceedance,
-    RiskBand,
-    RiskControl,
-    SimultaneousBand,
-    VarianceScale,
-    conformal_scores,
-    fraction_outside,
-)
-from probneural.calibration.risk_control import hoeffding_bentkus
+from probneural.calibration import MissedExceedance, RiskControl, SimultaneousBand, VarianceScale, fraction_outside
+from probneural.calibration.band_fields import BandField
+from probneural.calibration.conformal import conformal_scores
+from probneural.calibration.risk_control import RiskBand, hoeffding_bentkus
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

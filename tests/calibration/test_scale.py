@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from probneural import functionals, metrics
-from probneural.calibration import Decomposition, SimultaneousBand, VarianceScale, chunks
+from probneural.calibration import SimultaneousBand, VarianceScale, chunks
+from probneural.calibration.decomposition import Decomposition
 from probneural.calibration.scale import FRACTIONS
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.calibration import NoveltyScale, ScaleMixture, ScaleMixturePredictor, SimultaneousBand, VarianceScale, chunks
-from probneural.distributions import DenseRoot, GaussianField, MixtureField, MixturePredictor, ScaleMixtureField
+from probneural.calibration import NoveltyScale, ScaleMixture, SimultaneousBand, VarianceScale, chunks
+from probneural.calibration.scale_mixture import ScaleMixturePredictor
+from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -9,7 +9,8 @@ from torch import Tensor
 from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
 from probneural.calibration.gaussian_pool import selected_weights
 from probneural.calibration.stacking import stacking_weights
-from probneural.distributions import DenseRoot, GaussianField, MixturePredictor, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning
 from probneural.metrics import score, score_by_lead, score_pairs
 from probneural.pairs import FieldPairs
@@ -21,7 +22,7 @@ TRAIN, NEW = pairs(30), pairs(60, seed=11)
 CALIBRATORS: dict[str, Callable[..., Any]] = {
     "scale": C.VarianceScale(local=False).fit,
     "scale of a mixture": lambda one, data, **flag: C.VarianceScale(local=False).fit(
-        pn.distributions.MixturePredictor([one, Synthetic(sd=2.0)]), data, **flag
+        MixturePredictor([one, Synthetic(sd=2.0)]), data, **flag
     ),
     "scale mixture": C.ScaleMixture(draws=50).fit,
     "stacking": lambda one, data, **flag: C.Stacking().fit([Synthetic(sd=2.0), one], data, **flag),
@@ -119,7 +120,7 @@ def test_results_of_a_predictor_that_nobody_calibrated_say_so() -> None:
     assert repr(raw).endswith(", uncalibrated")
     for predictor in (scaled, C.ScaleMixture(draws=50).fit(raw, NEW), C.Stacking().fit([raw, Synthetic(sd=2.0)], NEW)):
         assert "uncalibrated" not in repr(predictor)
-    mixture = pn.distributions.MixturePredictor([raw])
+    mixture = MixturePredictor([raw])
     assert repr(mixture).count("uncalibrated") == 1
     test = pairs(20, seed=51)
     probe = pn.functionals.integral(GRID)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, MixtureField, ModulatedRoot, Root, ScaleMixtureField
+from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, MixtureField, Root, ScaleMixtureField
+from probneural.distributions.roots.modulated import ModulatedRoot
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.errors import ConstraintError, ShapeError
 from probneural.functionals import MatrixFunctional, integral, sensors, stack

@@ -9,7 +9,8 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from probneural import metrics
-from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, Interval
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
+from probneural.distributions.intervals import Interval
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral

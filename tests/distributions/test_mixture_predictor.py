@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.calibration import ScaledPredictor, SimultaneousBand, VarianceScale
-from probneural.distributions import GaussianField, MixtureField, MixturePredictor, Predictor
+from probneural.calibration import SimultaneousBand, VarianceScale
+from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.distributions import GaussianField, MixtureField, Predictor
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import CalibrationError, DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, MixturePredictor, PredictorTraits
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField, PredictorTraits
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.distributions.predictor import Predictor
 from probneural.distributions.roots.base import FeatureRoot
 from probneural.distributions.roots.modulated import DiagonalRoot

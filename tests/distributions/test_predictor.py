@@ -9,15 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.distributions import (
-    EmpiricalField,
-    FeatureRoot,
-    FieldDistribution,
-    FunctionDraw,
-    GaussianField,
-    Predictor,
-    PredictorTraits,
-)
+from probneural.distributions import EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.functionals import Functional

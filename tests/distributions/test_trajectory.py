@@ -14,16 +14,9 @@ import torch
 from scipy.special import roots_hermitenorm
 from torch import Tensor, nn
 
-from probneural.distributions import (
-    DenseRoot,
-    EmpiricalField,
-    Forecast,
-    GaussianField,
-    Predictor,
-    PredictorTraits,
-    Trajectory,
-)
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.predictor import JointDraws, drawn_latent
+from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.functionals import integral, maximum, sensors

@@ -10,7 +10,8 @@ import torch
 from probneural.distributions import EnsembleForecast
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field
-from probneural.forecasts import EnsembleAnalysis, EnsembleKalmanFilter, Observation
+from probneural.forecasts import EnsembleKalmanFilter, Observation
+from probneural.forecasts.analysis import EnsembleAnalysis
 from probneural.functionals import integral, maximum, sensors
 from probneural.grids import Grid
 from tests.forecasts.cases import GRID, affine, initial_of, start_of

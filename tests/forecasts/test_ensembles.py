@@ -8,17 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, EmpiricalField, Forecast, GaussianField
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
+from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
-from probneural.forecasts import (
-    EnsembleAnalysis,
-    EnsembleKalmanFilter,
-    EnsembleKalmanMethod,
-    EnsembleKalmanSmoother,
-    Observation,
-    propagate,
-)
+from probneural.forecasts import EnsembleKalmanFilter, EnsembleKalmanSmoother, Observation, propagate
+from probneural.forecasts.analysis import EnsembleAnalysis
+from probneural.forecasts.ensembles import EnsembleKalmanMethod
 from probneural.forecasts.updates import ObservedNumbers, update
 from probneural.functionals import MatrixFunctional, sensors
 from probneural.grids import Grid

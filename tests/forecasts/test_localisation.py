@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError
-from probneural.forecasts import gaspari_cohn
-from probneural.forecasts.localisation import taper
+from probneural.forecasts.localisation import gaspari_cohn, taper
 from probneural.grids import Grid
 from tests.helpers import scattered
 

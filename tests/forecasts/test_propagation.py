@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, Forecast, GaussianField, Latent, Predictor
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
 from probneural.distributions.latent import digest
+from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
-from probneural.forecasts import GaussianTrajectory, columns, propagate
+from probneural.forecasts import columns, propagate
 from probneural.forecasts.roots import PropagatedRoot
+from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.grids import Grid
 from tests.forecasts.cases import GRID, AffinePredictor, ScalarPredictor, affine, dense_forecast, initial_of, start_of
 from tests.helpers import normal

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ConstraintError, LatentError
-from probneural.forecasts import GaussianTrajectory, propagate
+from probneural.forecasts import propagate
+from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.functionals import MatrixFunctional, integral, sensors
 from probneural.grids import Grid
 from tests.forecasts.cases import GRID, affine, dense_forecast, initial_of, start_of

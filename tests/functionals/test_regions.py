@@ -397,7 +397,7 @@ class TestBadInput:
             line_integral(self.LINE, [[0.5], [0.5]])
 
     def test_points_of_another_number(self) -> None:
-        from probneural.functionals import Maximum
+        from probneural.functionals.maxima import Maximum
 
         with pytest.raises(ShapeError, match=r"of shape \(8,\)"):
             Maximum(self.LINE, torch.ones(7, dtype=torch.bool))

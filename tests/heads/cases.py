@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import ScaleMixture, VarianceScale
-from probneural.distributions import MixturePredictor, Predictor
+from probneural.distributions import Predictor
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
@@ -22,7 +23,6 @@ from probneural.heads import (
     BayesianOperator,
     DeepEnsemble,
     HeteroscedasticGaussian,
-    Iterative,
     KernelOperator,
     Kronecker,
     Laplace,
@@ -35,7 +35,7 @@ from probneural.heads import (
     SnapshotEnsemble,
     VariationalInference,
 )
-from probneural.heads.laplace.structures import STRUCTURES, Structure
+from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
 from probneural.operators import (
     FNO,
     DeepONet,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import VarianceScale
-from probneural.distributions import MixturePredictor, Predictor
+from probneural.distributions import Predictor
+from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.fields import Field, evaluate
 from probneural.heads import KernelOperator, LastLayerLaplace, weight_samples
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor

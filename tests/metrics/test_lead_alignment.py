@@ -11,6 +11,7 @@ import xarray
 
 import probneural as pn
 from probneural.errors import ArgumentError
+from probneural.metrics.lead_scores import LeadScores
 from probneural.pairs import Dataset
 from tests.helpers import normal
 
@@ -43,7 +44,7 @@ def forecast_of(fitted: pn.distributions.Predictor, start: pn.Field, steps: int 
     return fitted.rollout(start, steps=steps, members=4, seed=0, show_progress=False, **options)
 
 
-def table(scores: pn.metrics.LeadScores) -> torch.Tensor:
+def table(scores: LeadScores) -> torch.Tensor:
     return torch.stack([scores[name].values for name in ("relative_l2", "crps", "coverage")])
 
 

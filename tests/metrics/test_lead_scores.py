@@ -16,7 +16,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, lead_pairs, lead_sums, score_by_lead
-from probneural.metrics.member_pool import MemberPool, inside_fraction, suprema
+from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
 from probneural.metrics.reliability import drawn_suprema
 from probneural.trajectories import FieldTrajectories
 from tests.autoregression import GRID, Exact, Members, Truth, forecast_and_truth
@@ -40,7 +40,7 @@ def test_each_lead_has_the_scores_of_its_field() -> None:
             "crps": metrics.crps(comparison, is_fair=True).mean(),
             "energy": metrics.energy_score(comparison, is_fair=True).mean(),
             "variogram": metrics.variogram_score(comparison, is_fair=True).mean(),
-            "rank_deviation": metrics.rank_deviation(metrics.rank_histogram(comparison).mean((0, 1))),
+            "rank_deviation": rank_deviation(metrics.rank_histogram(comparison).mean((0, 1))),
         }
         for name, value in expected.items():
             assert scores[name].values[lead - 1].item() == pytest.approx(value.item(), rel=1e-12), name

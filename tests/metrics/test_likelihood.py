@@ -9,7 +9,8 @@ from scipy import stats
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import compare, gaussian_nll, joint_nll, nll
+from probneural.metrics import compare, joint_nll, nll
+from probneural.metrics.likelihood import gaussian_nll
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from probneural.distributions import EmpiricalField
 from probneural.errors import DataError, UnsupportedError
 from probneural.fields import Field
-from probneural.metrics import compare, rank_deviation, rank_histogram
-from probneural.metrics.member_pool import MemberPool, inside_fraction, suprema
+from probneural.metrics import compare, rank_histogram
+from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
 from tests.helpers import normal, uniform
 from tests.metrics.cases import GRIDS, empirical, gaussian, shares, truth_for
 

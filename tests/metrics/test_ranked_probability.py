@@ -14,7 +14,8 @@ from probneural.distributions import EmpiricalField
 from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import compare, crps, gaussian_crps, mixture_crps, ranked_probability
+from probneural.metrics import compare, crps, ranked_probability
+from probneural.metrics.ranked_probability import gaussian_crps, mixture_crps
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, empirical, gaussian, shares, truth_for
 

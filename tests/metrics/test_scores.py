@@ -14,7 +14,8 @@ from probneural.distributions import DenseRoot, EmpiricalField, FieldDistributio
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import Scores, compare, score
+from probneural.metrics import compare, score
+from probneural.metrics.scores import Scores
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, truth_for
 
 NAMES = ("relative_l2", "rmse", "crps", "nll", "joint_nll", "coverage", "simultaneous_coverage", "calibration_error", "chi2")

@@ -12,7 +12,8 @@ from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import ause, compare, sparsification_curve
+from probneural.metrics import ause, compare
+from probneural.metrics.sparsification import sparsification_curve
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, gaussian, truth_for
 

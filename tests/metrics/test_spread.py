@@ -14,6 +14,9 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare
+from probneural.metrics.comparison import Comparison
+from probneural.metrics.reliability import pit_histogram
+from probneural.metrics.spread import spread_skill_curve
 from tests.helpers import normal, uniform
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 
@@ -65,7 +68,7 @@ def test_noise_is_not_corrected() -> None:
     torch.testing.assert_close(metrics.spread_skill(compare(u, truth, noise=0.5)), expected)
 
 
-def known(sd: torch.Tensor, residual: torch.Tensor) -> metrics.Comparison:
+def known(sd: torch.Tensor, residual: torch.Tensor) -> Comparison:
     """One function of independent values of these standard deviations and residuals."""
     grid = Grid.uniform(len(sd))
     root = DenseRoot(torch.diag(sd)[None, None])
@@ -75,7 +78,7 @@ def known(sd: torch.Tensor, residual: torch.Tensor) -> metrics.Comparison:
 
 def test_curve_bins_by_standard_deviation() -> None:
     sd = torch.tensor([3.0, 1.0, 4.0, 2.0], dtype=torch.float64)
-    curve = metrics.spread_skill_curve(known(sd, torch.tensor([5.0, 6.0, 7.0, 8.0], dtype=torch.float64)), bins=2)
+    curve = spread_skill_curve(known(sd, torch.tensor([5.0, 6.0, 7.0, 8.0], dtype=torch.float64)), bins=2)
     assert curve.spread[0].tolist() == pytest.approx([math.sqrt(2.5), math.sqrt(12.5)])
     assert curve.skill[0].tolist() == pytest.approx([math.sqrt(50.0), math.sqrt(37.0)])
 
@@ -86,14 +89,14 @@ def test_curve_cuts_values_of_much_weight() -> None:
     sd = torch.tensor([2.0, 1.0, 3.0, 4.0], dtype=torch.float64)
     error = torch.tensor([1.0, 3.0, 5.0, 2.0], dtype=torch.float64)
     u = GaussianField(torch.zeros(1, 1, 4, dtype=torch.float64), DenseRoot(sd.diag()[None, None]), latent="xi", grid=grid)
-    curve = metrics.spread_skill_curve(compare(u, Field(error[None, None], grid)), bins=4)
+    curve = spread_skill_curve(compare(u, Field(error[None, None], grid)), bins=4)
     assert curve.spread[0].square().tolist() == pytest.approx([(1.0 + 4.0 + 9.0) / 3.0, 9.0, (2.0 * 9.0 + 16.0) / 3.0, 16.0])
     assert curve.skill[0].square().tolist() == pytest.approx([(9.0 + 1.0 + 25.0) / 3.0, 25.0, (2.0 * 25.0 + 4.0) / 3.0, 4.0])
 
 
 def test_curve_joins_to_the_ratio() -> None:
     comparison = compare(gaussian(GRIDS["interval"]), truth_for(gaussian(GRIDS["interval"])), noise=0.1)
-    curve = metrics.spread_skill_curve(comparison, bins=1)
+    curve = spread_skill_curve(comparison, bins=1)
     torch.testing.assert_close((curve.spread / curve.skill)[:, 0], metrics.spread_skill(comparison))
 
 
@@ -145,7 +148,7 @@ class TestMerci:
 def test_histogram_of_the_transform() -> None:
     u = gaussian(GRIDS["interval"])
     comparison = compare(u, truth_for(u), noise=0.2)
-    histogram = metrics.pit_histogram(comparison, bins=4)
+    histogram = pit_histogram(comparison, bins=4)
     expected, _ = np.histogram(metrics.pit(comparison)[1, 0], bins=4, range=(0, 1), weights=4 * shares(u.grid).numpy())
     np.testing.assert_allclose(histogram[1, 0], expected)
     torch.testing.assert_close(histogram.mean(-1), torch.ones_like(histogram[..., 0]))
@@ -164,11 +167,11 @@ class TestBadInput:
     @pytest.mark.parametrize("bins", [0, 46])
     def test_bins(self, bins: int) -> None:
         with pytest.raises(ArgumentError, match="an integer from 1 to 45 as bins"):
-            metrics.spread_skill_curve(self.comparison, bins=bins)
+            spread_skill_curve(self.comparison, bins=bins)
 
     def test_no_bins(self) -> None:
         with pytest.raises(ArgumentError, match="an integer of at least 1 as bins"):
-            metrics.pit_histogram(self.comparison, bins=0)
+            pit_histogram(self.comparison, bins=0)
 
     def test_no_error(self) -> None:
         u = gaussian(GRIDS["interval"])

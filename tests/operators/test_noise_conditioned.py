@@ -15,7 +15,8 @@ from probneural.grids import Grid
 from probneural.operators import FNO, DeepONet, HiddenLayers, NoiseConditionedOperator, NoiseField
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
-from probneural.training import CRPS, Callback, Checkpoint, EnergyScore, Progress, fit
+from probneural.training import CRPS, Callback, Checkpoint, EnergyScore, fit
+from probneural.training.callbacks import Progress
 from tests.foreign import ForeignFNO
 from tests.helpers import generator
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import probneural as pn
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.grids import Grid
-from probneural.operators import RecurrentLayers, RecurrentOperator, RecurrentState, SpectralEncoder
+from probneural.operators import RecurrentLayers, RecurrentOperator, SpectralEncoder
 from probneural.operators.layers.attention import StateAttention
 from probneural.operators.layers.lstm import LSTM
+from probneural.operators.recurrent import RecurrentState
 from tests.helpers import generator
 
 LAYERS = RecurrentLayers(width=8, depth=2, heads=2, horizon=50)

@@ -14,7 +14,8 @@ from torch.func import jvp, vmap
 import probneural as pn
 from probneural.errors import ArgumentError, ResolutionError, ShapeError
 from probneural.grids import Grid, resample
-from probneural.operators import FNO, PointwiseLinear, SpectralConv
+from probneural.operators import FNO
+from probneural.operators.layers import PointwiseLinear, SpectralConv
 from probneural.threads import copy_for_call
 from tests.helpers import normal
 

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from probneural import runs
-from probneural.data import StoredFields
+from probneural.data.fields import StoredFields
 from probneural.fields import Field
 from probneural.runs import folder
 from tests.runs.files import cheap, written

@@ -14,16 +14,16 @@ import torch
 
 from probneural import runs
 from probneural.metrics.reliability import LEVELS
-from probneural.runs import TestScores
-from probneural.runs.reporting import _CLEAR_AT_ONCE, verdict
-from probneural.training import History
+from probneural.runs.reporting import _CLEAR_AT_ONCE, Report, verdict
+from probneural.runs.scoring import TestScores
+from probneural.training.history import History
 from tests.runs.files import cheap, written
 
 HISTORY = History(train=(0.5, 0.1), validation=(0.5, 0.12), seconds=(1.0, 1.0))
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> runs.Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     folder = tmp_path_factory.mktemp("run")
     return runs.report(cheap(written(folder)), folder / "out", show_progress=False)
 
@@ -33,7 +33,7 @@ def covering(others: dict[float, float]) -> tuple[float, ...]:
     return tuple(others.get(level, level) for level in LEVELS)
 
 
-def changed(report: runs.Report, **values: Any) -> TestScores:
+def changed(report: Report, **values: Any) -> TestScores:
     """Scores on 100 samples whose intervals are calibrated, but for these values."""
     values = {"level_coverages": LEVELS, "coverage": 0.9} | values
     own = {name: value for name, value in values.items() if name in vars(report.scores)}
@@ -69,7 +69,7 @@ def changed(report: runs.Report, **values: Any) -> TestScores:
         ({"band_coverage": 0.75, "band_pairs": 9}, "within chance"),
     ],
 )
-def test_the_verdict_follows_from_the_numbers(report: runs.Report, values: dict[str, float], words: str) -> None:
+def test_the_verdict_follows_from_the_numbers(report: Report, values: dict[str, float], words: str) -> None:
     assert words in " ".join(verdict(changed(report, **values), HISTORY))
 
 
@@ -81,13 +81,13 @@ def test_calibrated_intervals_depart_at_some_level_once_in_twenty() -> None:
     assert 0.04 < float(frequency) < 0.065
 
 
-def test_a_gap_between_losses_asks_for_more_pairs(report: runs.Report) -> None:
+def test_a_gap_between_losses_asks_for_more_pairs(report: Report) -> None:
     gap = dataclasses.replace(HISTORY, validation=(0.5, 0.3))
     assert "3.0 times that on training pairs: more pairs" in " ".join(verdict(report.scores, gap))
     assert "more pairs would help" not in " ".join(verdict(report.scores, HISTORY))
 
 
-def test_the_report_says_what_early_stopping_chose(report: runs.Report) -> None:
+def test_the_report_says_what_early_stopping_chose(report: Report) -> None:
     """And compares the losses of that epoch: after it, they part."""
     stopped = History(train=(0.5, 0.2, 0.1), validation=(0.5, 0.3, 0.4), seconds=(1.0,) * 3, restored=2)
     said = " ".join(verdict(report.scores, stopped))
@@ -112,7 +112,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_else(report: runs.Report) -> None:
+def test_the_page_needs_nothing_else(report: Report) -> None:
     text = report.path.read_text()
     tags = Tags()
     tags.feed(text)

@@ -19,6 +19,7 @@ from probneural.command_line import main
 from probneural.errors import ArgumentError, DataError, DataWarning
 from probneural.runs import Config
 from probneural.runs.reporting import verdict
+from probneural.training.history import History
 from tests.runs.files import cheap
 
 TIMES, POINTS = 90, 16
@@ -65,7 +66,7 @@ def test_one_series_is_trained_on_its_earlier_part_and_scored_on_its_latest(tmp_
     assert found.scores.persistence == pytest.approx(float(error), rel=1e-6)
     text = " ".join(found.verdict)
     assert "later in time than all that was trained on" in text
-    history, persistence = pn.training.History(train=(1.0,), validation=(), seconds=(1.0,)), found.scores.persistence
+    history, persistence = History(train=(1.0,), validation=(), seconds=(1.0,)), found.scores.persistence
     for error, words in ((0.9, "has 200 %, and persistence"), (1.1, "no better than persistence")):
         scores = dataclasses.replace(found.scores.scores, relative_l2=error * persistence)
         assert words in verdict(dataclasses.replace(found.scores, scores=scores, baseline=2.0), history)[0]

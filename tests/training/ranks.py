@@ -15,7 +15,9 @@ from probneural import statistics
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from probneural.processes import rank, world_size
-from probneural.training import Callback, Checkpoint, History, Optimization, Progress, Unroll, files, fit
+from probneural.training import Callback, Checkpoint, Optimization, Unroll, files, fit
+from probneural.training.callbacks import Progress
+from probneural.training.history import History
 from tests.training.cases import built, data
 from tests.training.lazy import lazy
 

@@ -12,7 +12,8 @@ import torch
 
 from probneural.operators import FNO
 from probneural.pairs import Dataset
-from probneural.training import History, Loading, Optimization, fit
+from probneural.training import Loading, Optimization, fit
+from probneural.training.history import History
 from tests.device import simulated
 from tests.helpers import accelerator
 from tests.training.cases import built, data, same

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probneural.training import History
+from probneural.training.history import History
 
 
 def test_epochs_are_those_trained() -> None:

@@ -15,7 +15,9 @@ from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs
 from probneural.randomness import stream
 from probneural.statistics import units
-from probneural.training import BatchOrder, History, Loading, fit, loading
+from probneural.training import Loading, fit, loading
+from probneural.training.history import History
+from probneural.training.loading import BatchOrder
 from tests.training.cases import built, data, same
 from tests.training.lazy import lazy
 

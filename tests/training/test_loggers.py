@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.training import Callback, EachEpoch, Optimization, Progress, files, fit, loggers
+from probneural.training import Callback, EachEpoch, Optimization, files, fit, loggers
+from probneural.training.callbacks import Progress
 from probneural.training.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog
 from tests.training.cases import built, data, same
 

@@ -15,7 +15,6 @@ from probneural.grids import Grid
 from probneural.training import (
     CRPS,
     EnergyScore,
-    Loss,
     PDEResidual,
     RelativeH1,
     RelativeL2,
@@ -24,6 +23,7 @@ from probneural.training import (
     fit,
     relative_l2,
 )
+from probneural.training.losses import Loss
 from tests.training.cases import built, data
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from probneural.operators import FNO, DeepONet
 from probneural.pairs import FieldPairs
-from probneural.training import BatchOrder, EarlyStopping, Optimization, RelativeL2, fit
+from probneural.training import EarlyStopping, Optimization, RelativeL2, fit
+from probneural.training.loading import BatchOrder
 from tests.training.cases import built, data, same
 
 SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 6, "seed": 1, "validation": 0.0, "show_progress": False}
@@ -61,7 +62,8 @@ def test_steps_are_those_of_a_plain_loop(options: dict[str, Any]) -> None:
 
 
 def test_schedules_reach_what_they_promise() -> None:
-    from probneural.training import Callback, Progress
+    from probneural.training import Callback
+    from probneural.training.callbacks import Progress
 
     class Rates(Callback):
         def __init__(self) -> None:

@@ -19,18 +19,9 @@ import pytest
 import torch
 
 from probneural.errors import FileError, TrainingError
-from probneural.training import (
-    Callback,
-    Checkpoint,
-    EachEpoch,
-    EarlyStopping,
-    History,
-    Optimization,
-    Progress,
-    files,
-    fit,
-    weights,
-)
+from probneural.training import Callback, Checkpoint, EachEpoch, EarlyStopping, Optimization, files, fit, weights
+from probneural.training.callbacks import Progress
+from probneural.training.history import History
 from tests import file_mutations as change
 from tests.training.cases import built, data, same
 

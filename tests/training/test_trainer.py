@@ -27,10 +27,8 @@ from probneural.pairs import FieldPairs
 from probneural.training import (
     Callback,
     EachEpoch,
-    History,
     Optimization,
     PDEResidual,
-    Progress,
     RelativeH1,
     RelativeL2,
     WeightedSum,
@@ -38,6 +36,8 @@ from probneural.training import (
     fit,
     trainer,
 )
+from probneural.training.callbacks import Progress
+from probneural.training.history import History
 from probneural.training.losses import relative_l2
 from probneural.training.resuming import Keeper
 from probneural.training.unrolling import FirstStep

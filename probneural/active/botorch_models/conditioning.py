@@ -18,7 +18,8 @@ from probneural.checks import check_instance, check_integer, check_sequence, che
 from probneural.contexts import undisturbed
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, ShapeError
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 
 _LEAST_NOISE = 1e-9
 """Noise of exact observations, as a fraction of the variance that one function has of its own."""
@@ -153,7 +154,7 @@ class LatentPosterior:
     """What observations say about xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
 
     The map S is kept as r = q m directions. It is the triangular root of Andrews (1968), not the symmetric one of
-    [`LowRankUpdate`][probneural.linear_algebra.conditioning.LowRankUpdate]: that takes a singular value decomposition of every
+    `LowRankUpdate`: that takes a singular value decomposition of every
     design, this one a Cholesky factor, and look-ahead acquisition functions differentiate it in many designs.
 
     Args:

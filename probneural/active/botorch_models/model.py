@@ -32,7 +32,8 @@ from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Predictor, Root
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
-from probneural.functionals import Functional, check_functional
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
 
 
 class OperatorModel(Undisturbed, Model, FantasizeMixin):
@@ -67,7 +68,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         encode: Maps designs `(N, d)` to N input functions, differentiably; `problem.encode` with a grid is one.
         functional: A, on the grid where the field is to be evaluated; it need not be the inputs' grid.
         noise: Variance of the observation noise of the outputs, in their units squared: a number, or one per output `(m,)`; the
-            predictor's own by default, as [`observation_variance`][probneural.active.observation_variance] has it.
+            predictor's own by default, as `observation_variance` has it.
         input_transform: A BoTorch transform of designs, such as `Normalize`; `encode` gets what it returns.
         moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 

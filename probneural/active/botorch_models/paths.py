@@ -14,8 +14,8 @@ from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
 from probneural.checks import check_floating, check_instance, check_integer
 from probneural.contexts import Undisturbed
-from probneural.distributions import FunctionDraw
 from probneural.distributions.base import draw_stream
+from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import LatentError, ShapeError
 from probneural.randomness import check_seed, stream_seed
 

@@ -84,7 +84,7 @@ class PoolFeatures:
     """Features phi whose inner products are the posterior's covariances of whole functions.
 
     phi(a) . phi(a') = sum over c of (1/|D|) integral Cov(u_c(a, x), u_c(a', x)) dx / scale_c², with the scales of
-    [`integrated_variances`][probneural.active.integrated_variances].
+    [`integrated_variances`][probneural.active.selection.pool_features.integrated_variances].
 
     Args:
         pool: `(n, d)`, dimensionless, on the CPU.

@@ -53,7 +53,7 @@ class Selector(Undisturbed, ABC):
     within the pool only when nothing else is left. Equal scores, zeros everywhere among them, are taken in an order that the
     seed decides. The same arguments give the same choice.
 
-    A rule of one's own is a subclass that defines `_choose`, for a [`Request`][probneural.active.Request] whose arguments have
+    A rule of one's own is a subclass that defines `_choose`, for a `Request` whose arguments have
     been checked.
     """
 
@@ -129,7 +129,7 @@ class StochasticSelection(Selector):
         score(a) = sum over c of the average over the domain of Var u_c(a, x) / scale_c^2,
 
     with scale_c^2 the channel's variance over pool and domain, see
-    [`integrated_variances`][probneural.active.integrated_variances], so that no channel's unit or zero point matters. The
+    `integrated_variances`, so that no channel's unit or zero point matters. The
     noise is left out: it is no reason to look. Power 0 is random choice, and a large power takes the largest scores. Samples
     without any variance come after all others.
 

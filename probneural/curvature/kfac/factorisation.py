@@ -11,13 +11,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing, matrix_blocks
-from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
+from probneural.curvature.kfac.factors import KroneckerFactors
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import DataError, ShapeError, UnsupportedError
 from probneural.linear_algebra.principal_components import canonical
 from probneural.randomness import stream
-
-__all__ = ["KroneckerFactors", "KroneckerWeights", "kronecker"]
 
 _ENTRIES = 2**24
 """Entries of rows taken at once (128 MiB in float64)."""

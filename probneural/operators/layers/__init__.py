@@ -1,22 +1,13 @@
 """Layers of operators: spectral and pointwise layers, normalisers, position embeddings."""
 
-from probneural.operators.layers.channel_mlp import ChannelMLP
-from probneural.operators.layers.layout import channels_innermost
-from probneural.operators.layers.normalizer import ChannelNormalizer
-from probneural.operators.layers.pointwise import PointwiseLinear, ReadoutLinear
-from probneural.operators.layers.position import Embedding, check_embedding, position_channels, position_embedding
-from probneural.operators.layers.spectral import Ends, SpectralConv
-
-__all__ = [
-    "ChannelMLP",
-    "ChannelNormalizer",
-    "Embedding",
-    "Ends",
-    "PointwiseLinear",
-    "ReadoutLinear",
-    "SpectralConv",
-    "channels_innermost",
-    "check_embedding",
-    "position_channels",
-    "position_embedding",
-]
+from probneural.operators.layers.channel_mlp import ChannelMLP as ChannelMLP
+from probneural.operators.layers.layout import channels_innermost as channels_innermost
+from probneural.operators.layers.normalizer import ChannelNormalizer as ChannelNormalizer
+from probneural.operators.layers.pointwise import PointwiseLinear as PointwiseLinear
+from probneural.operators.layers.pointwise import ReadoutLinear as ReadoutLinear
+from probneural.operators.layers.position import Embedding as Embedding
+from probneural.operators.layers.position import check_embedding as check_embedding
+from probneural.operators.layers.position import position_channels as position_channels
+from probneural.operators.layers.position import position_embedding as position_embedding
+from probneural.operators.layers.spectral import Ends as Ends
+from probneural.operators.layers.spectral import SpectralConv as SpectralConv

@@ -41,7 +41,7 @@ class ChannelNormalizer(nn.Module):
     def fit(self, *fields: FieldSource, alike: Sequence[Sequence[int]] | None = None) -> None:
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
 
-        Where all processes are [`together`][probneural.processes.together], each reads a part of the fields, and all get the
+        Where all processes are `together`, each reads a part of the fields, and all get the
         bits that one process would.
 
         Args:

@@ -9,16 +9,18 @@ from botorch.models.transforms.input import InputPerturbation, Normalize
 from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
-from probneural.active import FieldPosterior, OperatorDraws, OperatorModel, observation_variance
+from probneural.active import OperatorDraws, OperatorModel
 from probneural.active.botorch_models import conditioning
-from probneural.active.botorch_models.conditioning import LatentPosterior, Measurements, check_noise
+from probneural.active.botorch_models.conditioning import LatentPosterior, Measurements, check_noise, observation_variance
+from probneural.active.botorch_models.posteriors import FieldPosterior
 from probneural.active.information.observation import observation_weights
 from probneural.distributions import FeatureRoot, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
-from probneural.heads import Full, Laplace, LastLayerLaplace, LowRank
+from probneural.heads import Laplace, LastLayerLaplace, LowRank
+from probneural.heads.laplace.structures import Full
 from probneural.linear_algebra.conditioning import condition_noisily
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs

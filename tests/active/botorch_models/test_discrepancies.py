@@ -9,6 +9,8 @@ from torch import Tensor
 import probneural as pn
 from probneural.active import OperatorDraws, OperatorModel
 from probneural.active.botorch_models.conditioning import Measurements
+from probneural.active.information.observation import observation_weights
+from probneural.calibration.scaled_predictor import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.fields import Field
 
@@ -22,7 +24,7 @@ def encode(designs: Tensor) -> Field:
 
 
 @pytest.fixture(scope="module", params=["last-layer", "kernel"])
-def predictor(request: pytest.FixtureRequest) -> pn.calibration.ScaledPredictor:
+def predictor(request: pytest.FixtureRequest) -> ScaledPredictor:
     """A poor operator (it returns half its input, and noise), calibrated."""
     rough = 0.05 * torch.randn(TRAIN.inputs.values.shape, generator=torch.Generator().manual_seed(0))
     wrong = pn.FieldPairs(TRAIN.inputs, Field(0.5 * TRAIN.inputs.values + rough, TRAIN.inputs.grid))
@@ -38,7 +40,7 @@ def designs(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, PROBLEM.design_dim, generator=generator, dtype=torch.double)
 
 
-def test_posteriors_are_those_of_the_field(predictor: pn.calibration.ScaledPredictor) -> None:
+def test_posteriors_are_those_of_the_field(predictor: ScaledPredictor) -> None:
     X = designs(3)
     model = OperatorModel(predictor, encode=encode, functional=PROBE)
     posterior, field = model.posterior(X[:, None]), predictor(encode(X)).apply(PROBE)
@@ -50,7 +52,7 @@ def test_posteriors_are_those_of_the_field(predictor: pn.calibration.ScaledPredi
     assert (discrepancy_variance[:, 1] > 0.01 * posterior.variance[:, 0, 1]).all()
 
 
-def test_observing_counts_the_discrepancy_as_noise(predictor: pn.calibration.ScaledPredictor) -> None:
+def test_observing_counts_the_discrepancy_as_noise(predictor: ScaledPredictor) -> None:
     """Against dense algebra over two designs and a third."""
     X, Y = designs(3, seed=1), torch.tensor([[0.3, -0.2], [0.1, 0.4]], dtype=torch.double)
     model = OperatorModel(predictor, encode=encode, functional=PROBE, noise=1e-3)
@@ -70,7 +72,7 @@ def test_observing_counts_the_discrepancy_as_noise(predictor: pn.calibration.Sca
     torch.testing.assert_close(posterior.variance[0], variance, rtol=1e-4, atol=1e-10)
 
 
-def test_fantasies_and_their_gradients(predictor: pn.calibration.ScaledPredictor) -> None:
+def test_fantasies_and_their_gradients(predictor: ScaledPredictor) -> None:
     from botorch.sampling.normal import SobolQMCNormalSampler
 
     X = designs(2, 1, seed=2).requires_grad_()
@@ -83,7 +85,7 @@ def test_fantasies_and_their_gradients(predictor: pn.calibration.ScaledPredictor
     assert gradient.abs().max() > 0
 
 
-def test_fantasies_are_what_conditioning_expects(predictor: pn.calibration.ScaledPredictor) -> None:
+def test_fantasies_are_what_conditioning_expects(predictor: ScaledPredictor) -> None:
     """Law of total variance: what fantasies move the mean by is what they take from the variance."""
     from botorch.sampling.normal import SobolQMCNormalSampler
 
@@ -108,7 +110,7 @@ def test_fantasies_have_a_discrepancy_for_each_design() -> None:
     assert (found.triangle.triu(1) == 0).all()
 
 
-def test_draws_are_functions(predictor: pn.calibration.ScaledPredictor) -> None:
+def test_draws_are_functions(predictor: ScaledPredictor) -> None:
     X = designs(4, seed=4)
     model = OperatorModel(predictor, encode=encode, functional=PROBE)
     paths = OperatorDraws(model, seed=5)
@@ -116,7 +118,7 @@ def test_draws_are_functions(predictor: pn.calibration.ScaledPredictor) -> None:
     assert ((together - apart).abs() <= 1e-3 * model.posterior(X).variance.sqrt()).all()
 
 
-def test_observing_whole_fields_counts_it_too(predictor: pn.calibration.ScaledPredictor) -> None:
-    weights = pn.active.observation_weights(predictor, TRAIN.outputs.grid)
+def test_observing_whole_fields_counts_it_too(predictor: ScaledPredictor) -> None:
+    weights = observation_weights(predictor, TRAIN.outputs.grid)
     counts = 32.0 if predictor.effective_observations is None else float(predictor.effective_observations.clamp_max(32.0))
     assert float(weights.sum()) == pytest.approx(counts / float(predictor.residual_variance), rel=1e-6)

@@ -10,7 +10,8 @@ from botorch.posteriors.transformed import TransformedPosterior
 from botorch.sampling.get_sampler import get_sampler
 from torch import Tensor
 
-from probneural.active import FieldPosterior, MemberPosterior, OperatorModel
+from probneural.active import OperatorModel
+from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
 from probneural.distributions import FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid

@@ -13,15 +13,9 @@ import torch
 from torch import nn
 
 import probneural as pn
-from probneural.active import (
-    Growth,
-    LearningHistory,
-    RandomSelection,
-    Request,
-    Round,
-    RoundErrors,
-    SimulationCounts,
-)
+from probneural.active import Growth, RandomSelection
+from probneural.active.loop.history import LearningHistory, Round, RoundErrors, SimulationCounts
+from probneural.active.selection.selectors import Request
 from probneural.errors import DataError, SimulationError, TrainingError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs

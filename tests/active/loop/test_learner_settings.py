@@ -11,12 +11,8 @@ import torch
 from torch import nn
 
 import probneural as pn
-from probneural.active import (
-    Growth,
-    IntegratedVarianceSelection,
-    Request,
-    StochasticSelection,
-)
+from probneural.active import Growth, IntegratedVarianceSelection, StochasticSelection
+from probneural.active.selection.selectors import Request
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs

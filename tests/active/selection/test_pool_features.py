@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.active import FeatureSketch, integrated_variances, observation_rows, posterior_features
 from probneural.active.information.observation import observation_weights, whitened_rows
 from probneural.active.selection import pool_features
+from probneural.active.selection.pool_features import FeatureSketch, integrated_variances, observation_rows, posterior_features
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field

@@ -13,18 +13,16 @@ from torch import Tensor
 import probneural as pn
 from probneural.active import (
     BAITSelection,
-    FeatureSketch,
     IntegratedVarianceSelection,
     LCMDSelection,
     RandomSelection,
     Selector,
     SpaceFillingSelection,
     StochasticSelection,
-    integrated_variances,
-    posterior_features,
     space_filling_designs,
 )
 from probneural.active.selection import latent_selectors, selectors
+from probneural.active.selection.pool_features import FeatureSketch, integrated_variances, posterior_features
 from probneural.distributions import DenseRoot, FeatureRoot, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from probneural.curvature import ParameterVector, jacobian
 from probneural.curvature.kfac.blocks import matrix_blocks
-from probneural.curvature.kfac.factorisation import KroneckerFactors, KroneckerWeights, kronecker
+from probneural.curvature.kfac.factorisation import kronecker
+from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid

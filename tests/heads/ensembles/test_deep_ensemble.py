@@ -19,11 +19,12 @@ from probneural.errors import ArgumentError, ShapeError, TrainingError, Unsuppor
 from probneural.fields import Field, evaluate
 from probneural.functionals import sensors
 from probneural.grids import Grid
-from probneural.heads import DeepEnsemble, WeightSampledPredictor
+from probneural.heads import DeepEnsemble
 from probneural.heads import weight_samples as sampled
 from probneural.heads.ensembles import members
 from probneural.heads.ensembles.members import MemberTask
 from probneural.heads.ensembles.reinitialisation import Initialisation
+from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.processes import launched

@@ -17,7 +17,8 @@ from probneural.heads import SnapshotEnsemble
 from probneural.pairs import FieldPairs
 from probneural.randomness import stream_seed
 from probneural.storage import load, save
-from probneural.training import EachEpoch, Optimization, Progress, fit
+from probneural.training import EachEpoch, Optimization, fit
+from probneural.training.callbacks import Progress
 from tests.heads.cases import PERIODIC, briefly, fields, operator_case, small_fno
 
 CASE = operator_case("fno-1d")

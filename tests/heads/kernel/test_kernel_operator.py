@@ -19,7 +19,7 @@ from probneural.errors import ArgumentError, DataError, GridError, LatentError, 
 from probneural.fields import Field, evaluate
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
-from probneural.heads import KernelOperator, KernelPredictor
+from probneural.heads import KernelOperator
 from probneural.heads.kernel import search
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.kernel.evidence import Evidence, Objective, Point
@@ -32,6 +32,7 @@ from probneural.heads.kernel.gaussian_processes import (
     Process,
 )
 from probneural.heads.kernel.inducing_points import InducingProcess
+from probneural.heads.kernel.kernel_operator import KernelPredictor
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
 from probneural.heads.kernel.search import Search, minimise
 from probneural.linear_algebra.conditioning import LowRankUpdate

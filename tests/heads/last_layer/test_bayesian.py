@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.distributions import EmpiricalField, GaussianField
-from probneural.errors import ArgumentError, DataError, ReadoutError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, ConvergenceWarning, DataError, ReadoutError, ShapeError, UnsupportedError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads import NUTS, BayesianLastLayer, ConvergenceWarning, LastLayerLaplace, VariationalInference
+from probneural.heads import NUTS, BayesianLastLayer, LastLayerLaplace, VariationalInference
 from probneural.heads.chain_diagnostics import chain_report, effective_size, split_r_hat
 from probneural.metrics import score
 from probneural.operators import FNO

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.heads import BayesianOperator, Iterative, Laplace
+from probneural.heads import BayesianOperator, Laplace
+from probneural.heads.laplace.structures import Iterative
 from probneural.heads.whole_network.target import NetworkTarget
 from tests.heads.cases import PERIODIC, data_for, fields
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from probneural.distributions import GaussianField
 from probneural.errors import ConvergenceWarning, UnsupportedError
-from probneural.heads import BayesianLastLayer, BayesianOperator, Laplace, LaplacePredictor, VariationalInference
+from probneural.heads import BayesianLastLayer, BayesianOperator, Laplace, VariationalInference
+from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.storage import load, save
 from tests.heads.cases import operator_case
 from tests.heads.whole_network.test_bayesian_operator import (
