@@ -18,14 +18,14 @@ pn.fit(operator, train, epochs=EPOCHS, seed=0, show_progress=False)
 
 predictor = pn.heads.Laplace(pn.heads.LowRank(rank=RANK)).fit(operator, train)
 u = predictor(test.inputs)
-lower, upper = predictor.variance_bounds(test.inputs)  # what the directions left out may change
+lower, upper = predictor.variance_bounds(test.inputs)  # bounds from the truncated directions
 print("data say", {name: round(value, 4) for name, value in predictor.report.items()})
 print(f"sd {float(u.standard_deviation.mean()):.4f}, at least {float(lower.sqrt().mean()):.4f}")
 
 updated = predictor.update(more)  # exact Bayesian regression on the Jacobian: no new fit
 print(f"with 20 more functions: sd {float(updated(test.inputs).standard_deviation.mean()):.4f}")
 
-energy = u.grid.mean(test.outputs.values.square())  # known, say: each field's energy, (n, 1)
+energy = u.grid.mean(test.outputs.values.square())  # a known energy per field, (n, 1)
 v = u.constrain_residual(lambda values: u.grid.mean(values.square()) - energy.to(values))
 print(f"energy missed by {float((u.grid.mean(v.mean.square()) - energy).abs().max()):.1e}")
 

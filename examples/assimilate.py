@@ -37,7 +37,7 @@ pn.fit(operator, pairs(past), epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, pairs(past))
 predictor = pn.calibration.VarianceScale().fit(predictor, pairs(held_out))
 
-# What is known: starts are like those of the past; six sensors, with noise, at every third step.
+# Prior: past starts. Data: six noisy sensors at every third step.
 grid = truth[0].grid
 prior = pn.forecasts.climatology(past[0], functions=TESTS)
 start = pn.Field(prior.mean, grid)

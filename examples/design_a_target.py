@@ -41,7 +41,7 @@ def simulate(design):
     return pn.FieldPairs(inputs, burgers.solve(inputs))
 
 
-# A target that can be reached: the output of a design that is not used again.
+# The target is the output of a hidden design.
 generator = torch.Generator().manual_seed(0)
 hidden = torch.rand(1, 6, generator=generator, dtype=torch.double)
 wanted = simulate(hidden).outputs
@@ -73,7 +73,7 @@ for number in range(FURTHER):
         acquisition, bounds, q=1, num_restarts=RESTARTS, raw_samples=RAW_SAMPLES, options=options
     )
 
-    # Simulate the design that was chosen, and add the pair to what is known.
+    # Simulate the selected design and add the pair to the data.
     new = simulate(design)
     pairs = pn.FieldPairs.cat([pairs, new])
     distances = torch.cat([distances, distance(observations(new.outputs.values).flatten(1))])

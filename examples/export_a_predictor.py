@@ -25,7 +25,7 @@ path = Path("burgers.onnx")
 pn.export.to_onnx(predictor, path, example=test.inputs[:1])
 print(f"{path.name}: {path.stat().st_size / 1024:.0f} KB")
 
-# From here on, nothing is needed but the file, NumPy and onnxruntime.
+# From here on, only the file, NumPy and onnxruntime are needed.
 session = onnxruntime.InferenceSession(path)
 about = json.loads(session.get_modelmeta().custom_metadata_map["probneural"])
 print("from", about["inputs"][0]["shape"], "on", about["inputs"][0]["grid"])

@@ -17,7 +17,7 @@ import probneural as pn
 
 LABELS, POOL, TEST, WIDTH, EPOCHS = 256, 2000, 200, 20, 80
 
-folder = Path(tempfile.mkdtemp())  # name a folder that stays, and the loop survives this process
+folder = Path(tempfile.mkdtemp())  # a permanent folder lets the loop resume
 
 
 def candidates(count, *, seed):
@@ -46,21 +46,17 @@ def loop(acquisition):
         store=folder / type(acquisition).__name__,
         training=pn.active.OperatorTraining(
             pn.operators.FNO(in_channels=2, out_channels=1, modes=(12,), width=WIDTH, seed=0),
-            train=functools.partial(
-                pn.fit, epochs=EPOCHS, validation=0.0
-            ),  # no label is spent on watching
+            train=functools.partial(pn.fit, epochs=EPOCHS, validation=0.0),  # all labels train
         ),
         plan=pn.active.LearningPlan(
             initial=16,
             batch=pn.active.Growth(2.0),  # 16, 32, 64, ...
             calibration=40,  # random, untrained: half scale variances, half are for a band
             calibrate=pn.calibration.VarianceScale(),
-            test=test,  # only for the table and the figure: no choice depends on it
+            test=test,  # only for the table and the figure
         ),
         simulation=pn.active.SimulationOptions(
-            executor=ThreadPoolExecutor(
-                2
-            ),  # this solver takes milliseconds; leave it out for one that takes minutes
+            executor=ThreadPoolExecutor(2),  # for fast solvers; omit for slow ones
             show_progress=False,
         ),
     )
@@ -73,7 +69,7 @@ test = pn.FieldPairs(
 
 at_random = loop(pn.active.RandomSelection()).run(labels=LABELS)
 chosen = loop(pn.active.StochasticSelection())
-chosen.run(labels=LABELS // 2)  # say the machine went down here
+chosen.run(labels=LABELS // 2)  # the machine fails here
 chosen = loop(pn.active.StochasticSelection())  # the same arguments and the same store
 chosen.run(labels=LABELS)
 

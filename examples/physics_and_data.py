@@ -34,13 +34,13 @@ print(
 )
 
 probe = pn.functionals.sensors(test.outputs.grid, [[0.1], [0.3], [0.5], [0.7], [0.9]])
-noise = float(predictor.residual_variance) / 10  # variance of the sensors: yours to know
+noise = float(predictor.residual_variance) / 10  # variance of the sensors
 exact = probe(test.outputs.values)
 observations = exact + noise**0.5 * torch.randn(
     exact.shape, generator=torch.Generator().manual_seed(0)
 )
 
-# Five observations of a field tell about this field, most of all.
+# Five observations of a field inform this field most.
 measured = [
     u[n : n + 1].condition(probe, observations[n : n + 1], noise=noise) for n in range(len(test))
 ]
@@ -56,7 +56,7 @@ for name, fields in (("before", [u[n : n + 1] for n in range(len(test))]), ("aft
     )
 print(f"chi^2 per observation of the first: {measured[0].latent.chi2:.2f}")
 
-# About other fields they tell through the operator's weights, which training has settled: little.
+# They inform other fields through the operator's weights, which training has determined: little.
 together = u[:20].condition(probe, observations[:20], noise=noise)
 for name, field in (("before", u[20:]), ("after", u[20:].under(together.latent))):
     error = pn.metrics.relative_l2(pn.Field(field.mean, field.grid), test.outputs[20:]).mean()

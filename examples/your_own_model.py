@@ -25,7 +25,7 @@ model = nn.Sequential(
     nn.Conv1d(32, 1, 1),
 )
 optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-for _ in range(STEPS):  # any training loop will do
+for _ in range(STEPS):  # any training loop
     optimiser.zero_grad()
     nn.functional.mse_loss(model(train.inputs.values), train.outputs.values).backward()
     optimiser.step()
@@ -37,9 +37,7 @@ u = predictor(test.inputs)
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
 pn.plots.field(u, test.outputs, noise=predictor.noise).savefig("your_own_model.png", dpi=120)
 
-with (
-    tempfile.TemporaryDirectory() as folder
-):  # of a model that is not ours, a file holds the weights; bring the model again
+with tempfile.TemporaryDirectory() as folder:  # the file holds the weights only
     pn.save(predictor, f"{folder}/predictor.safetensors")
     again = pn.load(f"{folder}/predictor.safetensors", operator=model)
 print(torch.equal(again(test.inputs).variance, predictor(test.inputs).variance))

@@ -47,7 +47,7 @@ train = gray_scott.sample(FUNCTIONS, resolution=64, seed=0)
 calibration = gray_scott.sample(CALIBRATION, resolution=64, seed=1)
 test = gray_scott.sample(TEST, resolution=128, seed=2)  # the same distribution, on a finer grid
 
-# How far to trust the data: the error in space is the difference between two resolutions.
+# Error of the data in space: the difference between two resolutions.
 coarse = gray_scott.sample(20, resolution=64, seed=2)
 fine = test.outputs.values[:20, :, ::2]
 difference = float((coarse.outputs.values - fine).abs().max())
