@@ -1,5 +1,6 @@
 """Active learning and Bayesian optimisation: any predictor as a BoTorch model."""
 
+from probneural.active.botorch_models import samplers as _samplers  # noqa: F401 (registers the samplers of posteriors)
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.botorch_models.paths import OperatorDraws
 from probneural.active.information.acquisition import FieldAcquisition, FieldInformationGain, FieldIntegratedVariance
