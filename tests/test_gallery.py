@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,15 @@ def test_search_finds_both_spellings() -> None:
     search = hook("search")
     assert search.other_spellings("Optimise, its neighbours, noise") == ["neighbors", "optimize"]
     assert search.other_spellings("normalization") == ["normalisation"]
+
+
+def test_search_index_has_both_spellings(tmp_path: Path) -> None:
+    path = tmp_path / "search" / "search_index.json"
+    path.parent.mkdir()
+    path.write_text('{"docs": [{"title": "Optimiser", "text": "a"}, {"title": "Grid", "text": "b"}]}')
+    hook("search").on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+    texts = [section["text"] for section in json.loads(path.read_text())["docs"]]
+    assert texts == ["a<p>optimizer</p>", "b"]
 
 
 @pytest.mark.slow

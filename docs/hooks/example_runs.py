@@ -28,12 +28,12 @@ PROGRAM = "five_minutes"
 
 
 class StaleError(Exception):
-    """What is kept of a script is not what the script does."""
+    """The stored output does not belong to the script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a script printed and drew, and the seconds of a processor that it took."""
+    """Printed text, figures and processor seconds of a script."""
 
     printed: str
     figures: dict[str, bytes]
@@ -115,7 +115,7 @@ def _processor_seconds() -> float:
 
 
 def fingerprint(text: str) -> str:
-    """A hash of what a program does: comments, its first docstring, line breaks and Python's version don't count."""
+    """A hash of the syntax tree of a program, without its first docstring; equal on all versions of Python."""
     tree = ast.parse(text)
     if ast.get_docstring(tree) is not None:
         del tree.body[0]
@@ -136,7 +136,7 @@ def outline(printed: str) -> set[str]:
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    """What is kept of the full runs, by name."""
+    """Stored outputs of the full-size runs, by name."""
     return json.loads(OUTPUTS.read_text(encoding="utf-8")) if OUTPUTS.exists() else {}
 
 
@@ -171,7 +171,7 @@ def check(name: str, output: Output) -> None:
 
 
 def keep(name: str) -> None:
-    """Run a script at full size, and keep what it prints and draws."""
+    """Run a script at full size, and store its output and figures."""
     output = run(source(name), name)
     for figure, image in output.figures.items():
         (KEPT / figure).write_bytes(image)

@@ -1,4 +1,4 @@
-"""A page, a thumbnail and a notebook for every script in `examples/`.
+"""A page, a thumbnail and a notebook for every script of `examples/`.
 
 The pages show the stored output of full-size runs (`docs/gallery/`). The build runs no script, and fails if one has changed.
 """
