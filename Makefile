@@ -87,7 +87,7 @@ types: venv  ## Type check the package
 contracts: venv  ## Who may import whom (setup.cfg)
 	$(BIN)/lint-imports --no-logo
 
-docs: venv  ## Run every example at its small size, and build the documentation into site/
+docs: venv  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet
 
 # One thread each: EXAMPLES="burgers_posterior why_joint" runs only these.

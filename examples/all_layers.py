@@ -1,4 +1,4 @@
-"""Uncertainty of all layers: a low-rank Laplace posterior with its bounds, new data, a nonlinear constraint, and a file."""
+"""Posterior over all layers: low-rank Laplace with bounds, new data, a constraint, a file."""
 
 import tempfile
 
@@ -18,24 +18,31 @@ pn.fit(operator, train, epochs=EPOCHS, seed=0, show_progress=False)
 
 predictor = pn.heads.Laplace(pn.heads.LowRank(rank=RANK)).fit(operator, train)
 u = predictor(test.inputs)
-lower, upper = predictor.variance_bounds(test.inputs)  # what the directions left out may change
+lower, upper = predictor.variance_bounds(test.inputs)  # bounds from the truncated directions
 print("data say", {name: round(value, 4) for name, value in predictor.report.items()})
 print(f"sd {float(u.standard_deviation.mean()):.4f}, at least {float(lower.sqrt().mean()):.4f}")
 
 updated = predictor.update(more)  # exact Bayesian regression on the Jacobian: no new fit
 print(f"with 20 more functions: sd {float(updated(test.inputs).standard_deviation.mean()):.4f}")
 
-energy = u.grid.mean(test.outputs.values.square())  # known, say: each field's energy, (n, 1)
+energy = u.grid.mean(test.outputs.values.square())  # a known energy per field, (n, 1)
 v = u.constrain_residual(lambda values: u.grid.mean(values.square()) - energy.to(values))
 print(f"energy missed by {float((u.grid.mean(v.mean.square()) - energy).abs().max()):.1e}")
 
 draw = predictor.draw(seed=0)  # one operator from the posterior, at any input and on any grid
-print("a draw on a finer grid:", tuple(draw(burgers.sample(1, resolution=256, seed=3).inputs.values).shape))
+print(
+    "a draw on a finer grid:",
+    tuple(draw(burgers.sample(1, resolution=256, seed=3).inputs.values).shape),
+)
 
 with tempfile.TemporaryDirectory() as folder:
     pn.save(updated, f"{folder}/posterior.safetensors")
     again = pn.load(f"{folder}/posterior.safetensors")
-print("the file predicts the same:", torch.equal(again(test.inputs).mean, updated(test.inputs).mean))
+print(
+    "the file predicts the same:", torch.equal(again(test.inputs).mean, updated(test.inputs).mean)
+)
 
-figure = pn.plots.fields({"50 functions": u, "20 more": updated(test.inputs), "energy known": v}, test.outputs, index=0)
+figure = pn.plots.fields(
+    {"50 functions": u, "20 more": updated(test.inputs), "energy known": v}, test.outputs, index=0
+)
 figure.savefig("all_layers.png", dpi=120)

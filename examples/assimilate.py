@@ -1,9 +1,10 @@
-"""Observe a field at a few points and a few times, and say what it was at all points and all times.
+"""Infer a field at all points and times from a few noisy sensors.
 
-Burgers' equation carries an unknown start forward. Six sensors report it four times, with noise. A network has learned one step
-of the equation from exact solutions. 4D-Var finds the most probable start, taking the network for exact. Linearised about it,
-the network's posterior, the prior of the start and the observations give the analysis of all times in closed form. An ensemble
-Kalman smoother does without derivatives.
+Burgers' equation moves an unknown start forward. Six sensors report it four times, with noise. An
+FNO learned one time step from exact solutions. 4D-Var finds the most probable start with the
+network taken as exact. Linearised there, the network's posterior, the prior of the start and the
+observations give the analysis at all times in closed form. An ensemble Kalman smoother needs no
+derivatives.
 """
 
 import torch
@@ -11,7 +12,8 @@ import torch
 import probneural as pn
 
 TRAJECTORIES, WIDTH, EPOCHS, TESTS, MEMBERS = 80, 24, 60, 12, 64
-STEPS, EVERY, NOISE = 12, 3, 0.05  # steps of 0.05 in time; observations every third one, of this standard deviation
+# Time steps of 0.05; observations at every third step, with this standard deviation
+STEPS, EVERY, NOISE = 12, 3, 0.05
 
 
 def states(count, *, seed):
@@ -28,12 +30,14 @@ def pairs(trajectory):
 
 
 past, held_out, truth = states(TRAJECTORIES, seed=0), states(20, seed=1), states(TESTS, seed=2)
-operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, depth=3, seed=0)
+operator = pn.operators.FNO(
+    in_channels=1, out_channels=1, modes=(16,), width=WIDTH, depth=3, seed=0
+)
 pn.fit(operator, pairs(past), epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, pairs(past))
 predictor = pn.calibration.VarianceScale().fit(predictor, pairs(held_out))
 
-# What is known: starts are like those of the past; six sensors, with noise, at every third step.
+# Prior: past starts. Data: six noisy sensors at every third step.
 grid = truth[0].grid
 prior = pn.forecasts.climatology(past[0], functions=TESTS)
 start = pn.Field(prior.mean, grid)
@@ -46,16 +50,23 @@ for lead in range(EVERY, STEPS + 1, EVERY):
     observations.append(pn.forecasts.Observation(probe, measured, lead=lead, noise=NOISE**2))
 
 variational = pn.forecasts.four_d_var(predictor, prior, observations=observations)
-print(f"4D-Var converged for {int(variational.has_converged.sum())} of {TESTS} starts in {variational.iterations} iterations")
+print(
+    f"4D-Var converged for {int(variational.has_converged.sum())} of {TESTS} starts"
+    f" in {variational.iterations} iterations"
+)
 
-# The closed form, linearised about that trajectory: each observation moves all times, and the operator.
+# Closed form, linearised about that trajectory: observations inform all times and the operator.
 forecast = pn.forecasts.propagate(predictor, start, steps=STEPS, initial=prior)
-analysis = pn.forecasts.propagate(predictor, start, steps=STEPS, initial=prior, about=variational.start)
+analysis = pn.forecasts.propagate(
+    predictor, start, steps=STEPS, initial=prior, about=variational.start
+)
 for one in observations:
     analysis = analysis.condition(one.functional, one.values, lead=one.lead, noise=one.noise)
 
 smoother = pn.forecasts.EnsembleKalmanSmoother(MEMBERS, localisation=0.5)
-ensemble = smoother.assimilate(predictor, start, observations=observations, steps=STEPS, initial=prior)
+ensemble = smoother.assimilate(
+    predictor, start, observations=observations, steps=STEPS, initial=prior
+)
 
 
 def error(mean, lead):
@@ -65,10 +76,21 @@ def error(mean, lead):
 
 print("lead   no data  closed form  ensemble  4D-Var   (relative L2 error in percent)")
 for lead in (0, STEPS // 2, STEPS):
-    means = forecast.at(lead).mean, analysis.at(lead).mean, ensemble.at(lead).mean, variational.states[lead]
-    print(f"{lead:4d}" + "".join(f"{error(mean.to(truth[lead].values), lead):10.1f}" for mean in means))
+    means = (
+        forecast.at(lead).mean,
+        analysis.at(lead).mean,
+        ensemble.at(lead).mean,
+        variational.states[lead],
+    )
+    print(
+        f"{lead:4d}"
+        + "".join(f"{error(mean.to(truth[lead].values), lead):10.1f}" for mean in means)
+    )
 for name, fields in (("closed form", analysis), ("ensemble", ensemble)):
-    inside = [fields.at(lead).interval(0.9).contains(truth[lead].values).double().mean() for lead in range(STEPS + 1)]
+    inside = [
+        fields.at(lead).interval(0.9).contains(truth[lead].values).double().mean()
+        for lead in range(STEPS + 1)
+    ]
     print(f"values inside the 90 % intervals of the {name}: {float(sum(inside)) / len(inside):.3f}")
 
 u = analysis.joint()  # a field over time and space

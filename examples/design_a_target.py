@@ -1,12 +1,13 @@
-"""Design an input function whose output equals a target field, with few simulations and no gradient of the simulator.
+"""Design an input whose output equals a target field, with few simulations.
 
-Burgers' equation maps an initial state to the state at t = 1. A state is wanted, and the simulator is expensive: which initial
-state leads there? Ten random designs are simulated. Then, again and again, a posterior over the whole output field is fitted
-to all pairs so far, and the design is simulated whose distance to the target is expected to improve most.
+Burgers' equation maps an initial state to the state at t = 1. Which initial state leads to a given
+state, if simulations are expensive and have no gradient? Ten random designs are simulated. Then a
+posterior over the output field is fitted to all pairs, and the design with the largest expected
+improvement of the distance to the target is simulated, repeatedly.
 
-The distance is a known function of the field, and only the field is learned: the acquisition function draws fields and measures
-each. A model of the distance alone would see one number per simulation where this one sees 32, and would have to learn that
-the distance is a sum of squares. With so few pairs the kernel operator, which needs no training, is the head to begin with.
+The distance is a known function of the field, so only the field is learned: the acquisition
+function samples fields and measures each. A model of the distance alone would use one number per
+simulation instead of 32. With so few pairs, use the kernel operator.
 """
 
 import torch
@@ -21,9 +22,12 @@ import probneural as pn
 INITIAL, FURTHER = 10, 15
 RESTARTS, RAW_SAMPLES, ITERATIONS = 4, 128, 60  # of the search for the next design
 
-burgers = pn.problems.Burgers(viscosity=0.05, random_field=pn.problems.GaussianRandomField(1, 6), design_dim=6)
+burgers = pn.problems.Burgers(
+    viscosity=0.05, random_field=pn.problems.GaussianRandomField(1, 6), design_dim=6
+)
 grid = burgers.grid(32)
-observations = pn.functionals.sensors(grid, grid.points)  # what the distance needs to know: here, the field at all points
+# The distance depends on the field at all points
+observations = pn.functionals.sensors(grid, grid.points)
 
 
 def encode(design):
@@ -37,7 +41,7 @@ def simulate(design):
     return pn.FieldPairs(inputs, burgers.solve(inputs))
 
 
-# A target that can be reached: the output of a design that is not used again.
+# The target is the output of a hidden design.
 generator = torch.Generator().manual_seed(0)
 hidden = torch.rand(1, 6, generator=generator, dtype=torch.double)
 wanted = simulate(hidden).outputs
@@ -61,19 +65,26 @@ for number in range(FURTHER):
     predictor = pn.heads.KernelOperator().fit(None, pairs)
     model = pn.active.OperatorModel(predictor, encode=encode, functional=observations)
     sampler = get_sampler(model.posterior(bounds[:1]), torch.Size([64]), seed=number)
-    acquisition = qLogExpectedImprovement(model, best_f=-distances.min(), objective=objective, sampler=sampler)
+    acquisition = qLogExpectedImprovement(
+        model, best_f=-distances.min(), objective=objective, sampler=sampler
+    )
     options = {"maxiter": ITERATIONS, "seed": number}
-    design, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=RESTARTS, raw_samples=RAW_SAMPLES, options=options)
+    design, _ = optimize_acqf(
+        acquisition, bounds, q=1, num_restarts=RESTARTS, raw_samples=RAW_SAMPLES, options=options
+    )
 
-    # Simulate the design that was chosen, and add the pair to what is known.
+    # Simulate the selected design and add the pair to the data.
     new = simulate(design)
     pairs = pn.FieldPairs.cat([pairs, new])
     distances = torch.cat([distances, distance(observations(new.outputs.values).flatten(1))])
-    print(f"design {number + 1:2d}: {float(distances[-1]):.1e}, best so far {float(distances.min()):.1e}")
+    print(
+        f"design {number + 1:2d}: {float(distances[-1]):.1e}, "
+        f"best so far {float(distances.min()):.1e}"
+    )
     if distances.min() < 1e-6:
         break
 
-# The target is met by the output; the input need not be the hidden one, for smooth outputs forget much.
+# The output matches the target. The input may differ from the true one: the map is smoothing.
 best = int(distances.argmin())
 figure = Figure(figsize=(8.0, 2.8), layout="constrained")
 panels = figure.subplots(1, 3)
@@ -82,7 +93,9 @@ for panel, title, found, exact in (
     (panels[0], "initial state", pairs.inputs, encode(hidden)),
     (panels[1], "state at t = 1", pairs.outputs, wanted),
 ):
-    panel.plot(place, exact.values[0, 0], color="black", label="target" if panel is panels[1] else "hidden")
+    panel.plot(
+        place, exact.values[0, 0], color="black", label="target" if panel is panels[1] else "hidden"
+    )
     panel.plot(place, found.values[best, 0], color="C1", linestyle="--", label="found")
     panel.set(title=title, xlabel="x")
     panel.legend(frameon=False, fontsize=8)

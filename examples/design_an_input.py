@@ -1,7 +1,7 @@
-"""Bayesian optimisation over input functions: find the initial state whose solution is largest at one sensor.
+"""Bayesian optimisation over inputs: the initial state with the largest output at a sensor.
 
-The operator and its posterior stand in for the solver inside BoTorch's acquisition function; the exact solution then judges
-the design that was found.
+The operator and its posterior replace the solver in BoTorch's acquisition function; the exact
+solution then evaluates the design.
 """
 
 import torch

@@ -25,7 +25,7 @@ path = Path("burgers.onnx")
 pn.export.to_onnx(predictor, path, example=test.inputs[:1])
 print(f"{path.name}: {path.stat().st_size / 1024:.0f} KB")
 
-# From here on, nothing is needed but the file, NumPy and onnxruntime.
+# From here on, only the file, NumPy and onnxruntime are needed.
 session = onnxruntime.InferenceSession(path)
 about = json.loads(session.get_modelmeta().custom_metadata_map["probneural"])
 print("from", about["inputs"][0]["shape"], "on", about["inputs"][0]["grid"])
@@ -36,12 +36,21 @@ inside = np.abs(test.outputs.values.numpy() - mean) <= 1.96 * standard_deviation
 print(f"inside the 95 % intervals: {inside.mean():.3f}")
 
 u = predictor(test.inputs)
-print(f"largest difference from PyTorch: {np.abs(mean - u.mean.numpy()).max() / np.abs(mean).max():.0e} of the field")
+print(
+    "largest difference from PyTorch: "
+    f"{np.abs(mean - u.mean.numpy()).max() / np.abs(mean).max():.0e} of the field"
+)
 
 figure = Figure(figsize=(6.4, 3.2), layout="constrained")
 axes = figure.subplots()
 x, sd = test.inputs.grid.points[:, 0], standard_deviation[0, 0]
-axes.fill_between(x, mean[0, 0] - 1.96 * sd, mean[0, 0] + 1.96 * sd, alpha=0.3, label="95 % interval, from the file")
+axes.fill_between(
+    x,
+    mean[0, 0] - 1.96 * sd,
+    mean[0, 0] + 1.96 * sd,
+    alpha=0.3,
+    label="95 % interval, from the file",
+)
 axes.plot(x, mean[0, 0], label="mean, from the file")
 axes.plot(x, test.outputs.values[0, 0], color="black", linestyle="--", label="truth")
 axes.set(xlabel="x", ylabel="state at t = 1")

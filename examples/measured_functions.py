@@ -1,8 +1,8 @@
-"""Sensors instead of simulations: measurements of some functions teach a predictor about all others.
+"""Sensors instead of simulations: measurements of some samples inform all others.
 
-A Gaussian process is fitted to few whole solutions. Then three numbers are measured of each of further solutions, and
-`predictor.condition` gives the predictor that has seen these too: Bayes' rule through the process between functions. What it is
-worth stands between no measurement and as many whole solutions.
+A Gaussian process is fitted to a few whole solutions. Three numbers are measured of further
+solutions, and `predictor.condition` applies Bayes' rule to them. The gain is between no
+measurement and as many whole solutions.
 """
 
 import torch
@@ -20,17 +20,26 @@ for seed in range(SEEDS):
     train, test = pairs[:FUNCTIONS], pairs[-TEST:]
     probe = pn.functionals.sensors(test.outputs.grid, [[0.15], [0.5], [0.85]])
     predictor = pn.heads.KernelOperator().fit(None, train)
-    noise = 0.01 * float(predictor(test.inputs).variance.mean())  # variance of the sensors: yours to know
+    # Variance of the sensors
+    noise = 0.01 * float(predictor(test.inputs).variance.mean())
     for number, count in enumerate(MEASURED):
         seen = pairs[FUNCTIONS : FUNCTIONS + count]
         values = probe(seen.outputs.values)
-        values = values + noise**0.5 * torch.randn(values.shape, generator=torch.Generator().manual_seed(seed))
+        values = values + noise**0.5 * torch.randn(
+            values.shape, generator=torch.Generator().manual_seed(seed)
+        )
         told = predictor.condition(seen.inputs, probe, values=values, noise=noise)
         whole = pn.heads.KernelOperator().fit(None, pairs[: FUNCTIONS + count])
         for place, one in enumerate((predictor, told, whole)):
             u = one(test.inputs)
-            errors[seed, number, place] = pn.metrics.relative_l2(pn.Field(u.mean, u.grid), test.outputs).mean()
-            covered[seed, number, place] = ((test.outputs.values - u.mean).abs() <= 1.645 * u.standard_deviation).float().mean()
+            errors[seed, number, place] = pn.metrics.relative_l2(
+                pn.Field(u.mean, u.grid), test.outputs
+            ).mean()
+            covered[seed, number, place] = (
+                ((test.outputs.values - u.mean).abs() <= 1.645 * u.standard_deviation)
+                .float()
+                .mean()
+            )
 
 for name, scores in (("relative L2 error", errors), ("coverage of 90 % intervals", covered)):
     print(f"{name} over {TEST} other functions, mean over {SEEDS} seeds, after seeing")
@@ -41,8 +50,16 @@ for name, scores in (("relative L2 error", errors), ("coverage of 90 % intervals
 figure = Figure(figsize=(5.2, 3.6), layout="constrained")
 axes = figure.subplots()
 for place, name in enumerate(("none of them", "3 sensors of each", "all of each")):
-    axes.fill_between(MEASURED, errors[..., place].amin(0), errors[..., place].amax(0), alpha=0.2, color=f"C{place}")
+    axes.fill_between(
+        MEASURED,
+        errors[..., place].amin(0),
+        errors[..., place].amax(0),
+        alpha=0.2,
+        color=f"C{place}",
+    )
     axes.plot(MEASURED, errors[..., place].mean(0), marker="o", color=f"C{place}", label=name)
-axes.set(xscale="log", yscale="log", xlabel="further functions", ylabel="relative L2 error of others")
+axes.set(
+    xscale="log", yscale="log", xlabel="further functions", ylabel="relative L2 error of others"
+)
 axes.legend(frameon=False)
 figure.savefig("measured_functions.png", dpi=120)

@@ -1,7 +1,8 @@
-"""Two ways to add knowledge to a posterior: a constraint that each field obeys, and measurements of some fields.
+"""Two ways to add knowledge to a posterior: constraints and measurements.
 
-`constrain` gives every field its own linear constraint, here the conservation of its integral. `condition` is Bayes' rule on
-measurements: of this field, and through the latent that fields share, of all the others.
+`constrain` gives every field its own linear constraint, here the conservation of its integral.
+`condition` is Bayes' rule on measurements: of this field and, through the shared latent, of all
+others.
 """
 
 import torch
@@ -23,27 +24,48 @@ u = predictor(test.inputs)
 
 total = pn.functionals.integral(test.outputs.grid)
 lawful = u.constrain(total, total(test.outputs.values))
-print(f"largest error of the integral, before {float((total(u.mean) - total(test.outputs.values)).abs().max()):.1e}")
-print(f"                               after  {float((total(lawful.mean) - total(test.outputs.values)).abs().max()):.1e}")
+print(
+    "largest error of the integral, before "
+    f"{float((total(u.mean) - total(test.outputs.values)).abs().max()):.1e}"
+)
+print(
+    "                               after  "
+    f"{float((total(lawful.mean) - total(test.outputs.values)).abs().max()):.1e}"
+)
 
 probe = pn.functionals.sensors(test.outputs.grid, [[0.1], [0.3], [0.5], [0.7], [0.9]])
-noise = float(predictor.residual_variance) / 10  # variance of the sensors: yours to know
+noise = float(predictor.residual_variance) / 10  # variance of the sensors
 exact = probe(test.outputs.values)
-observations = exact + noise**0.5 * torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
+observations = exact + noise**0.5 * torch.randn(
+    exact.shape, generator=torch.Generator().manual_seed(0)
+)
 
-# Five observations of a field tell about this field, most of all.
-measured = [u[n : n + 1].condition(probe, observations[n : n + 1], noise=noise) for n in range(len(test))]
+# Five observations of a field inform this field most.
+measured = [
+    u[n : n + 1].condition(probe, observations[n : n + 1], noise=noise) for n in range(len(test))
+]
 for name, fields in (("before", [u[n : n + 1] for n in range(len(test))]), ("after", measured)):
-    errors = [pn.metrics.relative_l2(pn.Field(v.mean, v.grid), test.outputs[n : n + 1]) for n, v in enumerate(fields)]
+    errors = [
+        pn.metrics.relative_l2(pn.Field(v.mean, v.grid), test.outputs[n : n + 1])
+        for n, v in enumerate(fields)
+    ]
     sd = torch.cat([v.standard_deviation for v in fields]).mean()
-    print(f"measured fields, {name:6s}: relative L2 {float(torch.cat(errors).mean()):.5f}, mean sd {float(sd):.1e}")
+    print(
+        f"measured fields, {name:6s}: relative L2 {float(torch.cat(errors).mean()):.5f}, "
+        f"mean sd {float(sd):.1e}"
+    )
 print(f"chi^2 per observation of the first: {measured[0].latent.chi2:.2f}")
 
-# About other fields they tell through the operator's weights, which training has settled: little.
+# They inform other fields through the operator's weights, which training has determined: little.
 together = u[:20].condition(probe, observations[:20], noise=noise)
 for name, field in (("before", u[20:]), ("after", u[20:].under(together.latent))):
     error = pn.metrics.relative_l2(pn.Field(field.mean, field.grid), test.outputs[20:]).mean()
-    print(f"other fields, {name:6s}: relative L2 {float(error):.5f}, mean sd {float(field.standard_deviation.mean()):.1e}")
+    print(
+        f"other fields, {name:6s}: relative L2 {float(error):.5f}, "
+        f"mean sd {float(field.standard_deviation.mean()):.1e}"
+    )
 
-figure = pn.plots.fields({"before": u[:1], "after five observations": measured[0]}, test.outputs[:1], index=0)
+figure = pn.plots.fields(
+    {"before": u[:1], "after five observations": measured[0]}, test.outputs[:1], index=0
+)
 figure.savefig("physics_and_data.png", dpi=120)

@@ -1,4 +1,4 @@
-"""A recurrent operator that Lightning trains and a tracker follows: a tone out of noise, beside the best that can be done."""
+"""A recurrent operator removes noise from a tone; Lightning trains it, and a tracker logs it."""
 
 import lightning
 from lightning.pytorch.loggers import CSVLogger
@@ -15,7 +15,9 @@ calibration, test = (problem.sample(TEST, resolution=200, seed=seed) for seed in
 operator = pn.operators.RecurrentOperator(1, 1, is_bidirectional=True, seed=0)
 operator.fit_normalizers(train)  # units, from training data only
 module = lightning_module(
-    operator, loss=lambda predicted, target, grid: (predicted - target).square().mean(), learning_rate=1e-2
+    operator,
+    loss=lambda predicted, target, grid: (predicted - target).square().mean(),
+    learning_rate=1e-2,
 )
 tracker = CSVLogger("runs", name="tones")  # or WandbLogger, MLFlowLogger, TensorBoardLogger
 trainer = lightning.Trainer(
@@ -32,7 +34,10 @@ trainer.fit(module, pair_loader(train, batch_size=32, seed=0), pair_loader(watch
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 u = predictor(test.inputs)
-own, best = ((mean - test.outputs.values).square().mean().sqrt() for mean in (u.mean, problem.solve(test.inputs).values))
+own, best = (
+    (mean - test.outputs.values).square().mean().sqrt()
+    for mean in (u.mean, problem.solve(test.inputs).values)
+)
 print(f"root mean square error {own:.3f}, of the exact posterior mean {best:.3f}")
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
 pn.plots.field(u[:1], truth=test.outputs[:1]).savefig("tones_with_lightning.png", dpi=120)

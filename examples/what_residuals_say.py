@@ -1,7 +1,7 @@
-"""Bands without solutions: what an equation's residual says about the true error, on three exact problems.
+"""PDE residuals and true errors on three exact problems: bands without solutions.
 
-A band in the space of the residual is calibrated on input functions alone, and holds for new ones as it states. Whether it says
-anything about the error is another matter: the equation's inverse decides.
+A band for the residual is calibrated on inputs alone and has its nominal coverage. Its relation to
+the error depends on the inverse of the equation.
 """
 
 import math
@@ -17,7 +17,9 @@ TEST = 200
 
 def slope(values, step):
     """Fourth-order differences along the last axis, in the interior."""
-    return (values[..., :-4] - 8 * values[..., 1:-3] + 8 * values[..., 3:-1] - values[..., 4:]) / (12 * step)
+    return (values[..., :-4] - 8 * values[..., 1:-3] + 8 * values[..., 3:-1] - values[..., 4:]) / (
+        12 * step
+    )
 
 
 def curvature(values, step):
@@ -33,14 +35,19 @@ def antiderivative(predicted, inputs, grid):  # s' - v
 
 def darcy(predicted, inputs, grid):  # (e^g u')' + 1 = e^g (u'' + g' u') + 1
     step, g = 1 / (grid.size - 1), inputs.values
-    left = g[..., 2:-2].exp() * (curvature(predicted, step) + slope(g, step) * slope(predicted, step)) + 1
+    left = (
+        g[..., 2:-2].exp() * (curvature(predicted, step) + slope(g, step) * slope(predicted, step))
+        + 1
+    )
     return torch.nn.functional.pad(left, (2, 2))
 
 
 def helmholtz(k):  # u_xx + u_yy + k² u + f
     def residual(predicted, inputs, grid):
         step = 1 / (grid.shape[0] - 1)
-        along = curvature(predicted, step)[..., 2:-2, :] + curvature(predicted.mT, step).mT[..., 2:-2]
+        along = (
+            curvature(predicted, step)[..., 2:-2, :] + curvature(predicted.mT, step).mT[..., 2:-2]
+        )
         left = along + k**2 * predicted[..., 2:-2, 2:-2] + inputs.values[..., 2:-2, 2:-2]
         return torch.nn.functional.pad(left, (2, 2, 2, 2))
 
@@ -67,13 +74,15 @@ for name, (problem, residual, resolution) in cases.items():
         for seed, n in enumerate((FUNCTIONS, CALIBRATION, TEST))
     )
     predictor = pn.heads.KernelOperator().fit(None, train)
-    bound = pn.calibration.ResidualBand(residual, 0.9).fit(predictor, calibration.inputs)  # no solutions
+    # No solutions
+    bound = pn.calibration.ResidualBand(residual, 0.9).fit(predictor, calibration.inputs)
     u = predictor(test.inputs)
     left = bound.residuals(test.inputs).square().flatten(1).mean(1).sqrt()
     error = (u.mean - test.outputs.values).square().flatten(1).mean(1).sqrt()
     low, high = (error / left).quantile(torch.tensor([0.05, 0.95], dtype=error.dtype)).tolist()
     stated = u.variance.flatten(1).mean(1).sqrt()
     print(
-        f"{name:20}  {bound.holds(test.inputs).double().mean():5.2f}  {left.mean():8.2g}  {error.mean():5.1g}"
-        f"  {low:7.1e} to {high:7.1e}  {rank_correlation(left, error):15.2f}  {rank_correlation(stated, error):15.2f}"
+        f"{name:20}  {bound.holds(test.inputs).double().mean():5.2f}  "
+        f"{left.mean():8.2g}  {error.mean():5.1g}  {low:7.1e} to {high:7.1e}  "
+        f"{rank_correlation(left, error):15.2f}  {rank_correlation(stated, error):15.2f}"
     )

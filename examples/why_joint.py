@@ -1,8 +1,8 @@
-"""What a joint posterior is good for: the interval of a region's mean.
+"""Joint posteriors matter: the interval of a regional mean.
 
-The same posterior is read in three ways. Jointly, as it is. Point by point, as if errors at neighbouring points had nothing to
-do with each other: then they average out, and the interval is far too short. And as if all errors moved together, the other
-extreme. Points by themselves, however well calibrated, do not say which of these to take.
+The same posterior is used in three ways. Jointly, as it is. Pointwise, with independent errors at
+neighbouring points: they average out, and the interval is far too short. With fully correlated
+errors: the opposite extreme. Pointwise variances do not determine the correlation.
 """
 
 import torch
@@ -23,7 +23,7 @@ predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, scaling)
 u = predictor(test.inputs)
 
-# The mean over the last quarter of the domain: a linear functional, so its image of a Gaussian field is exact.
+# Mean over the last quarter of the domain: a linear functional, exact for a Gaussian field.
 region = pn.functionals.average(u.grid, lower=[0.75], upper=[1.0])
 joint, truth = u.apply(region), region(test.outputs.values)
 error = (truth - joint.mean).abs().flatten()
@@ -37,9 +37,12 @@ stated = {
 }
 for name, deviation in stated.items():
     inside = float((error <= 1.645 * deviation).double().mean())
-    print(f"{name:18s}: 90 % intervals cover {inside:.3f} and are {2 * 1.645 * float(deviation.mean()):.1e} wide")
+    print(
+        f"{name:18s}: 90 % intervals cover {inside:.3f} and are "
+        f"{2 * 1.645 * float(deviation.mean()):.1e} wide"
+    )
 
-# The function that is drawn is the one in the middle, by its largest error in units of what is stated.
+# The figure shows the sample with the median of the largest standardised error.
 largest = ((test.outputs.values - u.mean) / u.standard_deviation).abs().flatten(1).amax(1)
 index = int(largest.argsort()[TEST // 2])
 x, middle, width = u.grid.points[:, 0], u.mean[index, 0], 1.645 * u.standard_deviation[index, 0]
@@ -55,15 +58,27 @@ deviation.axvspan(0.75, 1.0, color="0.9", label="the region")
 deviation.fill_between(x, -width, width, color="C0", alpha=0.3, label="90 % interval of each point")
 draws = u.rsample(torch.Size([4]), seed=0)[:, index, 0] - middle
 deviation.plot(x, draws.T, color="C1", linewidth=0.9, label=["draws", *3 * ["_"]])
-deviation.plot(x, test.outputs.values[index, 0] - middle, color="black", linestyle="--", label="truth")
-deviation.set(title="the same, less the mean", xlabel="x", ylim=(float(-3.2 * width.max()), float(2.0 * width.max())))
+deviation.plot(
+    x, test.outputs.values[index, 0] - middle, color="black", linestyle="--", label="truth"
+)
+deviation.set(
+    title="the same, less the mean",
+    xlabel="x",
+    ylim=(float(-3.2 * width.max()), float(2.0 * width.max())),
+)
 deviation.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
 
 offset = (truth - joint.mean).flatten()[:SHOWN]
 for shift, colour, name in ((-0.15, "C0", "joint"), (0.15, "C3", "points independent")):
     bars = 1.645 * stated[name][:SHOWN]
     means.errorbar(
-        torch.arange(SHOWN) + shift, 0 * bars, yerr=bars, fmt="none", ecolor=colour, elinewidth=2.5, label=f"90 %, {name}"
+        torch.arange(SHOWN) + shift,
+        0 * bars,
+        yerr=bars,
+        fmt="none",
+        ecolor=colour,
+        elinewidth=2.5,
+        label=f"90 %, {name}",
     )
 means.plot(torch.arange(SHOWN), offset, "k_", markersize=9, label="truth")
 means.set(title="the region's mean, less its prediction", xlabel="test function")

@@ -1,4 +1,4 @@
-"""NumPy arrays of your own, with walls: from two arrays to intervals of a region's mean for new inputs."""
+"""From two NumPy arrays, with walls, to intervals of a regional mean for new inputs."""
 
 import numpy as np
 import torch
@@ -7,19 +7,24 @@ import probneural as pn
 
 FUNCTIONS, WIDTH, EPOCHS = 400, 32, 60
 
-# Yours come from files. Here: temperatures of a rod whose ends are kept at zero, at the start and later.
+# In general from files. Here: temperatures of a rod with ends at zero, at two times.
 rng, x, k = np.random.default_rng(0), np.linspace(0, 1, 64), np.arange(1, 17)
 amplitudes = rng.normal(size=(FUNCTIONS + 400, 16)) / k
 sines = np.sin(np.pi * np.outer(k, x))
-start, later = amplitudes @ sines, (amplitudes * np.exp(-0.01 * (np.pi * k) ** 2)) @ sines  # (n, 64) each
+# (n, 64) each
+start, later = amplitudes @ sines, (amplitudes * np.exp(-0.01 * (np.pi * k) ** 2)) @ sines
 
 rod = pn.Grid.uniform(64, lengths=1.0, periodic=False)  # walls: both ends are points of the grid
-known = pn.FieldPairs.from_numpy(start[:FUNCTIONS], later[:FUNCTIONS], grid=rod, dtype=torch.float32)
+known = pn.FieldPairs.from_numpy(
+    start[:FUNCTIONS], later[:FUNCTIONS], grid=rod, dtype=torch.float32
+)
 train, calibration = known.split(FUNCTIONS // 2, seed=0)
 
-# With walls: periodic=False and the position. "odd" where functions vanish at the walls; leave it out elsewhere.
+# Walls: periodic=False and the position. "odd" only where functions vanish at the walls.
 walls = {"periodic": False, "embeds_position": True, "continuation": "odd"}
-operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0, **walls)
+operator = pn.operators.FNO(
+    in_channels=1, out_channels=1, modes=(16,), width=WIDTH, seed=0, **walls
+)
 pn.fit(operator, train, epochs=EPOCHS, seed=0)
 predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)

@@ -1,4 +1,4 @@
-"""A posterior for a model that knows nothing of this library: naming its last layer is all that is asked."""
+"""A posterior for any PyTorch model: name its last layer."""
 
 import tempfile
 
@@ -9,7 +9,9 @@ import probneural as pn
 
 STEPS = 500
 
-heat = pn.problems.Heat(dimension=1, diffusivity=0.01, random_field=pn.problems.GaussianRandomField(1, 15))
+heat = pn.problems.Heat(
+    dimension=1, diffusivity=0.01, random_field=pn.problems.GaussianRandomField(1, 15)
+)
 train = heat.sample(200, resolution=64, seed=0)
 calibration = heat.sample(100, resolution=64, seed=1)
 test = heat.sample(50, resolution=64, seed=2)
@@ -23,18 +25,19 @@ model = nn.Sequential(
     nn.Conv1d(32, 1, 1),
 )
 optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-for _ in range(STEPS):  # any training loop will do
+for _ in range(STEPS):  # any training loop
     optimiser.zero_grad()
     nn.functional.mse_loss(model(train.inputs.values), train.outputs.values).backward()
     optimiser.step()
 
-predictor = pn.heads.LastLayerLaplace(readout="4").fit(model, train)  # "4" is the name nn.Sequential gives its last layer
+# "4" is the last layer of nn.Sequential
+predictor = pn.heads.LastLayerLaplace(readout="4").fit(model, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 u = predictor(test.inputs)
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
 pn.plots.field(u, test.outputs, noise=predictor.noise).savefig("your_own_model.png", dpi=120)
 
-with tempfile.TemporaryDirectory() as folder:  # of a model that is not ours, a file holds the weights; bring the model again
+with tempfile.TemporaryDirectory() as folder:  # the file holds the weights only
     pn.save(predictor, f"{folder}/predictor.safetensors")
     again = pn.load(f"{folder}/predictor.safetensors", operator=model)
 print(torch.equal(again(test.inputs).variance, predictor(test.inputs).variance))

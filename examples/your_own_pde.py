@@ -1,9 +1,9 @@
-"""An equation of your own, from its right-hand side to a posterior: Gray and Scott's reaction of two chemicals.
+"""Your own equation: from its right-hand side to a posterior, for Gray-Scott reaction-diffusion.
 
-    ∂u/∂t = D_u ∂²u/∂x² − u v² + F (1 − u),    ∂v/∂t = D_v ∂²v/∂x² + u v² − (F + k) v
+∂u/∂t = D_u ∂²u/∂x² − u v² + F (1 − u), ∂v/∂t = D_v ∂²v/∂x² + u v² − (F + k) v
 
-Diffusion is diagonal in Fourier space and is given by its symbol, so it does not limit the steps. The initial state is where
-the two chemicals rest, disturbed by two independent random fields.
+Diffusion is diagonal in Fourier space and is given by its symbol, so it does not limit the steps.
+The initial state is the steady state plus two independent random fields.
 """
 
 import torch
@@ -25,7 +25,10 @@ def diffusion(wavenumber):  # angular; one row for each channel
 
 
 def disturbed_rest(coefficients, grid):
-    u, v = (disturbance.evaluate(part, grid) for part in coefficients.split([disturbance.size] * 2, dim=1))
+    u, v = (
+        disturbance.evaluate(part, grid)
+        for part in coefficients.split([disturbance.size] * 2, dim=1)
+    )
     return torch.stack([0.5 + u, 0.25 + v], dim=1)
 
 
@@ -44,7 +47,7 @@ train = gray_scott.sample(FUNCTIONS, resolution=64, seed=0)
 calibration = gray_scott.sample(CALIBRATION, resolution=64, seed=1)
 test = gray_scott.sample(TEST, resolution=128, seed=2)  # the same distribution, on a finer grid
 
-# How far to trust the data: the error in space is the difference between two resolutions.
+# Error of the data in space: the difference between two resolutions.
 coarse = gray_scott.sample(20, resolution=64, seed=2)
 fine = test.outputs.values[:20, :, ::2]
 difference = float((coarse.outputs.values - fine).abs().max())
@@ -56,4 +59,5 @@ predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 u = predictor(test.inputs)
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
-pn.plots.field(u, test.outputs, noise=predictor.noise).savefig("your_own_pde.png", dpi=120)  # the first chemical
+# The first chemical
+pn.plots.field(u, test.outputs, noise=predictor.noise).savefig("your_own_pde.png", dpi=120)

@@ -29,4 +29,6 @@ predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 u = predictor(test.inputs)
 print(pn.metrics.score(u, test.outputs, noise=predictor.noise))
-pn.plots.calibration(u, test.outputs, noise=predictor.noise).savefig("your_own_training_loop.png", dpi=120)
+pn.plots.calibration(u, test.outputs, noise=predictor.noise).savefig(
+    "your_own_training_loop.png", dpi=120
+)

@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md: added to a copy of the tree as they stand there, they pass the tests they name."""
+"""The examples of docs/how-to/extend.md: added to a copy of the tree, they pass their tests, the linter and the layers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 PARTS = ("probneural", "tests", "pyproject.toml", "setup.cfg")
 """What the examples change or their tests read."""
@@ -28,7 +29,8 @@ class Block(NamedTuple):
 
 def blocks() -> list[Block]:
     """All blocks of the page, in order."""
-    page = (ROOT / "CONTRIBUTING.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "extend.md").read_text()
+    page = re.sub(r'^--8<-- "(.*)"\n', lambda snippet: (ROOT / snippet[1]).read_text(), page, flags=re.MULTILINE)
     matches = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
     return [Block(*parts) for parts in matches]
 
@@ -73,13 +75,12 @@ def run(command: list[str], folder: Path) -> str:
 
 def commands() -> list[list[str]]:
     """The page's calls of pytest on the examples: files, and the name to look for."""
-    lines = [line for block in blocks() if block.language == "console" for line in block.text.splitlines()]
+    lines = [line for block in blocks() if block.language == "console" for line in block.text.replace("\\\n", "").splitlines()]
     calls = [shlex.split(line) for line in lines if " -m pytest " in line]
     assert all(call[:3] == [".venv/bin/python", "-m", "pytest"] and call[-2] == "-k" for call in calls)
     return [call[3:-2] + call[-1:] for call in calls]
 
 
-@pytest.mark.slow
 def test_worked_examples_pass_their_tests(tree: Path) -> None:
     """All in one process, because importing torch takes longer than most of the tests."""
     names = [call[-1] for call in commands()]

@@ -1,11 +1,12 @@
-"""The gallery: what is kept of the examples is theirs, small runs change only sizes, and notebooks run."""
+"""The gallery: stored outputs belong to the examples, small runs change only sizes, and notebooks run."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_pages_are_filled_from_results() -> None:
 def test_the_readme_states_the_kept_coverage() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     joint, independent = hook("results").covered()
-    assert f"hold the truth for {joint}, and" in text
+    assert f"cover the truth for {joint}, and" in text
     assert f"taken as independent for {independent} (" in text
 
 
@@ -102,13 +103,31 @@ def test_formulas_become_mathml() -> None:
     assert "arithmatex" not in made
 
 
+def test_search_finds_both_spellings() -> None:
+    search = hook("search")
+    assert search.other_spellings("Optimise, its neighbours, noise") == ["neighbors", "optimize"]
+    assert search.other_spellings("normalization") == ["normalisation"]
+
+
+def test_search_index_has_both_spellings(tmp_path: Path) -> None:
+    path = tmp_path / "search" / "search_index.json"
+    path.parent.mkdir()
+    path.write_text('{"docs": [{"title": "Optimiser", "text": "a"}, {"title": "Grid", "text": "b"}]}')
+    hook("search").on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+    texts = [section["text"] for section in json.loads(path.read_text())["docs"]]
+    assert texts == ["a<p>optimizer</p>", "b"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_notebooks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Executed by Jupyter, cell by cell, at the small size."""
+    """Executed by Jupyter at the small size, they print the lines and draw the figures of the full-size run."""
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("TQDM_DISABLE", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     book = nbformat.reads(hook("gallery").notebook(name, text=runs.small(name)), as_version=4)
     nbclient.NotebookClient(book, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == runs.kept()[name]["figures"]
+    outputs = [output for cell in book.cells for output in cell.get("outputs", []) if output.get("name") == "stdout"]
+    printed = "".join(output.text for output in outputs).rstrip()
+    figures = dict.fromkeys((path.name for path in tmp_path.glob("*.png")), b"")
+    runs.check(name, runs.Output(printed=printed, figures=figures, seconds=0.0))

@@ -1,7 +1,7 @@
-"""Run the scripts in `examples/`: at full size, to keep what they print and draw, or at a small one, to check what is kept.
+"""Run the scripts of `examples/` at full size and store their output, or at small sizes and compare with the stored output.
 
 `python docs/hooks/example_runs.py [NAME ...]` runs scripts at full size and fills `docs/gallery/` (`make gallery`). The name
-`five_minutes` is the program of the README. `make docs` runs all others at the sizes of `examples/small.toml`.
+`five_minutes` is the program of the README. `make test-all` runs the others at the sizes of `examples/small.toml`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PROGRAM = "five_minutes"
 
 
 class StaleError(Exception):
-    """What is kept of a script is not what the script does."""
+    """The stored output does not belong to the script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a script printed and drew, and the seconds of a processor that it took."""
+    """Printed text, figures and processor seconds of a script."""
 
     printed: str
     figures: dict[str, bytes]
@@ -115,7 +115,7 @@ def _processor_seconds() -> float:
 
 
 def fingerprint(text: str) -> str:
-    """A hash of what a program does: comments, its first docstring, line breaks and Python's version don't count."""
+    """A hash of the syntax tree of a program, without its first docstring; equal on all versions of Python."""
     tree = ast.parse(text)
     if ast.get_docstring(tree) is not None:
         del tree.body[0]
@@ -136,20 +136,33 @@ def outline(printed: str) -> set[str]:
 
 
 def kept() -> dict[str, dict[str, Any]]:
-    """What is kept of the full runs, by name."""
+    """Stored outputs of the full-size runs, by name."""
     return json.loads(OUTPUTS.read_text(encoding="utf-8")) if OUTPUTS.exists() else {}
 
 
+def check_program(name: str) -> dict[str, Any]:
+    """Return the stored output of a script.
+
+    Raises:
+        StaleError: If there is none, or if the script has changed since.
+    """
+    entry = kept().get(name)
+    if entry is None or entry["program"] != fingerprint(source(name)):
+        raise StaleError(f"{name} is not the program whose output is kept in docs/gallery; {_remedy(name)}")
+    return entry
+
+
+def _remedy(name: str) -> str:
+    return f"run it again at full size: make gallery EXAMPLES={name}"
+
+
 def check(name: str, output: Output) -> None:
-    """Hold what is kept of a script to the script as it is, and to what it prints and draws at another size.
+    """Compare the stored output of a script with the script and with its output at another size.
 
     Raises:
         StaleError: If the script has changed since, prints other lines, or draws other figures.
     """
-    remedy = f"run it again at full size: make gallery EXAMPLES={name}"
-    entry = kept().get(name)
-    if entry is None or entry["program"] != fingerprint(source(name)):
-        raise StaleError(f"{name} is not the program whose output is kept in docs/gallery; {remedy}")
+    entry, remedy = check_program(name), _remedy(name)
     difference = outline(entry["printed"]) ^ outline(output.printed)
     if difference:
         raise StaleError(f"{name} prints other lines than those kept: {sorted(difference)}; {remedy}")
@@ -158,7 +171,7 @@ def check(name: str, output: Output) -> None:
 
 
 def keep(name: str) -> None:
-    """Run a script at full size, and keep what it prints and draws."""
+    """Run a script at full size, and store its output and figures."""
     output = run(source(name), name)
     for figure, image in output.figures.items():
         (KEPT / figure).write_bytes(image)

@@ -1,13 +1,11 @@
-"""A page, a thumbnail and a notebook for every script in `examples/`.
+"""A page, a thumbnail and a notebook for every script of `examples/`.
 
-What the pages show was printed and drawn at full size and is kept in `docs/gallery/`. When the documentation is built, every
-script runs at a small size, and the build fails if it fails, or if it is no longer the script whose output is kept.
+The pages show the stored output of full-size runs (`docs/gallery/`). The build runs no script, and fails if one has changed.
 """
 
 from __future__ import annotations
 
 import ast
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import example_runs as runs
@@ -17,15 +15,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
-WORKERS = 2
-"""Two single-threaded processes at a time."""
-
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the gallery's pages, notebooks and scripts to the site; the figures are there."""
     names = [script.stem for script in runs.scripts()]
-    with ThreadPoolExecutor(WORKERS) as pool:
-        list(pool.map(_check, names))
+    for name in names:
+        _check(name)
     pages = {f"{name}.md": _page(name) for name in names}
     pages |= {f"{name}.ipynb": notebook(name) for name in names}
     pages |= {f"{name}.py": runs.source(name) for name in names}
@@ -54,7 +49,7 @@ def notebook(name: str, *, text: str | None = None) -> str:
 
 def _check(name: str) -> None:
     try:
-        runs.check(name, runs.run(runs.small(name), name))
+        runs.check_program(name)
     except runs.StaleError as error:
         raise PluginError(str(error)) from error
 
@@ -76,7 +71,7 @@ def _page(name: str) -> str:
     """Title, description, figures, output, downloads, and the script."""
     entry = runs.kept()[name]
     parts = [f"# {_title(name)}", _description(name)]
-    parts += [f"![What the script draws: {_introduction(name)}]({figure})" for figure in entry["figures"]]
+    parts += [f"![Figure of the script: {_introduction(name)}]({figure})" for figure in entry["figures"]]
     if entry["printed"]:
         parts += [f"It prints, after {entry['seconds']} s of one core:", f"```text\n{entry['printed']}\n```"]
     parts.append(f"Download it as a [script]({name}.py){{: download }} or a [notebook]({name}.ipynb){{: download }}.")
@@ -87,8 +82,8 @@ def _page(name: str) -> str:
 def _index(names: list[str]) -> str:
     """All examples as cards: thumbnail, title, first sentence."""
     text = (
-        "# Gallery\n\nEvery page is a script in `examples/`, with what it printed and drew at full size. The scripts run at"
-        " small sizes whenever these pages are built, so they work with this version.\n"
+        "# Gallery\n\nEvery page is a script of `examples/` with the output and figures of its full-size run."
+        " `make test-all` runs all scripts at small sizes.\n"
     )
     cards = []
     for name in names:

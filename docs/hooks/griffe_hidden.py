@@ -8,8 +8,8 @@ import griffe
 
 
 class Hidden(griffe.Extension):
-    """Removes what readers need not see from every class."""
+    """Hides methods that only validate arguments."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Take away `__post_init__`."""
+        """Remove `__post_init__`."""
         cls.members.pop("__post_init__", None)

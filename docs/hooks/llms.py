@@ -1,4 +1,4 @@
-"""Write llms.txt, a list of all pages with what each is about, and llms-full.txt with the text of those to be read."""
+"""Write llms.txt, a list of all pages with a sentence each, and llms-full.txt with the text of the guides."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _pages: dict[str, str] = {}
 
 
 def on_pre_build(**_: Any) -> None:
-    """Forget an earlier build."""
+    """Clear the pages of an earlier build."""
     _pages.clear()
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Keep what a page says; it is not changed."""
+    """Store the text of a page."""
     _pages[page.file.src_uri] = markdown
     return markdown
 
 
 def on_nav(nav: Navigation, **_: Any) -> Navigation:
-    """Keep the order of the pages."""
+    """Store the order of the pages."""
     _pages.update({page.file.src_uri: "" for page in nav.pages})
     return nav
 
 
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:
-    """Write both files beside the home page."""
+    """Write both files to the folder of the home page."""
     lines = [f"# {config.site_name}", "", f"> {config.site_description}", "", "## Pages", ""]
     texts = []
     for path, markdown in _pages.items():
