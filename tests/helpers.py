@@ -16,7 +16,7 @@ from torch import Tensor
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_order
-from tests.bad_input.mistakes import simulated
+from tests.device import simulated
 
 DTYPE = torch.float64
 

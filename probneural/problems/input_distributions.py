@@ -53,7 +53,7 @@ class InputDistribution(Undisturbed, ABC):
         """
 
     @abstractmethod
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         """Draw coefficients `(n, size)`, float64, from a generator on the CPU; n is at least 1."""
 
     def draw(self, n: int, seed: int) -> Float64[Tensor, "n size"]:
@@ -70,7 +70,7 @@ class InputDistribution(Undisturbed, ABC):
             ArgumentError: If n is less than 1, or the seed is none.
         """
         check_integer(n, "n")
-        return self._draw(n, stream(check_seed(seed), "functions"))
+        return self._coefficients(n, stream(check_seed(seed), "functions"))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class UniformParameters(InputDistribution):
         low, high = probabilities.new_tensor(self.lower), probabilities.new_tensor(self.upper)
         return low + (high - low) * torch.cat([probabilities, medians], dim=1)
 
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         return self.quantiles(torch.rand(n, self.size, dtype=torch.float64, generator=generator))
 
 
@@ -193,8 +193,8 @@ class IndependentDistributions(InputDistribution):
         dealt = [torch.stack(hand, dim=1) if hand else probabilities[:, :0] for hand in hands]
         return torch.cat([part.quantiles(hand) for part, hand in zip(self.parts, dealt, strict=True)], dim=1)
 
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
-        return torch.cat([part._draw(n, generator) for part in self.parts], dim=1)
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        return torch.cat([part._coefficients(n, generator) for part in self.parts], dim=1)
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,8 @@ class StateDistribution(InputDistribution):
             )
         return states
 
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
-        return self.coefficients._draw(n, generator)
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        return self.coefficients._coefficients(n, generator)
 
 
 def describe_tensor(value: object) -> str:

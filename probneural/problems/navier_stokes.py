@@ -92,7 +92,7 @@ class GaussianShell(InputDistribution):
         waves = math.sqrt(2.0) * torch.cat([phase.cos(), phase.sin()], dim=1)
         return (coefficients @ waves.to(coefficients).T).unflatten(1, grid.shape)
 
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         return self._deviation * torch.randn(n, self.size, dtype=torch.float64, generator=generator)
 
 

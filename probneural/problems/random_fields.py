@@ -126,7 +126,7 @@ class GaussianRandomField(InputDistribution):
         order = torch.sort(self._squares.flatten(), stable=True).indices
         return order if self.boundary == "dirichlet" else order[1:]
 
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         return torch.randn(n, self.size, dtype=torch.float64, generator=generator) * self.eigenvalues.sqrt()
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:

@@ -67,7 +67,7 @@ class StandardNormals(InputDistribution):
         scores = torch.special.ndtri(CORNER_TAIL + (1.0 - 2.0 * CORNER_TAIL) * probabilities)
         return torch.cat([scores, scores.new_zeros(len(scores), self.count - scores.shape[1])], dim=1)
 
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         return torch.randn(n, self.count, dtype=torch.float64, generator=generator)
 
 

@@ -266,9 +266,9 @@ class EvolvedStates(InputDistribution):
         """
         return self._nodal(self.problem._starts().quantiles(probabilities))
 
-    def _draw(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
         problem, grid = self.problem, self.problem._coarse_grid()
-        coefficients = self._nodal(problem._starts()._draw(n, generator))
+        coefficients = self._nodal(problem._starts()._coefficients(n, generator))
         if problem.spin_up == 0.0:
             return coefficients
         evolved = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bad_input.mistakes import simulated
+from tests.device import simulated
 from tests.helpers import accelerator, generator
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ from probneural.operators import FNO
 from probneural.pairs import Dataset
 from probneural.training import DataOptions, Optimization, RunOptions, fit
 from probneural.training.callbacks import History
-from tests.bad_input.mistakes import simulated
+from tests.device import simulated
 from tests.helpers import accelerator
 from tests.training.cases import built, data, same
 from tests.training.lazy import lazy
