@@ -15,7 +15,7 @@ import probneural as pn
 from benchmarks.method_figures import Sketch
 from benchmarks.sources import Source
 from probneural.calibration.bands.conformal import conformal_scores
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.errors import CalibrationError, ConstraintError
 
 LEVEL = 0.9

@@ -22,7 +22,7 @@ from benchmarks.kept_units import noted
 from benchmarks.measurements import measured, noise_variance
 from benchmarks.over_seeds import Row
 from benchmarks.problem_units import ProblemUnit
-from probneural.calibration.novelty import NoveltyDetector
+from probneural.calibration.novelty.detector import NoveltyDetector
 from probneural.randomness import stream, stream_seed
 
 LEVEL = 0.9

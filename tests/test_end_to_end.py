@@ -8,7 +8,7 @@ from botorch.acquisition import qLogExpectedImprovement
 from torch import Tensor
 
 import probneural as pn
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 
 BURGERS = pn.problems.Burgers(viscosity=0.1, random_field=pn.problems.GaussianRandomField(1, 12), design_dim=4)
 

@@ -13,7 +13,7 @@ from probneural.calibration import Novelty, VarianceScale
 from probneural.contexts import remembered
 from probneural.functionals import derivative, sensors
 from probneural.grids import Grid, resample
-from tests.calibration.test_local_scale import Even, evenly, truths
+from tests.calibration.variance.test_local_scale import Even, evenly, truths
 from tests.helpers import normal
 
 POINTS = 4096

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ConvergenceWarning, ProbneuralError
 from probneural.fields import Field, power_of_two

@@ -40,7 +40,7 @@ EXCEPTIONS = {
 """Public callables with three positional arguments or more, and the reason for each."""
 
 LARGE_CONSTRUCTORS = {
-    "probneural.calibration.local_scale.LocalScale": "made by a fit and by `load`: its arguments are what a file holds",
+    "probneural.calibration.variance.local_scale.LocalScale": "made by a fit and by `load`: its arguments are the file's",
     "probneural.distributions.members.Members": "what a roll-out starts from and goes on with, which only `rollout` builds",
     "probneural.heads.kernel.kernel_operator.KernelOperator": "what processes are, and of what",
     "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.calibration.decomposition import Decomposition
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.discrepancy import Decomposition
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, DataWarning, FileError, ProbneuralError, ReadoutError, UnsupportedError
 from probneural.fields import Field

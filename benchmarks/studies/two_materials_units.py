@@ -19,7 +19,7 @@ from benchmarks.kept_units import noted
 from benchmarks.over_seeds import Row
 from benchmarks.recipes import Recipe
 from probneural.calibration.bands.shapes import FLOOR, Modulation, band_shape, domain_quantile
-from probneural.calibration.chunks import domain_average
+from probneural.calibration.predictions import domain_average
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.modulated import DiagonalRoot

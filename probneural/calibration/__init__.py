@@ -5,13 +5,13 @@ from probneural.calibration.bands.by_lead import HorizonBand
 from probneural.calibration.bands.residual import ResidualBand
 from probneural.calibration.bands.risk_control import MissedExceedance, RiskControl, fraction_outside
 from probneural.calibration.calibrate import calibrate
-from probneural.calibration.lead_scale import LeadScale
-from probneural.calibration.novelty import Novelty
-from probneural.calibration.novelty_scale import NoveltyScale
-from probneural.calibration.scale import VarianceScale
-from probneural.calibration.scale_mixture import ScaleMixture
+from probneural.calibration.novelty.detector import Novelty
+from probneural.calibration.novelty.inflation import NoveltyScale
+from probneural.calibration.novelty.synthetic_inputs import synthetic_shifts
 from probneural.calibration.stacking import Stacking
-from probneural.calibration.synthetic_inputs import synthetic_shifts
+from probneural.calibration.variance.by_lead import LeadScale
+from probneural.calibration.variance.scale_mixture import ScaleMixture
+from probneural.calibration.variance.variance_scale import VarianceScale
 
 __all__ = [
     "HorizonBand",

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from probneural.calibration.bands.bands import Band, SimultaneousBand
 from probneural.calibration.bands.conformal import check_new
-from probneural.calibration.chunks import distributions, domain_average
-from probneural.calibration.held_out import group_numbers, number_of
-from probneural.calibration.novelty import Novelty, NoveltyDetector, NoveltyMeasure
-from probneural.calibration.scale import VarianceScale
-from probneural.calibration.scale_mixture import ScaleMixture, ScaleMixturePredictor
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.cross_validation import group_numbers, number_of
+from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure
+from probneural.calibration.predictions import distributions, domain_average
+from probneural.calibration.variance.scale_mixture import ScaleMixture, ScaleMixturePredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.variance_scale import VarianceScale
 from probneural.checks import check_instance, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution

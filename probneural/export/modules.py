@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.calibration.bands.bands import Band
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.distributions.predictor import FunctionDraw
 from probneural.errors import UnsupportedError

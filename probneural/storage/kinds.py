@@ -13,16 +13,14 @@ from jaxtyping import Bool, Float64
 from torch import Size, Tensor
 
 from probneural.calibration.calibrate import CalibratedPredictor, CalibrationReport
-from probneural.calibration.decomposition import Decomposition
-from probneural.calibration.inflation import Inflation
-from probneural.calibration.local_scale import LocalScale
-from probneural.calibration.novelty import NoveltyMeasure
-from probneural.calibration.novelty_scale import InflatedPredictor
-from probneural.calibration.novelty_scores import FittedScores, InputScores, LeadingComponents, MahalanobisDistance
-from probneural.calibration.scale_mixture import ScaleMixturePredictor
-from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.calibration.stationary_process import StationaryProcess
-from probneural.calibration.variance_curve import VarianceCurve
+from probneural.calibration.novelty.detector import NoveltyMeasure
+from probneural.calibration.novelty.inflation import InflatedPredictor, Inflation
+from probneural.calibration.novelty.scores import FittedScores, InputScores, LeadingComponents, MahalanobisDistance
+from probneural.calibration.variance.discrepancy import Decomposition
+from probneural.calibration.variance.local_scale import LocalScale, VarianceCurve
+from probneural.calibration.variance.scale_mixture import ScaleMixturePredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.stationary_process import StationaryProcess
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kfac.factors import KroneckerWeights
 from probneural.curvature.parameters import ParameterVector

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import probneural as pn
 from probneural import active
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs

@@ -34,9 +34,9 @@ from probneural.calibration.bands.bands import Band
 from probneural.calibration.bands.by_lead import TrajectoryBand
 from probneural.calibration.bands.conditional import GroupBand, WeightedBand
 from probneural.calibration.bands.shapes import BandField
-from probneural.calibration.lead_scale import LeadScaling, ScaledForecast
-from probneural.calibration.novelty import NoveltyDetector
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.novelty.detector import NoveltyDetector
+from probneural.calibration.variance.by_lead import LeadScaling, ScaledForecast
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, MixtureField, ScaleMixtureField
 from probneural.distributions.intervals import Interval
 from probneural.distributions.mixture_predictor import MixturePredictor

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.calibration.bands.bands import Band
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, Predictor
 from probneural.fields import Field
 from probneural.functionals import Functional

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.calibration.decomposition import Decomposition
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.discrepancy import Decomposition
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import (
     DenseRoot,
     EmpiricalField,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probneural.calibration.saturation import fit_saturation, saturated
+from probneural.calibration.variance.by_lead import fit_saturation, saturated
 from tests.helpers import normal
 
 WEIGHTS = torch.tensor([0.4, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64)

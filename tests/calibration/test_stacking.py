@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
-from probneural.calibration.gaussian_pool import selected_weights
-from probneural.calibration.stacking import stacking_weights
+from probneural.calibration.stacking import selected_weights, stacking_weights
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import CalibrationError, DataError

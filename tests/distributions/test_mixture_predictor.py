@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from probneural.calibration import SimultaneousBand, VarianceScale
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
 from probneural.distributions.mixture import choose, uniform_numbers
 from probneural.distributions.mixture_predictor import MixturePredictor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
-from probneural.calibration.variance_curve import VarianceCurve
+from probneural.calibration.variance.local_scale import VarianceCurve
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
 from probneural.export.modules import moments

@@ -17,7 +17,7 @@ from probneural.active.loop.history import RoundErrors
 from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, TrainFunction
 from probneural.active.loop.run_log import RunLog
 from probneural.active.loop.settings import weights_of
-from probneural.calibration.chunks import predictions
+from probneural.calibration.predictions import predictions
 from probneural.distributions import Predictor
 from probneural.errors import TrainingError
 from probneural.pairs import FieldPairs

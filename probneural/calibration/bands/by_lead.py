@@ -12,8 +12,8 @@ from torch import Tensor
 
 from probneural.calibration.bands.conformal import check_unused, conformal_quantile
 from probneural.calibration.bands.shapes import FLOOR, BandField, domain_quantile, floored_std, ratios
-from probneural.calibration.chunks import moments
-from probneural.calibration.lead_scale import untrained_steps, used_before
+from probneural.calibration.predictions import moments
+from probneural.calibration.variance.by_lead import untrained_steps, used_before
 from probneural.checks import assign, check_choice, check_instance, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution

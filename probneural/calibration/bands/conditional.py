@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.bands.conformal import BandMethod, ConformalScores, new_scores_for, weighted_quantiles
 from probneural.calibration.bands.shapes import BandField, predicted_bands
-from probneural.calibration.held_out import group_sizes
+from probneural.calibration.cross_validation import group_sizes
 from probneural.checks import check_sequence, real_tensor
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor

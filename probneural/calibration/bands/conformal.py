@@ -12,8 +12,14 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.bands.shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
-from probneural.calibration.chunks import check_pairs, distributions, domain_average, untrained_keys, warn_of_training_pairs
-from probneural.calibration.held_out import group_numbers, group_sizes, number_of
+from probneural.calibration.cross_validation import group_numbers, group_sizes, number_of
+from probneural.calibration.predictions import (
+    check_pairs,
+    distributions,
+    domain_average,
+    untrained_keys,
+    warn_of_training_pairs,
+)
 from probneural.checks import check_real
 from probneural.distributions.base import check_values
 from probneural.distributions.predictor import Predictor

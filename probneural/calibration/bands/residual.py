@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.calibration.bands.conformal import conformal_quantile
 from probneural.calibration.bands.shapes import domain_quantile
-from probneural.calibration.chunks import CHUNK_VALUES
+from probneural.calibration.predictions import CHUNK_VALUES
 from probneural.checks import assign, check_callable, check_finite, check_flag, check_instance, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictor import Predictor

@@ -20,8 +20,8 @@ from probneural.calibration.bands.shapes import (
     band_shape,
     check_modulation,
 )
-from probneural.calibration.chunks import distributions, domain_average, warn_of_training_pairs
-from probneural.calibration.held_out import group_means, group_numbers, number_of
+from probneural.calibration.cross_validation import group_means, group_numbers, number_of
+from probneural.calibration.predictions import distributions, domain_average, warn_of_training_pairs
 from probneural.checks import assign, check_callable, check_instance, check_integer, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.chunks import domain_average, moments
+from probneural.calibration.predictions import domain_average, moments
 from probneural.checks import check_choice, check_finite, check_real
 from probneural.contexts import Undisturbed
 from probneural.distributions.base import FieldDistribution, check_values

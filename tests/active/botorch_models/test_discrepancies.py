@@ -10,7 +10,7 @@ import probneural as pn
 from probneural.active import OperatorDraws, OperatorModel
 from probneural.active.botorch_models.conditioning import Measurements
 from probneural.active.information.observation import observation_weights
-from probneural.calibration.scaled_predictor import ScaledPredictor
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.fields import Field
 

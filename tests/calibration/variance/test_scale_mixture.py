@@ -10,7 +10,7 @@ import torch
 
 import probneural as pn
 from probneural.calibration import NoveltyScale, ScaleMixture, SimultaneousBand, VarianceScale, chunks
-from probneural.calibration.scale_mixture import ScaleMixturePredictor
+from probneural.calibration.variance.scale_mixture import ScaleMixturePredictor
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, MixtureField, ScaleMixtureField
 from probneural.distributions.mixture_predictor import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError

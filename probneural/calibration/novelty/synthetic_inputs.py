@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.stationary_process import Waves, evaluate_waves
+from probneural.calibration.variance.stationary_process import Waves, evaluate_waves
 from probneural.checks import check_positive
 from probneural.contexts import undisturbed
 from probneural.errors import CalibrationError, GridError

@@ -10,20 +10,23 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import (
+from probneural.calibration.cross_validation import group_numbers
+from probneural.calibration.predictions import (
+    MOSTLY,
+    ROUNDING,
     CalibrationPredictions,
     Pair,
+    are_rounding,
     check_pairs,
     domain_average,
+    likelihood_profile,
+    standardised_squares,
     untrained_keys,
 )
-from probneural.calibration.decomposition import decompose, likelihood_rows, shared_covariances
-from probneural.calibration.decomposition_search import SharedCovariance
-from probneural.calibration.held_out import group_numbers
-from probneural.calibration.local_fit import Part, fit_local_scale
-from probneural.calibration.local_scale import LocalScale
-from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.calibration.variance_profile import MOSTLY, ROUNDING, are_rounding, likelihood_profile, standardised_squares
+from probneural.calibration.variance.discrepancy import SharedCovariance, decompose, likelihood_rows, shared_covariances
+from probneural.calibration.variance.local_fit import Part, fit_local_scale
+from probneural.calibration.variance.local_scale import LocalScale
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import noise_variance
@@ -50,8 +53,9 @@ class VarianceScale:
     closed form.
 
     Errors are rarely spread as evenly as that: they are larger at a front, smaller at a wall where the solution is given, and
-    larger for inputs that are harder. A local scale h ([`LocalScale`][probneural.calibration.local_scale.LocalScale]), a
-    function of what is predicted and of the position, multiplies the variance at each point. It is fitted by the same
+    larger for inputs that are harder. A local scale h
+    ([`LocalScale`][probneural.calibration.variance.local_scale.LocalScale]) of prediction and position multiplies the variance
+    at each point. It is fitted by the same
     likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
     trajectory are held out together, and count as one. Scattered points and masked grids have no local scale. A channel where
     errors and stated deviations are rounding at more than four fifths of the values has no local scale: the others say nothing

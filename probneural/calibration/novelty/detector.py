@@ -9,10 +9,17 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import check_pairs, untrained_keys
-from probneural.calibration.descriptions import Describer, Descriptions, described_on
-from probneural.calibration.held_out import group_numbers, group_sizes, number_of
-from probneural.calibration.novelty_scores import FittedScores, combined, cross_fitted_standards, standards
+from probneural.calibration.cross_validation import group_numbers, group_sizes, number_of
+from probneural.calibration.novelty.scores import (
+    Describer,
+    Descriptions,
+    FittedScores,
+    combined,
+    cross_fitted_standards,
+    described_on,
+    standards,
+)
+from probneural.calibration.predictions import check_pairs, untrained_keys
 from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.mixture_predictor import MixturePredictor

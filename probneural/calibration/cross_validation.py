@@ -1,4 +1,4 @@
-"""Comparison of fits on samples that were held out."""
+"""k-fold cross-validation: groups of samples, and significance of gains."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks.novelty_units import auroc
-from probneural.calibration import Novelty, descriptions
-from probneural.calibration.descriptions import Describer
-from probneural.calibration.novelty import NoveltyDetector, conformal_p_values, uncalibrated
-from probneural.calibration.novelty_scores import (
+from probneural.calibration import Novelty
+from probneural.calibration.novelty.detector import NoveltyDetector, conformal_p_values, uncalibrated
+from probneural.calibration.novelty.scores import (
+    Describer,
     FittedScores,
     LeadingComponents,
     MahalanobisDistance,
@@ -258,7 +258,7 @@ def test_power_that_the_calibration_grid_does_not_resolve_is_told() -> None:
 
 def test_grids_that_are_described_on_coarser_ones_need_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibration functions have power beyond the description's grid, too. A warning would be an error here."""
-    monkeypatch.setattr(descriptions, "_POINTS", 32)
+    monkeypatch.setattr("probneural.calibration.novelty.scores._POINTS", 32)
     grid = Grid.uniform((50,))
     functions = Field(normal(40, 1, 50, seed=0), grid)
     found = Novelty().fit(Synthetic(), paired(functions[:30]))

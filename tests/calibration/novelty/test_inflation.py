@@ -12,8 +12,15 @@ from torch import Tensor
 import probneural as pn
 from probneural import functionals
 from probneural.calibration import Novelty, NoveltyScale, SimultaneousBand, VarianceScale, synthetic_shifts
-from probneural.calibration.inflation import SCORES, STEEPEST, WIDEST, Errors, Inflation, fit_inflation
-from probneural.calibration.novelty_scale import InflatedPredictor
+from probneural.calibration.novelty.inflation import (
+    SCORES,
+    STEEPEST,
+    WIDEST,
+    Errors,
+    InflatedPredictor,
+    Inflation,
+    fit_inflation,
+)
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.fields import Field

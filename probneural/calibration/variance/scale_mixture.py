@@ -10,10 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import check_pairs, distributions, untrained_keys
-from probneural.calibration.decomposition import gaussian_of
+from probneural.calibration.predictions import MOSTLY, check_pairs, distributions, untrained_keys
 from probneural.calibration.stacking import stacking_weights
-from probneural.calibration.variance_profile import MOSTLY
+from probneural.calibration.variance.discrepancy import gaussian_of
 from probneural.checks import assign, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution

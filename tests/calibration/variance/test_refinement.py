@@ -27,7 +27,7 @@ from probneural.calibration import (
 )
 from probneural.calibration.bands.conditional import GroupBand
 from probneural.calibration.bands.shapes import BandField
-from probneural.calibration.lead_scale import LeadScaling
+from probneural.calibration.variance.by_lead import LeadScaling
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import DataWarning
 from probneural.fields import Field

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.decomposition import Decomposition, gaussian_of
-from probneural.calibration.local_scale import LocalScale, interpolated
+from probneural.calibration.variance.discrepancy import Decomposition, gaussian_of
+from probneural.calibration.variance.local_scale import LocalScale, interpolated
 from probneural.distributions.base import FieldDistribution, check_factors
 from probneural.distributions.calibrated import Calibrated
 from probneural.distributions.empirical import EmpiricalField

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from probneural.calibration import VarianceScale
-from probneural.calibration.decomposition_search import (
+from probneural.calibration.variance.discrepancy import (
     ROOT_FRACTIONS,
     START,
     WHITE_FRACTIONS,

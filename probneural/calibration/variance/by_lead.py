@@ -1,7 +1,8 @@
-"""Scales that make the spread of a forecast as large as its errors, lead by lead."""
+"""Variance scales of forecasts, lead by lead."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,9 +11,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.lead_errors import errors_by_lead
-from probneural.calibration.local_scale import LocalScale
-from probneural.calibration.saturation import saturated
+from probneural.calibration.variance.local_fit import Part, fit_local_scale
+from probneural.calibration.variance.local_scale import LocalScale
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_variances
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
@@ -22,12 +22,16 @@ from probneural.distributions.latent import digest
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.grids import Grid
-from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times, step_keys
+from probneural.metrics.comparison import compare
+from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times, lead_batches, step_keys
 from probneural.metrics.spread import size_factor
+from probneural.pairs import evenly_spread_rows
 from probneural.pairs.provenance import TrainingRecord, check_untrained, no_keys
 
 _LEAST_FACTOR = 1e-4
 """Of variances, by a local scale, where measurement noise would explain all errors."""
+_KEPT_VALUES = 2**21
+"""Values of a lead that are kept, in whole functions (48 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -422,3 +426,155 @@ def used_before(forecast: Forecast) -> Int64[Tensor, " m"]:
     """Row keys of what the forecast's variances were scaled on, where it says so."""
     used: Tensor = getattr(forecast, "calibrated_on", no_keys())
     return used
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeadErrors:
+    """Spread and errors of n functions at one lead, without measurement noise, on the CPU.
+
+    Attributes:
+        square: Squared errors, averaged over the domain and added up over the functions, `(c,)`, in physical units squared.
+        variance: The same of the variances of what members are drawn from.
+        kept: Means, predictive variances and squared errors of some functions, `(n', c, *grid)`; an error that is zero up to
+            rounding is zero, any other is infinite where nothing is uncertain. None are kept if nobody asks.
+        grid: Where they live.
+        noise: Variance of the measurement noise in the kept variances, `(c,)`.
+        size_factor: What the variance of members was multiplied by, which are a sample; 1 of a Gaussian forecast.
+    """
+
+    square: Float64[Tensor, " c"]
+    variance: Float64[Tensor, " c"]
+    kept: list[Part]
+    grid: Grid
+    noise: Float64[Tensor, " c"]
+    size_factor: float
+
+    @property
+    def scale(self) -> Float64[Tensor, " c"]:
+        """What variances are multiplied by so that both sums are equal; not finite or not positive where nothing does it."""
+        return self.square / self.variance
+
+    def local_scale(self) -> tuple[LocalScale | None, Float64[Tensor, " c"], Float64[Tensor, " c"]]:
+        """The factor of the scaled predictive variance that makes the kept values most likely, if there is one.
+
+        With it come the saturation of what it makes of the variances, in physical units to the power -2, and the largest of
+        those, in physical units squared.
+        """
+        nothing = torch.zeros_like(self.noise)
+        per_channel = (-1, *(1,) * len(self.grid.shape))
+        scale, noise = self.scale.reshape(per_channel), self.noise.reshape(per_channel)
+
+        def parts() -> Iterator[Part]:
+            for mean, variance, squares in self.kept:
+                scaled = scale * (variance - noise) + noise
+                yield mean, scaled, torch.where(squares > 0, squares / scaled, 0.0)
+
+        if not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
+            return None, nothing, nothing
+        local = fit_local_scale(parts, groups=torch.arange(sum(len(mean) for mean, _, _ in self.kept)), grid=self.grid)
+        if local is None:
+            return None, nothing, nothing
+        factor = local.on(self.grid)
+        variances = torch.cat([factor(mean, variance) * variance.flatten(2) for mean, variance, _ in parts()])
+        squares = torch.cat([part for _, _, part in self.kept]).flatten(2)
+        saturation, largest = fit_saturation(variances, squares, weights=self.grid.mean_weights)
+        return local, saturation, largest
+
+
+def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float | Tensor, keeps: bool) -> Iterator[LeadErrors]:
+    """Go through the leads in order.
+
+    Args:
+        forecast: Of n functions.
+        truth: What they truly were.
+        noise: Variance of the measurement noise in the truth, a number or `(c,)`.
+        keeps: Whether values of some functions, evenly spread, are kept.
+
+    Raises:
+        DataError, ShapeError, GridError, ArgumentError: As `LeadScale.fit` says.
+    """
+    for _, parts in itertools.groupby(lead_batches(forecast, truth), key=lambda part: part.lead):
+        sums: list[Tensor] = []
+        kept: list[Part] = []
+        for part in parts:
+            found = compare(part.u, part.truth, noise=noise)
+            variance, squares = (found.variance - found.noise) * size_factor(part.u), found.residual.square()
+            sums.append(torch.stack([found.average(squares - found.noise).sum(0), found.average(variance).sum(0)]).cpu())
+            if keeps:
+                rows = _kept(part.rows, len(truth), size=variance[0].numel())
+                right = (squares <= found.rounding.square()) & found.certain
+                squares = torch.where(right, 0.0, torch.where(found.certain, math.inf, squares))
+                kept.append((found.mean[rows].cpu(), (variance + found.noise)[rows].cpu(), squares[rows].cpu()))
+            grid, factor, measured = found.grid, size_factor(part.u), found.noise[0].flatten(1)[:, 0].cpu()
+        square, variance = torch.stack(sums).sum(0)
+        yield LeadErrors(square=square, variance=variance, kept=kept, grid=grid, noise=measured, size_factor=factor)
+
+
+def _kept(rows: slice, count: int, *, size: int) -> Int64[Tensor, " m"]:
+    """Which of a part's functions are kept, by their numbers within it."""
+    wanted = torch.arange(count, device="cpu")[evenly_spread_rows(count, max(1, _KEPT_VALUES // size))]
+    return wanted[(wanted >= rows.start) & (wanted < rows.stop)] - rows.start
+
+
+def saturated(
+    variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"], *, largest: Float64[Tensor, "*s"] | None = None
+) -> Float64[Tensor, "*s"]:
+    """Variances v with s v² + v = t; where s < 0, t (1 + |s| min(t, T)), which grow as those fall.
+
+    With s > 0, v = 2 t / (1 + (1 + 4 s t)^1/2) is t itself where s t is small, and (t/s)^1/2 where it is large.
+
+    Args:
+        variance: t, in physical units squared.
+        saturation: s, in physical units to the power -2.
+        largest: T, in physical units squared: no variance beyond it grows by a larger factor. None for no bound.
+
+    Examples:
+        >>> t = torch.tensor([0.01, 2.0, 1e4], dtype=torch.float64)
+        >>> [round(value, 4) for value in saturated(t, torch.ones_like(t)).tolist()]
+        [0.0099, 1.0, 99.5012]
+        >>> saturated(t, -torch.ones_like(t), largest=torch.full_like(t, 3.0)).tolist()
+        [0.0101, 6.0, 40000.0]
+    """
+    bounded = variance if largest is None else torch.minimum(variance, largest)
+    shrunk = 2.0 * variance / (1.0 + (1.0 + 4.0 * saturation.clamp_min(0.0) * variance).sqrt())
+    return torch.where(saturation < 0, variance * (1.0 - saturation * bounded), shrunk)
+
+
+def fit_saturation(
+    variances: Float64[Tensor, "n c p"], squares: Float64[Tensor, "n c p"], *, weights: Float64[Tensor, " p"]
+) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
+    """The saturation that makes the mean variance as large as the mean squared error, and the largest variance.
+
+    A likelihood fits variances relative to what they are, so those few that are largest may be wrong by a factor, and with
+    them the mean. Among all variances with a smaller mean, those of `saturated` are the most likely ones if t were the
+    expectation of the squared errors: they minimise log v + t/v + s v at every point, s being Lagrange's multiplier. For a
+    larger mean the same rule cannot more than double a variance, so the largest ones grow by its inverse.
+
+    Args:
+        variances: t, in physical units squared.
+        squares: Squared errors, in physical units squared.
+        weights: Of averages over the domain.
+
+    Returns:
+        s of each channel, in physical units to the power -2, negative where the mean has to grow, and T, in physical units
+        squared. s is 0 where all errors are, or all variances.
+    """
+    from scipy.optimize import brentq
+
+    targets = (squares @ weights).mean(0)
+    largest = variances.amax((0, 2))
+    found = torch.zeros_like(targets)
+    for channel, target in enumerate(targets.tolist()):
+        t = variances[:, channel]
+        mean = float((t @ weights).mean())
+
+        def excess(saturation: float, t: Tensor = t, target: float = target) -> float:
+            return float((saturated(t, torch.full_like(t, saturation)) @ weights).mean()) - target
+
+        if mean > target > 0.0:
+            most = (float((t.sqrt() @ weights).mean()) / target) ** 2  # saturated variances are at most (t/s)^1/2
+            found[channel] = brentq(excess, 0.0, most, xtol=1e-12 * most, rtol=1e-12)
+        elif target > mean > 0.0:
+            relative = t / largest[channel]  # squares of variances may be too large or small for a number
+            found[channel] = (mean - target) / largest[channel] / (relative.square() @ weights).mean() / largest[channel]
+    return found, largest

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from probneural.calibration.stationary_process import StationaryProcess, Waves, evaluate_waves, waves_of
+from probneural.calibration.variance.stationary_process import StationaryProcess, Waves, evaluate_waves, waves_of
 from probneural.grids import Grid
 from tests.helpers import normal
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from probneural.calibration import LeadScale
-from probneural.calibration.lead_scale import LeadScaling
+from probneural.calibration.variance.by_lead import LeadScaling
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError

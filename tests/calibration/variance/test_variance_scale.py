@@ -10,8 +10,8 @@ from torch import Tensor
 
 from probneural import functionals, metrics
 from probneural.calibration import VarianceScale, chunks
-from probneural.calibration.decomposition import Decomposition
-from probneural.calibration.scale import FRACTIONS
+from probneural.calibration.variance.discrepancy import Decomposition
+from probneural.calibration.variance.variance_scale import FRACTIONS
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from probneural import metrics
 from probneural.calibration import VarianceScale
-from probneural.calibration.local_fit import _Likelihood, fit_local_scale
-from probneural.calibration.local_scale import FINE, LocalScale
-from probneural.calibration.scaled_predictor import ScaledPredictor
-from probneural.calibration.variance_curve import VarianceCurve
+from probneural.calibration.variance.local_fit import _Likelihood, fit_local_scale
+from probneural.calibration.variance.local_scale import FINE, LocalScale, VarianceCurve
+from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import ShapeError
 from probneural.fields import Field

@@ -13,10 +13,18 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.chunks import domain_average
-from probneural.calibration.held_out import FOLDS, group_means, is_gain, mean_size, number_of
-from probneural.calibration.local_scale import FINE, POINTWISE, LocalScale, Reader, wave_numbers
-from probneural.calibration.variance_curve import VarianceCurve, bends, knots_of
+from probneural.calibration.cross_validation import FOLDS, group_means, is_gain, mean_size, number_of
+from probneural.calibration.predictions import domain_average
+from probneural.calibration.variance.local_scale import (
+    FINE,
+    POINTWISE,
+    LocalScale,
+    Reader,
+    VarianceCurve,
+    bends,
+    knots_of,
+    wave_numbers,
+)
 from probneural.grids import Grid
 from probneural.randomness import stream
 

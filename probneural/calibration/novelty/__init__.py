@@ -1,0 +1,1 @@
+"""Novelty of inputs: scores, conformal p-values, and variances that grow with them."""

@@ -1,0 +1,1 @@
+"""Scales of predictive variances: one factor, local factors, by lead, and mixtures of scales."""
