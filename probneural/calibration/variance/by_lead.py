@@ -55,13 +55,11 @@ class LeadScale:
     A few functions with fronts can make most of the squares. One number per lead is then right for these and wrong for all
     others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
     function (`LocalScale`), fitted by the Gaussian likelihood of single values.
-    Likelihoods hardly weigh the few largest variances, which make most of the mean. So at leads with a local scale the largest
-    of the variances t that h makes are changed until, on the calibration functions, the mean variance is the mean squared
-    error. Where it would be larger they saturate, at 2 t / (1 + (1 + 4 s t)^1/2). Where it would be smaller they grow, to
-    t (1 + |s| min(t, T)) with the largest t of the calibration functions, T. Small variances stay, and the mean standardised
-    squared error, 1 before, falls where variances grow, by some hundredths. A local scale is left out where functions
-    held out in turn do not gain by it, where they are fewer than ten, and on grids that are not uniform. It holds for as many
-    members as it was fitted with: variances of few members differ by chance, which it evens out.
+    Likelihoods hardly weigh the few largest variances, which make most of the mean. So at leads with a local scale where the
+    mean of the variances t that h makes exceeds the mean squared error of the calibration functions, the largest saturate, at
+    2 t / (1 + (1 + 4 s t)^1/2), until the two are equal. A local scale is left out where k-fold cross-validation shows no gain,
+    with fewer than ten functions, and on grids that are not uniform. It holds for as many members as it was fitted with:
+    variances of few members differ by chance, which it evens out.
 
     Members move away from their mean, or towards it, by the root of a h: means stay as they are, and so do correlations
     between points and leads. What depends on more than second moments, positivity or an exact invariant of each member, is
@@ -116,16 +114,14 @@ class LeadScale:
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
-        scales, local, saturations, largest, factor = [], [], [], [], 1.0
+        scales, local, saturations, factor = [], [], [], 1.0
         for errors in errors_by_lead(forecast, truth, noise=self.noise, keeps=self.local):
             scales.append(_distribution_scale(errors.scale, errors.size_factor))
             factor = errors.size_factor
             fits = self.local and bool(_are_scales(errors.scale).all())
-            nothing = torch.zeros_like(errors.scale)
-            found, saturation, most = errors.local_scale() if fits else (None, nothing, nothing)
-            local.append(found)
+            factors, saturation = errors.local_scale() if fits else (None, torch.zeros_like(errors.scale))
+            local.append(factors)
             saturations.append(saturation)
-            largest.append(most)
         if len(truth) < 2:
             raise CalibrationError(
                 expected="at least 2 calibration trajectories", got=str(len(truth)), remedy="hold out some trajectories"
@@ -144,7 +140,6 @@ class LeadScale:
             calibrated_on=torch.cat([used_before(forecast), keys.flatten()]),
             local=local,
             saturations=torch.stack(saturations),
-            largest=torch.stack(largest),
             noise=noise_variance(self.noise, (1, by_lead.shape[1]), by_lead)[0],
             size_factor=factor,
             times=getattr(forecast, "times", None),
@@ -159,18 +154,15 @@ class LeadScaling(Undisturbed):
         scales: a, `(steps, c)`, dimensionless, of the distribution that members are drawn from.
         calibrated_on: Row keys of the steps of the calibration trajectories: a conformal band needs others.
         local: h of each lead, None where it is 1; nothing if it is 1 at all leads.
-        saturations: s of each lead, `(steps, c)`, in physical units to the power -2; of leads with an h. Negative ones make
-            variances grow. None if all are 0.
-        largest: T of each lead, `(steps, c)`, in physical units squared: beyond, no variance grows by a larger factor. None for
-            no bound.
+        saturations: s of each lead, `(steps, c)`, in physical units to the power -2, not negative; of leads with an h. None if
+            all are 0.
         noise: Variance of the measurement noise that h was fitted beside, `(c,)`, in physical units squared; none by default.
         size_factor: (s + 1)/(s - 1) of the s members that h was fitted with; 1 for a Gaussian forecast.
         times: Time of each lead since the start, `(steps,)`; None if it is unknown.
 
     Raises:
-        ArgumentError: If a scale is not positive and finite, a saturation or a largest variance not finite.
-        ShapeError: If there is not one local scale for each lead, of as many channels, or not one saturation or one largest
-            variance for each scale.
+        ArgumentError: If a scale is not positive and finite, or a saturation negative or not finite.
+        ShapeError: If there is not one local scale for each lead, of as many channels, or not one saturation for each scale.
     """
 
     scales: Float64[Tensor, "steps c"]
@@ -178,7 +170,6 @@ class LeadScaling(Undisturbed):
     calibrated_on: Int64[Tensor, " n"]
     local: Sequence[LocalScale | None] = ()
     saturations: Float64[Tensor, "steps c"] | None = None
-    largest: Float64[Tensor, "steps c"] | None = None
     noise: Float64[Tensor, " c"] | None = None
     size_factor: float = 1.0
     times: Float64[Tensor, " steps"] | None = None
@@ -196,19 +187,20 @@ class LeadScaling(Undisturbed):
                 got=f"{len(self.local)} of {channels[:10]}",
                 remedy="fit them with LeadScale",
             )
-        for name, tensor in (("saturations", self.saturations), ("largest variances", self.largest)):
-            if tensor is not None:
-                self._check(tensor, name)
-
-    def _check(self, tensor: Float64[Tensor, "..."], name: str) -> None:
-        if tensor.shape != self.scales.shape:
+        if self.saturations is None:
+            return
+        if self.saturations.shape != self.scales.shape:
             raise ShapeError(
-                expected=f"{name} {tuple(self.scales.shape)}, as scales are",
-                got=str(tuple(tensor.shape)),
+                expected=f"saturations {tuple(self.scales.shape)}, as scales are",
+                got=str(tuple(self.saturations.shape)),
                 remedy="fit them with LeadScale",
             )
-        if not bool(torch.isfinite(tensor).all()):
-            raise ArgumentError(expected=f"finite {name}", got=str(tensor.tolist())[:200], remedy="fit them with LeadScale")
+        if not bool((torch.isfinite(self.saturations) & (self.saturations >= 0)).all()):
+            raise ArgumentError(
+                expected="finite saturations, not negative",
+                got=str(self.saturations.tolist())[:200],
+                remedy="fit them with LeadScale",
+            )
 
     @property
     def steps(self) -> int:
@@ -255,10 +247,8 @@ class LeadScaling(Undisturbed):
         scaled = scale * self.size_factor * variance
         factor = local.on(u.grid)(u.mean, scaled + noise).unflatten(-1, u.grid.shape)
         if self.saturations is not None:
-            stated = (scaled + noise).clamp_min(torch.finfo(torch.float64).tiny)
             saturation = self.saturations[lead - 1].to(variance).reshape(per_channel)
-            largest = None if self.largest is None else self.largest[lead - 1].to(variance).reshape(per_channel) / stated
-            factor = saturated(factor, saturation * stated, largest=largest)
+            factor = saturated(factor, saturation * (scaled + noise).clamp_min(torch.finfo(torch.float64).tiny))
         beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)  # of a predictive variance, noise does not widen
         return (scale * (factor + (factor - 1.0) * beside).clamp_min(_LEAST_FACTOR)).sqrt()
 
@@ -278,7 +268,7 @@ class LeadScaling(Undisturbed):
     def _name(self) -> str:
         """One name for all leads: they are still driven by one vector, but not by the unscaled one."""
         local = [one.coefficients for one in self.local if one is not None]
-        tails = [one for one in (self.saturations, self.largest) if one is not None]
+        tails = [] if self.saturations is None else [self.saturations]
         return f"lead-scaled-{digest(self.scales, *local, *tails)}"
 
     def __repr__(self) -> str:
@@ -454,11 +444,10 @@ class LeadErrors:
         """What variances are multiplied by so that both sums are equal; not finite or not positive where nothing does it."""
         return self.square / self.variance
 
-    def local_scale(self) -> tuple[LocalScale | None, Float64[Tensor, " c"], Float64[Tensor, " c"]]:
-        """The factor of the scaled predictive variance that makes the kept values most likely, if there is one.
+    def local_scale(self) -> tuple[LocalScale | None, Float64[Tensor, " c"]]:
+        """The most likely factor of the scaled predictive variances, if one gains, and the saturation of its product with them.
 
-        With it come the saturation of what it makes of the variances, in physical units to the power -2, and the largest of
-        those, in physical units squared.
+        Saturations are in physical units to the power -2.
         """
         nothing = torch.zeros_like(self.noise)
         per_channel = (-1, *(1,) * len(self.grid.shape))
@@ -470,15 +459,14 @@ class LeadErrors:
                 yield mean, scaled, torch.where(squares > 0, squares / scaled, 0.0)
 
         if not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
-            return None, nothing, nothing
+            return None, nothing
         local = fit_local_scale(parts, groups=torch.arange(sum(len(mean) for mean, _, _ in self.kept)), grid=self.grid)
         if local is None:
-            return None, nothing, nothing
+            return None, nothing
         factor = local.on(self.grid)
         variances = torch.cat([factor(mean, variance) * variance.flatten(2) for mean, variance, _ in parts()])
         squares = torch.cat([part for _, _, part in self.kept]).flatten(2)
-        saturation, largest = fit_saturation(variances, squares, weights=self.grid.mean_weights)
-        return local, saturation, largest
+        return local, fit_saturation(variances, squares, weights=self.grid.mean_weights)
 
 
 def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float | Tensor, keeps: bool) -> Iterator[LeadErrors]:
@@ -516,39 +504,30 @@ def _kept(rows: slice, count: int, *, size: int) -> Int64[Tensor, " m"]:
     return wanted[(wanted >= rows.start) & (wanted < rows.stop)] - rows.start
 
 
-def saturated(
-    variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"], *, largest: Float64[Tensor, "*s"] | None = None
-) -> Float64[Tensor, "*s"]:
-    """Variances v with s v² + v = t; where s < 0, t (1 + |s| min(t, T)), which grow as those fall.
-
-    With s > 0, v = 2 t / (1 + (1 + 4 s t)^1/2) is t itself where s t is small, and (t/s)^1/2 where it is large.
+def saturated(variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"]) -> Float64[Tensor, "*s"]:
+    """Variances v with s v² + v = t: t itself where s t is small, and (t/s)^1/2 where it is large.
 
     Args:
         variance: t, in physical units squared.
-        saturation: s, in physical units to the power -2.
-        largest: T, in physical units squared: no variance beyond it grows by a larger factor. None for no bound.
+        saturation: s, in physical units to the power -2, not negative.
 
     Examples:
         >>> t = torch.tensor([0.01, 2.0, 1e4], dtype=torch.float64)
         >>> [round(value, 4) for value in saturated(t, torch.ones_like(t)).tolist()]
         [0.0099, 1.0, 99.5012]
-        >>> saturated(t, -torch.ones_like(t), largest=torch.full_like(t, 3.0)).tolist()
-        [0.0101, 6.0, 40000.0]
     """
-    bounded = variance if largest is None else torch.minimum(variance, largest)
-    shrunk = 2.0 * variance / (1.0 + (1.0 + 4.0 * saturation.clamp_min(0.0) * variance).sqrt())
-    return torch.where(saturation < 0, variance * (1.0 - saturation * bounded), shrunk)
+    # v = 2 t / (1 + (1 + 4 s t)^1/2), which does not cancel where s t is small.
+    return 2.0 * variance / (1.0 + (1.0 + 4.0 * saturation * variance).sqrt())
 
 
 def fit_saturation(
     variances: Float64[Tensor, "n c p"], squares: Float64[Tensor, "n c p"], *, weights: Float64[Tensor, " p"]
-) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
-    """The saturation that makes the mean variance as large as the mean squared error, and the largest variance.
+) -> Float64[Tensor, " c"]:
+    """The saturation that reduces the mean variance to the mean squared error.
 
-    A likelihood fits variances relative to what they are, so those few that are largest may be wrong by a factor, and with
-    them the mean. Among all variances with a smaller mean, those of `saturated` are the most likely ones if t were the
-    expectation of the squared errors: they minimise log v + t/v + s v at every point, s being Lagrange's multiplier. For a
-    larger mean the same rule cannot more than double a variance, so the largest ones grow by its inverse.
+    A likelihood fits variances relative to their size, so the few largest may be wrong by a factor, and with them the mean.
+    Among all variances with a smaller mean, those of `saturated` are the most likely ones if t were the expectation of the
+    squared errors: they minimise log v + t/v + s v at every point, s being Lagrange's multiplier.
 
     Args:
         variances: t, in physical units squared.
@@ -556,25 +535,20 @@ def fit_saturation(
         weights: Of averages over the domain.
 
     Returns:
-        s of each channel, in physical units to the power -2, negative where the mean has to grow, and T, in physical units
-        squared. s is 0 where all errors are, or all variances.
+        s of each channel, `(c,)`, in physical units to the power -2; 0 where the mean variance does not exceed the mean squared
+        error, or all errors are zero.
     """
     from scipy.optimize import brentq
 
     targets = (squares @ weights).mean(0)
-    largest = variances.amax((0, 2))
-    found = torch.zeros_like(targets)
+    saturations = torch.zeros_like(targets)
     for channel, target in enumerate(targets.tolist()):
         t = variances[:, channel]
-        mean = float((t @ weights).mean())
 
         def excess(saturation: float, t: Tensor = t, target: float = target) -> float:
             return float((saturated(t, torch.full_like(t, saturation)) @ weights).mean()) - target
 
-        if mean > target > 0.0:
-            most = (float((t.sqrt() @ weights).mean()) / target) ** 2  # saturated variances are at most (t/s)^1/2
-            found[channel] = brentq(excess, 0.0, most, xtol=1e-12 * most, rtol=1e-12)
-        elif target > mean > 0.0:
-            relative = t / largest[channel]  # squares of variances may be too large or small for a number
-            found[channel] = (mean - target) / largest[channel] / (relative.square() @ weights).mean() / largest[channel]
-    return found, largest
+        if float((t @ weights).mean()) > target > 0.0:
+            largest = (float((t.sqrt() @ weights).mean()) / target) ** 2  # saturated variances are at most (t/s)^1/2
+            saturations[channel] = brentq(excess, 0.0, largest, xtol=1e-12 * largest, rtol=1e-12)
+    return saturations

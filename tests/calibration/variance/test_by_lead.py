@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from probneural.calibration import LeadScale
-from probneural.calibration.variance.by_lead import LeadScaling
+from probneural.calibration.variance.by_lead import LeadScaling, fit_saturation, saturated
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
@@ -175,44 +175,11 @@ def test_the_largest_variances_saturate_so_that_spread_is_as_large_as_skill() ->
     torch.testing.assert_close(new.median(), old.median(), rtol=0.02, atol=0)
 
 
-def understated(n: int, *, seed: int) -> tuple[Members, Truth]:
-    """The same, but one function of twenty has errors five times as large, of which members state four fifths."""
-    forecast, truth = uneven(n, seed=seed)
-    rare = torch.arange(n) % 20 == 0
-    further, stated = (torch.where(rare, factor, 1.0).double()[:, None, None] for factor in (5.0, 4.0))
-    centre = torch.stack([DECAY**lead * truth.start.values for lead in (1, 2)])
-    states = centre[:, None] + stated * (forecast.states - centre[:, None])
-    return replace(forecast, states=states), Truth(centre + further * (truth.states - centre), truth.start)
-
-
-def test_the_largest_variances_grow_where_spread_is_smaller_than_skill() -> None:
-    forecast, truth = understated(1000, seed=0)
-    other, _ = understated(1000, seed=1)
-    scaling = LeadScale().fit(forecast, truth)
-    without = replace(scaling, saturations=None)
-    assert scaling.saturations is not None
-    assert scaling.largest is not None
-    assert bool((scaling.saturations < 0).all())
-    for lead, u in without(forecast).leads():
-        assert float(spread_skill(compare(u, truth.at(lead)))) < 0.98
-        after = scaling(forecast).at(lead)
-        assert 0.95 < float(chi2(compare(after, truth.at(lead))).mean()) < 41 / 39  # 41/39 before
-        assert float(spread_skill(compare(after, truth.at(lead)))) == pytest.approx(1.0, rel=1e-9)
-        torch.testing.assert_close(41 / 39 * u.variance.amax(), scaling.largest[lead - 1, 0])
-        # No variance shrinks, those that are not large hardly grow, and none does more than those that are the largest here.
-        new, old = (one.deviation_factors(lead, other.at(lead)) for one in (scaling, without))
-        growth = new / old
-        assert bool((growth >= 1.0).all())
-        assert float(growth.median()) < 1.01
-        largest = (after.variance / u.variance).sqrt().amax()
-        assert float(growth.amax()) <= float(largest) * (1.0 + 1e-9)
-
-
 def test_forecasts_that_are_scaled_in_another_way_have_another_latent() -> None:
     forecast, ones = Exact(torch.zeros(1, 1, 8).double(), 2), torch.ones(2, 1).double()
-    settings = [{}, {"saturations": ones}, {"saturations": ones, "largest": ones}, {"saturations": ones, "largest": 2.0 * ones}]
+    settings = [{}, {"saturations": ones}, {"saturations": 2.0 * ones}]
     scaled = [LeadScaling(ones, calibrated_on=torch.zeros(0, dtype=torch.int64), **one)(forecast).at(1) for one in settings]
-    assert len({u.latent.id for u in scaled if isinstance(u, GaussianField)}) == 4
+    assert len({u.latent.id for u in scaled if isinstance(u, GaussianField)}) == 3
 
 
 def test_even_errors_of_a_gaussian_forecast_get_none() -> None:
@@ -329,7 +296,54 @@ def test_what_cannot_be_scaled_is_refused() -> None:
     nothing, ones = torch.zeros(0, dtype=torch.int64), torch.ones(2, 1).double()
     with pytest.raises(ArgumentError, match="finite saturations"):
         LeadScaling(ones, calibrated_on=nothing, saturations=math.inf * ones)
-    with pytest.raises(ArgumentError, match="finite largest variances"):
-        LeadScaling(ones, calibrated_on=nothing, largest=math.nan * ones)
+    with pytest.raises(ArgumentError, match="not negative"):
+        LeadScaling(ones, calibrated_on=nothing, saturations=-ones)
     with pytest.raises(ShapeError, match="saturations"):
         LeadScaling(ones, calibrated_on=nothing, saturations=ones[:1])
+
+
+WEIGHTS = torch.tensor([0.4, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64)
+
+
+def averages(values: torch.Tensor) -> torch.Tensor:
+    return (values @ WEIGHTS).mean(0)
+
+
+def test_the_mean_variance_becomes_the_mean_square_where_it_is_larger() -> None:
+    variances, squares = normal(30, 3, 5, seed="v").mul(2.0).exp(), normal(30, 3, 5, seed="e").square()
+    squares[:, 2] *= 100.0  # the mean variance is too small: it stays
+    saturation = fit_saturation(variances, squares, weights=WEIGHTS)
+    after = saturated(variances, saturation[:, None].expand_as(variances))
+    torch.testing.assert_close(averages(after)[:2], averages(squares)[:2], rtol=1e-9, atol=0)
+    assert bool((saturation[:2] > 0).all())
+    assert torch.equal(after[:, 2], variances[:, 2])
+    t = torch.linspace(0.1, 2.0, 20).double()
+    assert bool(((saturated(t, saturation[0].expand_as(t)) / t).diff() < 0).all())
+
+
+@pytest.mark.parametrize("unit", [1e-170, 1e-8, 1e8, 1e160])
+def test_saturation_does_not_depend_on_units(unit: float) -> None:
+    variances, squares = normal(30, 1, 5, seed="v").mul(2.0).exp(), normal(30, 1, 5, seed="e").square()
+    expected = fit_saturation(variances, squares, weights=WEIGHTS)
+    rescaled = fit_saturation(unit * variances, unit * squares, weights=WEIGHTS)
+    torch.testing.assert_close(rescaled * unit, expected, rtol=1e-6, atol=0)
+
+
+def test_saturated_variances_are_the_most_likely_with_their_mean() -> None:
+    """Any other variances of the same mean are less likely, where the squares are what was stated on average."""
+    t = normal(200, seed="t").mul(1.5).exp()
+    best = saturated(t, torch.full_like(t, 0.3))
+
+    def loss(v: torch.Tensor) -> float:
+        return float((v.log() + t / v).mean())
+
+    for seed in range(20):
+        other = best * (0.1 * normal(200, seed=f"other {seed}")).exp()
+        other = other * (best.mean() / other.mean())
+        assert loss(other) > loss(best)
+
+
+def test_errors_that_are_all_zero_leave_variances_alone() -> None:
+    ones, zeros = torch.ones(4, 1, 5).double(), torch.zeros(4, 1, 5).double()
+    assert float(fit_saturation(ones, zeros, weights=WEIGHTS)) == 0.0
+    assert float(fit_saturation(zeros, ones, weights=WEIGHTS)) == 0.0
