@@ -17,7 +17,7 @@ from benchmarks import forecast_recipes, kept_units, recipes
 from benchmarks.forecast_cases import HISTORY, Case, Truth, evenly_spread
 from benchmarks.forecast_recipes import RECIPES, RECURRENT, DressedForecast, StepRegression
 from probneural.distributions import Predictor
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ProbneuralError
 from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream_seed

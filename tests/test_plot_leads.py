@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from probneural import plots
 from probneural.distributions.base import draw_stream
-from probneural.distributions.variance_shares import VarianceShares
+from probneural.distributions.forecasts.trajectory import VarianceShares
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral, sensors

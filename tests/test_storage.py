@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from probneural.calibration import VarianceScale
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, DataWarning, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -17,7 +17,7 @@ from typing import Any
 import probneural as pn
 from benchmarks import sections, studies
 from benchmarks.memory import peak_memory, reset_peak_memory
-from probneural.distributions.trajectory import Trajectory
+from probneural.distributions.forecasts.trajectory import Trajectory
 
 LEADS = (100, 300, 1000)
 Row = dict[str, Any]

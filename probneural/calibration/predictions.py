@@ -11,8 +11,11 @@ from torch import Tensor
 
 from probneural.checks import check_finite, check_flag, check_instance, check_squares
 from probneural.distributions.base import FieldDistribution, noise_variance
-from probneural.distributions.predictor import Predictor
-from probneural.errors import ShapeError
+from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.mixture import MixtureField
+from probneural.distributions.predictors.base import Predictor
+from probneural.errors import ShapeError, UnsupportedError
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys
@@ -224,3 +227,19 @@ def are_rounding(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dty
     unit = ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
     rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
     return ((truth - predicted.mean).abs() <= rounding) & (predicted.variance <= rounding.square())
+
+
+def gaussian_of(u: FieldDistribution) -> GaussianField:
+    """The Gaussian field that a prediction is, or that has the moments of its draws.
+
+    Raises:
+        UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
+    """
+    matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
+    if not isinstance(matched, GaussianField):
+        raise UnsupportedError(
+            expected="a predictor of Gaussian or empirical fields",
+            got=type(u).__name__,
+            remedy="wrap its samples as an EmpiricalField",
+        )
+    return matched

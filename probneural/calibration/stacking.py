@@ -12,15 +12,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.predictions import check_pairs, distributions, untrained_keys
-from probneural.calibration.variance.discrepancy import gaussian_of
+from probneural.calibration.predictions import check_pairs, distributions, gaussian_of, untrained_keys
 from probneural.checks import check_choice
 from probneural.contexts import undisturbed
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.mixture_predictor import MixturePredictor, checked_predictors
 from probneural.distributions.pooling import pooled
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.mixture import MixturePredictor, checked_predictors
 from probneural.errors import CalibrationError
 from probneural.grids import check_unmasked
 from probneural.pairs import Dataset, evenly_spread_rows

@@ -19,8 +19,7 @@ from probneural.curvature.rows import KeptRows
 from probneural.curvature.spectra.diagonals import row_squares_estimate
 from probneural.curvature.weights import WeightRoot
 from probneural.distributions.latent import Seeds
-from probneural.distributions.roots.base import DenseRoot, Root, grid_shape
-from probneural.distributions.roots.recorded import RecordedMaps
+from probneural.distributions.roots.base import DenseRoot, RecordedMaps, Root, grid_shape
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional

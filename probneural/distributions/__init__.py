@@ -2,11 +2,11 @@
 
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.ensemble_forecast import EnsembleForecast
+from probneural.distributions.forecasts.ensemble_forecast import EnsembleForecast
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.predictor import Predictor, PredictorTraits
+from probneural.distributions.predictors.base import Predictor, PredictorTraits
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.scale_mixture import ScaleMixtureField
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.arrays.reading import to_array
 from probneural.checks import (
     check_finite,
     check_instance,
@@ -21,6 +22,7 @@ from probneural.checks import (
     check_sequence,
     check_variances,
     missing_attribute,
+    optional,
     real_tensor,
 )
 from probneural.contexts import Undisturbed
@@ -37,9 +39,8 @@ from probneural.pairs.provenance import Provenance
 if TYPE_CHECKING:
     import xarray
 
-    from probneural.distributions.empirical import EmpiricalField
-
 Distribution = TypeVar("Distribution", bound="FieldDistribution")
+_NAMES = ("mean", "std", "lower", "upper")
 
 
 class FieldDistribution(Undisturbed, ABC):
@@ -58,6 +59,8 @@ class FieldDistribution(Undisturbed, ABC):
     labels: tuple[str, ...] | None = None
     provenance: Provenance | None = None
     source: str | None = None
+    _push_draws: ClassVar[Callable[..., FieldDistribution]]
+    """Pushes forward by draws; `empirical` sets it, whose class of fields derives from this one."""
 
     if not TYPE_CHECKING:
         __getattr__ = missing_attribute
@@ -124,7 +127,7 @@ class FieldDistribution(Undisturbed, ABC):
             GridError: If the functional lives on another grid.
         """
 
-    def apply_by_draws(self, function: Callable[[Tensor], Tensor], *, draws: int = 1024, seed: int = 0) -> EmpiricalField:
+    def apply_by_draws(self, function: Callable[[Tensor], Tensor], *, draws: int = 1024, seed: int = 0) -> FieldDistribution:
         """Push forward through any function, linear or not, by draws: the empirical distribution of its values.
 
         Its quantiles and intervals are those of the draws: at 1024 draws and level 0.9, coverage has a standard error of about
@@ -146,9 +149,7 @@ class FieldDistribution(Undisturbed, ABC):
             ShapeError: If what it returns is not `(s, n, c', m)`.
             DataError: If it returns no tensor, or values that are not finite.
         """
-        from probneural.distributions.nonlinear import push_draws  # its result is a subclass of this class
-
-        return push_draws(self, function, draws=draws, seed=seed)
+        return type(self)._push_draws(self, function, draws=draws, seed=seed)
 
     @abstractmethod
     def scale(self, factors: Float[Tensor, "..."]) -> FieldDistribution:
@@ -273,9 +274,7 @@ class FieldDistribution(Undisturbed, ABC):
         Raises:
             ArgumentError: If the level is not between 0 and 1, or the noise is negative, not finite, or of another shape.
         """
-        from probneural.distributions.tables import dataset  # xarray is optional
-
-        return dataset(self, self.to_numpy(level, noise=noise), level=level)
+        return to_dataset(self, self.to_numpy(level, noise=noise), level=level)
 
     def _with_labels(self: Distribution, labels: tuple[str, ...] | None) -> Distribution:
         """This very distribution, just made, with names of its numbers."""
@@ -451,3 +450,25 @@ def check_held(variance: Float[Tensor, "n c *grid"], deviation: Float[Tensor, "n
             got=f"the square of {float(largest(deviation)[lost & real][0]):.1e}",
             remedy="read standard_deviation, rescale the data, or work in float64",
         )
+
+
+def to_dataset(u: FieldDistribution, table: Mapping[str, NDArray[Any]], *, level: float) -> xarray.Dataset:
+    """A Dataset of the arrays of `FieldDistribution.to_numpy`."""
+    optional("xarray", "to_xarray", extra="xarray")
+    import xarray
+
+    if u.grid.is_uniform:
+        space = [f"x{number}" for number in range(u.grid.dimension)]
+        options: dict[str, Any] = {"sample": "sample", "channel": "channel", "space": space}
+        return xarray.Dataset(
+            {name: to_array(torch.from_numpy(table[name]), u.grid, **options) for name in _NAMES}, attrs={"level": level}
+        )
+    coordinates: dict[str, Any]
+    if u.grid == index_grid(u.grid.size):  # what a functional made
+        last = "quantity"
+        coordinates = {last: table.get(last, range(u.grid.size))}
+    else:
+        last = "point"
+        coordinates = {f"x{number}": (last, along.numpy()) for number, along in enumerate(u.grid.points.T)}
+    arrays = {name: (("sample", "channel", last), table[name]) for name in _NAMES}
+    return xarray.Dataset(arrays, coords=coordinates, attrs={"level": level})

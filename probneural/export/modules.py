@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.calibration.bands.bands import Band
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
-from probneural.distributions.predictor import FunctionDraw
+from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import UnsupportedError
 from probneural.fields import Field, takes_grid
 from probneural.grids import Grid, resample

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from probneural.checks import check_finite
 from probneural.contexts import AUTOGRAD_STATE, undisturbed
 from probneural.distributions import Predictor
-from probneural.distributions.predictor import FunctionDraw
+from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import DataError, ProbneuralError, UnsupportedError
 from probneural.export.error_function import decompositions
 from probneural.export.modules import Evaluation, moments, unsupported

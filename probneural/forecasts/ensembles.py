@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.checks import assign, check_choice, check_floating, check_integer, check_positive, check_real
 from probneural.contexts import remembered, undisturbed
 from probneural.distributions import FieldDistribution, Predictor
-from probneural.distributions.members import Forcing, members_of
+from probneural.distributions.forecasts.members import Forcing, members_of
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field
 from probneural.forecasts.analysis import Assimilation, EnsembleAnalysis, FunctionMembers, Source, Step

@@ -12,8 +12,8 @@ from probneural.checks import check_choice, check_finite, check_instance, check_
 from probneural.contexts import undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
 from probneural.distributions.base import check_values
+from probneural.distributions.forecasts.members import Forcing, members_of, step_duration
 from probneural.distributions.latent import digest
-from probneural.distributions.members import Forcing, members_of, step_duration
 from probneural.distributions.roots.base import Root
 from probneural.errors import ArgumentError, GridError, UnsupportedError
 from probneural.fields import Field, check_field

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from probneural.contexts import AUTOGRAD_STATE
 from probneural.distributions import EmpiricalField, GaussianField, Latent
-from probneural.distributions.members import Members
+from probneural.distributions.forecasts.members import Members
 from probneural.errors import GridError, LatentError, UnsupportedError
 from probneural.fields import Field
 

@@ -14,7 +14,7 @@ from probneural.checks import check_callable, check_instance, check_integer, che
 from probneural.contexts import undisturbed
 from probneural.distributions import GaussianField, Predictor
 from probneural.distributions.base import check_values
-from probneural.distributions.members import Forcing, Members, members_of
+from probneural.distributions.forecasts.members import Forcing, Members, members_of
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError

@@ -11,7 +11,7 @@ from torch import nn
 
 from probneural.checks import assign, check_instance, check_module
 from probneural.distributions import Predictor
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, DataError
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.ensembles.members import TrainFunction

@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_scale
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import DataError, DataWarning, warn
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -16,7 +16,7 @@ from probneural.checks import check_choice, check_flag, check_integer, check_pos
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import DataError
 from probneural.metrics.accumulator import Accumulator, Batch
 from probneural.metrics.comparison import compare, mean_relative_l2

@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_instance
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fingerprints import row_fingerprints
 from probneural.metrics.accumulator import Batch, batch_rows

@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import DataError
 from probneural.fields import Field, check_field
 from probneural.fingerprints import row_fingerprints

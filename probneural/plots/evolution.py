@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probneural.checks import check_instance, check_integer, check_sequence, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from probneural.checks import check_choice, check_instance, check_sequence
-from probneural.distributions.variance_shares import VarianceShares
+from probneural.distributions.forecasts.trajectory import VarianceShares
 from probneural.errors import ArgumentError, DataError
 from probneural.metrics.lead_table import TITLES, LeadScores
 from probneural.plots.evolution import chosen_leads, lead_times, time_name

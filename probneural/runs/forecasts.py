@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_path, check_text, missing
-from probneural.distributions.trajectory import Forecast, Trajectory
+from probneural.distributions.forecasts.trajectory import Forecast, Trajectory
 from probneural.functionals import Functional, integral, sensors
 from probneural.grids import Grid
 from probneural.metrics.by_lead import score_by_lead

@@ -31,9 +31,9 @@ from probneural.curvature.weights import (
     LowRankPlusDiagonalWeights,
     LowRankWeights,
 )
-from probneural.distributions.conditioned import ConditionedPredictor
-from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.distributions.predictor import FunctionDraw, Predictor
+from probneural.distributions.predictors.base import FunctionDraw, Predictor
+from probneural.distributions.predictors.conditioned import ConditionedPredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import FileError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

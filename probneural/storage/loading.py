@@ -14,7 +14,7 @@ from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
 from probneural.checks import check_device, check_module, check_path
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import FileError
 from probneural.pairs.provenance import TrainingRecord
 from probneural.storage.kinds import KINDS, OPERATORS, Kind

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import UnsupportedError
 from probneural.storage.kinds import KINDS
 from probneural.training.devices import resolve_device

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from probneural.checks import check_module, check_path
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.operators import Operator
 from probneural.pairs.provenance import operator_record

@@ -38,10 +38,10 @@ from probneural.calibration.novelty.detector import NoveltyDetector
 from probneural.calibration.variance.by_lead import LeadScaling, ScaledForecast
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, MixtureField, ScaleMixtureField
+from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.intervals import Interval
-from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.distributions.predictor import FunctionDraw
-from probneural.distributions.trajectory import Trajectory
+from probneural.distributions.predictors.base import FunctionDraw
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ProbneuralError
 from probneural.fields import Field
 from probneural.forecasts.analysis import EnsembleAnalysis

@@ -9,7 +9,7 @@ from torch import Tensor
 from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
 from probneural.calibration.stacking import selected_weights, stacking_weights
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning
 from probneural.metrics import score, score_by_lead, score_pairs
 from probneural.pairs import FieldPairs

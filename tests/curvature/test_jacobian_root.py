@@ -16,7 +16,7 @@ from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.rows import KeptRows
 from probneural.curvature.weights import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
-from probneural.distributions.roots.recorded import RecordedMaps
+from probneural.distributions.roots.base import RecordedMaps
 from probneural.errors import GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional, integral

@@ -75,7 +75,7 @@ def test_draws_are_coherent_over_functions() -> None:
 
 def test_draws_follow_their_seed_and_differ_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     u, peak = independent(n=2), maximum(LINE)
-    monkeypatch.setattr("probneural.distributions.nonlinear._CHUNK_ELEMENTS", 70)
+    monkeypatch.setattr("probneural.distributions.empirical._CHUNK_ELEMENTS", 70)
     first, again, other = (u.apply_by_draws(peak, draws=50, seed=seed).samples for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, MixtureField, PredictorTraits
-from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.distributions.roots.base import FeatureRoot
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.forecasts import EnsembleKalmanFilter, EnsembleKalmanSmoother, Observation, propagate

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.latent import digest
-from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.forecasts import columns, propagate

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from probneural.calibration import ScaleMixture, VarianceScale
 from probneural.distributions import Predictor
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.calibration import NoveltyScale, ScaleMixture, VarianceScale
 from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor, ScaleMixtureField
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.fields import Field
 from probneural.functionals import sensors
 from probneural.pairs import FieldPairs

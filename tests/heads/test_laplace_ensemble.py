@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, DataError
 from probneural.heads import DeepEnsemble, Laplace, LaplaceEnsemble, LastLayerLaplace
 from tests.heads.cases import briefly, fields, operator_case, small_fno, to_dtype

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.calibration import VarianceScale
 from probneural.distributions import Predictor
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.fields import Field, evaluate
 from probneural.heads import KernelOperator, LastLayerLaplace, weight_samples
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor

@@ -70,7 +70,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probneural.heads.ensembles.trained_members._BATCH_ELEMENTS", 3 * 8 * 16)
     monkeypatch.setattr("probneural.curvature.rows._READ_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
-    monkeypatch.setattr("probneural.distributions.predictor._VALUES", 8 * 16)
+    monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 8 * 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -110,7 +110,7 @@ def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("probneural.calibration.predictions._KEPT_VALUES", 0)
     monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
-    monkeypatch.setattr("probneural.distributions.predictor._VALUES", 8 * 16)
+    monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 8 * 16)
     operator, pairs = operator_and_pairs(120)
     found = []
     for make in (lambda part: part, LazyPairs.of):
@@ -215,7 +215,7 @@ def test_calibration_predicts_anew_what_it_does_not_keep(monkeypatch: pytest.Mon
     kept = VarianceScale().fit(inner, pairs[30:])
     monkeypatch.setattr("probneural.calibration.predictions.CHUNK_VALUES", 7 * 16)
     monkeypatch.setattr("probneural.calibration.predictions._KEPT_VALUES", 0)
-    monkeypatch.setattr("probneural.distributions.predictor._VALUES", 7 * 16)
+    monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 7 * 16)
     streamed = Stated(inner)
     again = VarianceScale().fit(streamed, pairs[30:])
     assert streamed.most == 7
@@ -235,7 +235,7 @@ def test_draws_of_many_functions_are_evaluated_in_parts(monkeypatch: pytest.Monk
     whole = streamed.draw(3)(pairs.inputs.values)
     assert streamed.most == 30
     streamed.most = 0
-    monkeypatch.setattr("probneural.distributions.predictor._DRAWN_VALUES", 7 * pairs.outputs.grid.size)
+    monkeypatch.setattr("probneural.distributions.predictors.base._DRAWN_VALUES", 7 * pairs.outputs.grid.size)
     torch.testing.assert_close(streamed.draw(3)(pairs.inputs.values), whole)
     assert streamed.most == 7
 

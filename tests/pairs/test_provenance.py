@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import DataError
 from probneural.pairs import FieldPairs
 from probneural.pairs.provenance import TrainingRecord, joined_record, record_of, row_keys, shared_rows

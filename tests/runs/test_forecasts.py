@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from probneural import plots
-from probneural.distributions.variance_shares import VarianceShares
+from probneural.distributions.forecasts.trajectory import VarianceShares
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import score_by_lead

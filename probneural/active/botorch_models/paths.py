@@ -15,7 +15,7 @@ from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPo
 from probneural.checks import check_floating, check_instance, check_integer
 from probneural.contexts import Undisturbed
 from probneural.distributions.latent import draw_stream
-from probneural.distributions.predictor import FunctionDraw
+from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import LatentError, ShapeError
 from probneural.randomness import check_seed, stream_seed
 

@@ -13,7 +13,7 @@ from probneural.calibration.bands.conformal import BandMethod, check_new, new_sc
 from probneural.calibration.bands.shapes import FLOOR, FittedBand, Modulation, check_modulation
 from probneural.checks import assign, check_real
 from probneural.contexts import undisturbed
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import ArgumentError
 from probneural.pairs import Dataset
 

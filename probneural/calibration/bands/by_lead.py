@@ -17,7 +17,7 @@ from probneural.calibration.variance.by_lead import untrained_steps, used_before
 from probneural.checks import assign, check_choice, check_instance, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError
 from probneural.metrics.comparison import compare
 from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times, lead_batches

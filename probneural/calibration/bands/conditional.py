@@ -17,7 +17,7 @@ from probneural.calibration.bands.shapes import BandField, predicted_bands
 from probneural.calibration.cross_validation import group_sizes
 from probneural.checks import check_sequence, real_tensor
 from probneural.distributions.base import check_values
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import ArgumentError, CalibrationError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid

@@ -22,7 +22,7 @@ from probneural.calibration.predictions import (
 )
 from probneural.checks import check_real
 from probneural.distributions.base import check_values
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
 from probneural.pairs import Dataset
 from probneural.pairs.provenance import shared_rows

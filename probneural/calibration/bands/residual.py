@@ -14,7 +14,7 @@ from probneural.calibration.bands.shapes import domain_quantile
 from probneural.calibration.predictions import CHUNK_VALUES
 from probneural.checks import assign, check_callable, check_finite, check_flag, check_instance, check_real
 from probneural.contexts import undisturbed
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid

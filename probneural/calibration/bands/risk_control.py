@@ -25,7 +25,7 @@ from probneural.calibration.predictions import distributions, domain_average, wa
 from probneural.checks import assign, check_callable, check_instance, check_integer, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError
 from probneural.fields import Field, check_field
 from probneural.pairs import Dataset

@@ -13,7 +13,7 @@ from probneural.calibration.predictions import domain_average, moments
 from probneural.checks import check_choice, check_finite, check_real
 from probneural.contexts import Undisturbed
 from probneural.distributions.base import FieldDistribution, check_values
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid

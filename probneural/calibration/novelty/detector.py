@@ -22,8 +22,8 @@ from probneural.calibration.novelty.scores import (
 from probneural.calibration.predictions import check_pairs, untrained_keys
 from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import Undisturbed, undisturbed
-from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid

@@ -18,12 +18,12 @@ from probneural.calibration.predictions import CHUNK_VALUES, are_rounding, check
 from probneural.checks import assign, check_instance
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.calibrated import Calibrated
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.calibrated import Calibrated
 from probneural.distributions.roots.base import FeatureRoot, Root
 from probneural.distributions.roots.weighted import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField

@@ -14,7 +14,7 @@ from probneural.calibration.predictions import CHUNK_VALUES
 from probneural.calibration.variance.stationary_process import Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.roots.base import FeatureRoot
 from probneural.fields import Field
 from probneural.grids import Grid, resample

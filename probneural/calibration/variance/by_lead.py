@@ -17,9 +17,9 @@ from probneural.checks import assign, check_flag, check_instance, check_integer,
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
-from probneural.distributions.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.metrics.comparison import compare
@@ -280,7 +280,7 @@ class LeadScaling(Undisturbed):
 
 
 class ScaledForecast(Undisturbed):
-    """A [`Forecast`][probneural.distributions.trajectory.Forecast] whose deviations from the mean are scaled by lead.
+    """A [`Forecast`][probneural.distributions.forecasts.trajectory.Forecast] whose deviations from the mean are scaled by lead.
 
     Gaussian leads that share a latent still do, under a name of its own: conditioning at one lead moves the others.
 

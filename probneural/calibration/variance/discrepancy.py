@@ -13,15 +13,12 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.cross_validation import group_numbers, number_of
-from probneural.calibration.predictions import CalibrationPredictions
+from probneural.calibration.predictions import CalibrationPredictions, gaussian_of
 from probneural.calibration.variance.local_scale import LocalScale
 from probneural.calibration.variance.stationary_process import LARGEST_RANK, StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField
-from probneural.distributions.predictor import Predictor
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.distributions.predictors.base import Predictor
+from probneural.errors import ArgumentError
 from probneural.functionals.integrals import ValuesAt
 from probneural.grids import Grid
 from probneural.linear_algebra.densities import lower_gram
@@ -173,22 +170,6 @@ def _points(grid: Grid) -> Tensor:
     if grid.size <= _POINTS:
         return torch.arange(grid.size)
     return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
-
-
-def gaussian_of(u: FieldDistribution) -> GaussianField:
-    """The Gaussian field that a prediction is, or that has the moments of its draws.
-
-    Raises:
-        UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
-    """
-    matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
-    if not isinstance(matched, GaussianField):
-        raise UnsupportedError(
-            expected="a predictor of Gaussian or empirical fields",
-            got=type(u).__name__,
-            remedy="wrap its samples as an EmpiricalField",
-        )
-    return matched
 
 
 @torch.no_grad()

@@ -10,15 +10,14 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.predictions import MOSTLY, check_pairs, distributions, untrained_keys
+from probneural.calibration.predictions import MOSTLY, check_pairs, distributions, gaussian_of, untrained_keys
 from probneural.calibration.stacking import stacking_weights
-from probneural.calibration.variance.discrepancy import gaussian_of
 from probneural.checks import assign, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.calibrated import Calibrated
 from probneural.distributions.mixture import checked_weights
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.calibrated import Calibrated
 from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
 from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.fields import Field

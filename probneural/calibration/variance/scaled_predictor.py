@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.variance.discrepancy import Decomposition, gaussian_of
+from probneural.calibration.predictions import gaussian_of
+from probneural.calibration.variance.discrepancy import Decomposition
 from probneural.calibration.variance.local_scale import LocalScale, interpolated
 from probneural.distributions.base import FieldDistribution, check_factors
-from probneural.distributions.calibrated import Calibrated
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent, digest
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.calibrated import Calibrated
 from probneural.distributions.roots.base import Root, square_root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
 from probneural.distributions.roots.sums import SideBySideRoot

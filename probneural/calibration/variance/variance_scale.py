@@ -30,8 +30,8 @@ from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import noise_variance
-from probneural.distributions.mixture_predictor import MixturePredictor
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.pairs import Dataset
 

@@ -21,12 +21,13 @@ from probneural.contexts import Undisturbed
 from probneural.distributions.latent import Seeds
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import Functional
-from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
 
 _CHUNK_ELEMENTS = 2**24
 """Entries of a dense root, or of its columns in float64, that sums over the latent side may hold at once (64 or 128 MiB)."""
 _SQUARED_ELEMENTS = 2**18
 """Entries of a dense root of features whose squares are formed at once: more leave the processor's caches."""
+_NO_UPDATES = UpdateSequence()
 
 
 class Root(Undisturbed, ABC):
@@ -439,3 +440,44 @@ def grid_shape(functional: Functional, points: int) -> Sequence[int]:
             remedy="build the functional from the distribution's grid",
         )
     return functional.grid.shape
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedMaps:
+    """The maps A of values and S of latent vectors that make A R S of a root R.
+
+    Args:
+        factors: One per channel, `(c,)`, dimensionless.
+        functionals: Applied to the values in turn.
+        updates: Applied to the latent side.
+    """
+
+    factors: Float[Tensor, " c"]
+    functionals: tuple[Functional, ...] = ()
+    updates: UpdateSequence = _NO_UPDATES
+
+    def push(self, functional: Functional) -> RecordedMaps:
+        """Record a functional."""
+        return replace(self, functionals=(*self.functionals, functional))
+
+    def compose(self, update: LowRankUpdate) -> RecordedMaps:
+        """Record an update."""
+        return replace(self, updates=self.updates.then(update))
+
+    def scale(self, factors: Float[Tensor, " c"]) -> RecordedMaps:
+        """Record factors."""
+        return replace(self, factors=self.factors * factors.to(self.factors))
+
+    def __getitem__(self, index: int | slice | Tensor) -> RecordedMaps:
+        """What was done to some functions, or to one."""
+        return replace(self, updates=self.updates[index])
+
+    def size(self, points: int) -> int:
+        """Number of values that p points become."""
+        return self.functionals[-1].size if self.functionals else points
+
+    def values(self, values: Float[Tensor, "n c *grid"]) -> Float[Tensor, "n c p"]:
+        """Apply functionals and factors."""
+        for functional in self.functionals:
+            values = functional(values)
+        return values.flatten(2) * self.factors.to(values)[:, None]

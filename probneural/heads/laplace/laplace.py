@@ -16,8 +16,7 @@ from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.weights import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys
-from probneural.distributions.roots.base import FormedRoot
-from probneural.distributions.roots.recorded import RecordedMaps
+from probneural.distributions.roots.base import FormedRoot, RecordedMaps
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid

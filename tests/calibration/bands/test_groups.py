@@ -46,7 +46,7 @@ def fronts(count: int, *, seed: int) -> FieldPairs:
 
 
 def test_functions_that_are_given_twice_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probneural.distributions.predictor._SAMPLES", 80)
+    monkeypatch.setattr("probneural.distributions.predictors.base._SAMPLES", 80)
     data = fronts(40, seed=0)
     one, two = VarianceScale().fit(Synthetic(), data), VarianceScale().fit(Synthetic(), twice(data))
     assert one.local is not None

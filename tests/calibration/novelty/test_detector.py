@@ -21,7 +21,7 @@ from probneural.calibration.novelty.scores import (
     _upper_moments,
     cross_fitted_standards,
 )
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

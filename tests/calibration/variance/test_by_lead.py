@@ -9,7 +9,7 @@ import torch
 from probneural.calibration import LeadScale
 from probneural.calibration.variance.by_lead import LeadScaling, fit_saturation, saturated
 from probneural.distributions import DenseRoot, GaussianField
-from probneural.distributions.trajectory import Forecast
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.functionals import integral
 from probneural.grids import Grid

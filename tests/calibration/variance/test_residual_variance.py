@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.calibration import NoveltyScale, ScaleMixture, Stacking, VarianceScale
 from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.functionals import sensors
 from probneural.heads import HeteroscedasticGaussian
 from probneural.operators import FNO

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import probneural as pn
-from probneural.calibration import NoveltyScale, ScaleMixture, SimultaneousBand, VarianceScale, chunks
+from probneural.calibration import NoveltyScale, ScaleMixture, SimultaneousBand, VarianceScale, predictions
 from probneural.calibration.variance.scale_mixture import ScaleMixturePredictor
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, MixtureField, ScaleMixtureField
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -305,7 +305,7 @@ def test_chance_does_not_depend_on_how_many_functions_are_predicted_at_once(monk
     predictor = VarianceScale().fit(Synthetic(), data)
     found = [ScaleMixture().fit(predictor, data)]
     for functions in (32, 8):
-        monkeypatch.setattr(chunks, "CHUNK_VALUES", functions * GRID.size)
+        monkeypatch.setattr(predictions, "CHUNK_VALUES", functions * GRID.size)
         found.append(ScaleMixture().fit(predictor, data))
     for one in found[1:]:
         torch.testing.assert_close(one.weights, found[0].weights)

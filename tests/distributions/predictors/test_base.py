@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.distributions import EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
-from probneural.distributions.predictor import FunctionDraw
+from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.functionals import Functional

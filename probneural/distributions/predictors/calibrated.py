@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.predictor import Predictor, PredictorTraits
+from probneural.distributions.predictors.base import Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.grids import Grid
 

@@ -16,7 +16,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
 from probneural.distributions.mixture import LazyMixtureField, MixtureField, checked_weights
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError

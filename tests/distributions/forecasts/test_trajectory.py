@@ -15,8 +15,8 @@ from scipy.special import roots_hermitenorm
 from torch import Tensor, nn
 
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions.forecasts.trajectory import Forecast, Trajectory
 from probneural.distributions.latent import Seeds
-from probneural.distributions.trajectory import Forecast, Trajectory
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.functionals import integral, maximum, sensors

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.distributions import trajectory_files
+from probneural.distributions.forecasts import ensemble_forecast
 from probneural.errors import ArgumentError, FileError, ForecastError
 from probneural.fields import Field
 from probneural.grids import Grid
-from tests.distributions.test_trajectory import Multiplier, constant, rolled
+from tests.distributions.forecasts.test_trajectory import Multiplier, constant, rolled
 from tests.helpers import normal
 
 xarray = pytest.importorskip("xarray")
@@ -46,7 +46,7 @@ def test_holds_all_leads_with_names_and_coordinates(tmp_path: Path) -> None:
 
 
 def test_one_chunk_is_one_lead_of_as_many_members_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trajectory_files, "_CHUNK_BYTES", 2 * 4 * 8)
+    monkeypatch.setattr(ensemble_forecast, "_CHUNK_BYTES", 2 * 4 * 8)
     rolled(members=5).to_zarr(tmp_path / "some")
     assert zarr.open(tmp_path / "some")["states"].chunks == (2, 1, 1, 1, 4)
 

@@ -13,7 +13,7 @@ from probneural.checks import check_finite, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
-from probneural.distributions.predictor import Predictor
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.functionals import Functional
@@ -137,3 +137,6 @@ def _gaussian(u: FieldDistribution) -> GaussianField:
             remedy="calibrate it first: pn.calibration.VarianceScale makes Gaussian fields of ensembles and mixtures",
         )
     return u
+
+
+Predictor._conditioned = ConditionedPredictor.given

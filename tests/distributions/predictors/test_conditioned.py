@@ -14,8 +14,8 @@ from probneural import functionals
 from probneural.active import OperatorModel
 from probneural.calibration import NoveltyScale, VarianceScale, synthetic_shifts
 from probneural.distributions import FieldDistribution, GaussianField, Predictor
-from probneural.distributions.conditioned import ConditionedPredictor
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.conditioned import ConditionedPredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional

@@ -1,14 +1,14 @@
-"""The members of a roll-out: where each starts, which operator it is, and one step of all of them."""
+"""Members of a roll-out: initial states, operators, and one step of all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_callable, check_choice, check_finite, check_instance, check_integer, check_variances
@@ -18,15 +18,58 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
+from probneural.pairs.provenance import Provenance, TrainingRecord
 from probneural.randomness import check_seed, stream_seed
-
-if TYPE_CHECKING:
-    from probneural.distributions.predictor import Predictor
 
 _LARGEST = 1e30
 """Absolute value of a state above which a roll-out has left what any data are."""
 Forcing = Callable[[int], Field | Tensor]
 """From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
+
+
+class StepPredictor(Protocol):
+    """The part of a predictor that a roll-out depends on; see [`Predictor`][probneural.distributions.Predictor]."""
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of an input."""
+
+    @property
+    def out_channels(self) -> int:
+        """Channels c of a state."""
+
+    @property
+    def noise(self) -> Float[Tensor, " c"]:
+        """Variance of the measurement noise, in physical units squared."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Real dtype of a step."""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of a step."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether variances or weights were fitted to held-out pairs."""
+
+    @property
+    def trained_on(self) -> TrainingRecord | None:
+        """Record of the training pairs."""
+
+    @property
+    def calibrated_on(self) -> Int64[Tensor, " m"]:
+        """Row keys of the calibration pairs."""
+
+    def __call__(self, inputs: Field, /) -> FieldDistribution:
+        """Predict fields."""
+
+    def evaluate_draws(self, inputs: Field, *, seeds: Sequence[int], each: bool) -> Float[Tensor, "..."]:
+        """Evaluate draws by seed."""
+
+    def _provenance(self) -> Provenance:
+        """Provenance of its fields."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,7 +93,7 @@ class Members:
         shift: Each member has the operator of the member so many places after it.
     """
 
-    predictor: Predictor
+    predictor: StepPredictor
     start: Field
     count: int
     draws: str
@@ -171,7 +214,7 @@ class Members:
 
 @undisturbed()
 def members_of(
-    predictor: Predictor,
+    predictor: StepPredictor,
     start: Field,
     *,
     members: int,
@@ -233,18 +276,18 @@ def members_of(
     )
 
 
-def step_duration(predictor: Predictor) -> float | None:
+def step_duration(predictor: StepPredictor) -> float | None:
     """Time that one step of a predictor takes, in the units of its training data; None if it is unknown."""
-    record = getattr(predictor.traits, "trained_on", None)
+    record = predictor.trained_on
     if record is None or record.step is None or record.lead < 1:
         return None
     return float(record.lead * record.step)
 
 
-def _history(predictor: Predictor, history: int | None) -> int:
+def _history(predictor: StepPredictor, history: int | None) -> int:
     """The number of states in an input: that of the training windows, if it is known, else the stated one, or 1."""
     stated = None if history is None else check_integer(history, "history")
-    record = getattr(predictor.traits, "trained_on", None)
+    record = predictor.trained_on
     if record is None or (record.step is None and record.history == 1):  # pairs without times say nothing of their history
         return stated or 1
     if record.history > 1 and record.lead > 1:

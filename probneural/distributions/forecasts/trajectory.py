@@ -1,9 +1,10 @@
-"""Trajectories: distributions over fields with an axis of time, computed when they are asked for."""
+"""Trajectories: distributions over fields with an axis of time, computed on demand, and their variance shares."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,10 +17,9 @@ from probneural.checks import check_flag, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
-from probneural.distributions.ensemble_forecast import EnsembleForecast
-from probneural.distributions.members import Members, step_duration
-from probneural.distributions.trajectory_states import KeptStates
-from probneural.distributions.variance_shares import VarianceShares, paired_shares, plain_shares
+from probneural.distributions.forecasts.ensemble_forecast import EnsembleForecast
+from probneural.distributions.forecasts.members import Members, step_duration
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs.provenance import TrainingRecord
@@ -220,3 +220,136 @@ class Trajectory(EnsembleForecast):
         kind = f"{self.members} members, draws={self.ensemble.draws!r}"
         shown = f"Trajectory({len(self)} x {self.channels} on {self.grid!r}, {self.steps} steps, {kind})"
         return shown if self.ensemble.predictor.is_calibrated else f"{shown}, uncalibrated"
+
+
+class KeptStates:
+    """States by lead: all of them where they fit into a budget, else some from which the others follow.
+
+    To go on from lead l, the `history` states up to l are needed. So whole windows are kept, evenly spread over the leads,
+    and the latest window, from which the next lead follows.
+
+    Args:
+        start: States at leads 1 - history to 0.
+        steps: The largest lead.
+        budget: Bytes that may be kept beside start and latest window.
+
+    Attributes:
+        every: Leads from one kept window to the next; 1 where all are kept.
+    """
+
+    def __init__(self, start: list[Float[Tensor, "s n c *grid"]], *, steps: int, budget: int) -> None:
+        self.history = len(start)
+        self._kept = dict(enumerate(start, 1 - len(start)))
+        self._latest: deque[tuple[int, Tensor]] = deque(maxlen=self.history)
+        room = max(0, budget // max(1, start[0].numel() * start[0].element_size()))
+        windows = room // self.history
+        self.every = 1 if steps <= room else steps + self.history if windows == 0 else -(-steps // windows)
+
+    def put(self, lead: int, state: Float[Tensor, "s n c *grid"]) -> None:
+        """Add a state; whether it is kept follows from its lead."""
+        self._latest.append((lead, state))
+        if (-lead) % self.every < self.history:
+            self._kept[lead] = state
+
+    def get(self, lead: int) -> Float[Tensor, "s n c *grid"] | None:
+        """The state at a lead, or None if it is not kept."""
+        return dict(self._latest).get(lead, self._kept.get(lead))
+
+    def before(self, lead: int) -> tuple[int, list[Float[Tensor, "s n c *grid"]]]:
+        """The largest lead up to this one that can be gone on from, and the window of states up to there."""
+        for last in range(lead, -1, -1):
+            window = [self.get(number) for number in range(last + 1 - self.history, last + 1)]
+            found = [state for state in window if state is not None]
+            if len(found) == self.history:
+                return last, found
+        raise AssertionError("the start is always kept")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all states that are held, the start's among them."""
+        held = {
+            id(state): state.numel() * state.element_size() for state in (*self._kept.values(), *dict(self._latest).values())
+        }
+        return sum(held.values())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class VarianceShares:
+    """The variance of a forecast by its source, at leads 1 to `steps`, averaged over the domain by quadrature.
+
+    A state is a function u(I, O) of the initial state I and the operators O, which are independent. The total variance is
+    Var u = Var E[u | I] + E Var[u | I], and likewise for O, so that
+
+        Var u = Var E[u | I] + Var E[u | O] + interaction.
+
+    Members (I_m, O_m) have partners (I_m, O_{m+1}). Half the mean squared difference of two states that share I, or O, is an
+    unbiased estimate of E Var[u | I], or E Var[u | O]; the members' own variance, with s - 1, is one of Var u. The shares are
+    differences of the three: each is unbiased, and a small one may come out negative.
+
+    Attributes:
+        initial: Var E[u | I], `(steps, n, c)`, in physical units squared, float64; zeros where the start is known.
+        operator: Var E[u | O], likewise.
+        interaction: The rest of the states' variance, likewise.
+        noise: Variance of the measurement noise, likewise.
+
+    Reference:
+        Jansen (1999), Analysis of variance designs for model output; Saltelli et al. (2010), Variance based sensitivity
+        analysis of model output, table 2.
+    """
+
+    initial: Float64[Tensor, "steps n c"]
+    operator: Float64[Tensor, "steps n c"]
+    interaction: Float64[Tensor, "steps n c"]
+    noise: Float64[Tensor, "steps n c"]
+
+    @property
+    def total(self) -> Float64[Tensor, "steps n c"]:
+        """Variance of a measurement, `(steps, n, c)`, in physical units squared."""
+        return self.initial + self.operator + self.interaction + self.noise
+
+    def __repr__(self) -> str:
+        """Fractions of the total at the last lead, averaged over functions."""
+        last = self.total[-1].sum()
+        parts = {name: float(getattr(self, name)[-1].sum() / last) for name in ("initial", "operator", "interaction", "noise")}
+        return f"VarianceShares({', '.join(f'{name} {part:.0%}' for name, part in parts.items())} at lead {len(self.total)})"
+
+
+def plain_shares(forecast: Trajectory) -> VarianceShares:
+    """Shares where the start is known: all of the states' variance is the operators'."""
+    _check_members(forecast)
+    operator = torch.stack([_variance(u.samples, forecast.grid) for _, u in forecast.leads()])
+    zeros = torch.zeros_like(operator)
+    return VarianceShares(
+        initial=zeros, operator=operator, interaction=zeros, noise=forecast.noise.to(operator).expand_as(operator).clone()
+    )
+
+
+def paired_shares(forecast: Trajectory, partners: Trajectory) -> VarianceShares:
+    """Shares from members, and partners that have the same initial states and the operators of the next members."""
+    _check_members(forecast)
+    rows: dict[str, list[Tensor]] = {"initial": [], "operator": [], "interaction": []}
+    for (_, own), (_, other) in zip(forecast.leads(), partners.leads(), strict=True):
+        first, second, grid = own.samples, other.samples, forecast.grid
+        total = (_variance(first, grid) + _variance(second, grid)) / 2
+        given_initial = _average((first - second).square().mean(0), grid) / 2  # E Var[u | I]
+        given_operator = _average((second - first.roll(-1, 0)).square().mean(0), grid) / 2  # E Var[u | O]
+        rows["initial"].append(total - given_initial)
+        rows["operator"].append(total - given_operator)
+        rows["interaction"].append(given_initial + given_operator - total)
+    parts = {name: torch.stack(row) for name, row in rows.items()}
+    noise = forecast.noise.to(parts["initial"]).expand_as(parts["initial"]).clone()
+    return VarianceShares(**parts, noise=noise)
+
+
+def _check_members(forecast: Trajectory) -> None:
+    if forecast.members < 2:
+        raise ArgumentError(expected="two members or more", got="one", remedy="roll out more: members=32")
+
+
+def _variance(samples: Tensor, grid: Grid) -> Float64[Tensor, "n c"]:
+    """Unbiased variance over members, averaged over the domain."""
+    return _average(samples.var(0), grid)
+
+
+def _average(squares: Tensor, grid: Grid) -> Float64[Tensor, "n c"]:
+    return grid.mean(squares.flatten(2).to(torch.float64)).cpu()

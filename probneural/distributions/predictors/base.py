@@ -19,6 +19,8 @@ from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.checks import check_device, check_finite, check_flag, check_instance, check_sequence, missing_attribute
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution
+from probneural.distributions.forecasts.members import Forcing, members_of
+from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.latent import Latent, common_random_numbers, digest
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
@@ -28,12 +30,6 @@ from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.pairs.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
 from probneural.randomness import check_seed
-
-if TYPE_CHECKING:
-    from probneural.distributions.conditioned import ConditionedPredictor
-    from probneural.distributions.members import Forcing
-    from probneural.distributions.trajectory import Trajectory
-
 
 _DRAWN_VALUES = 2**20
 """Values of draws that are evaluated at once, some 600 bytes each."""
@@ -86,6 +82,8 @@ class Predictor(Undisturbed, ABC):
     calibrated_on: Int64[Tensor, " m"] = no_keys()
     _moved: ClassVar[Callable[[Predictor, torch.device | str], Predictor]]
     """Copies a predictor to a device; `probneural.storage` sets it, which depends on all kinds of predictors."""
+    _conditioned: ClassVar[Callable[..., Predictor]]
+    """Conditions a predictor; `conditioned` sets it, whose class derives from this one."""
 
     def __init__(self, traits: PredictorTraits) -> None:
         self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
@@ -249,7 +247,7 @@ class Predictor(Undisturbed, ABC):
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
-    ) -> ConditionedPredictor:
+    ) -> Predictor:
         """Return the predictor that has also seen measurements of n output functions, by Bayes' rule.
 
         All later predictions know of them through what functions share, the latent or the process. What measurements tell about
@@ -269,9 +267,7 @@ class Predictor(Undisturbed, ABC):
             ShapeError: If numbers of functions, channels or values do not fit.
             UnsupportedError: If the predictor's fields are not Gaussian; `VarianceScale` makes them so.
         """
-        from probneural.distributions.conditioned import ConditionedPredictor  # it is a predictor
-
-        return ConditionedPredictor.given(self, inputs, functional=functional, values=values, noise=noise)
+        return type(self)._conditioned(self, inputs, functional=functional, values=values, noise=noise)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""
@@ -439,9 +435,6 @@ class Predictor(Undisturbed, ABC):
             GridError: If parts live on different grids, or on another domain than the training inputs.
             DataError: If a part is no field, or not finite.
         """
-        from probneural.distributions.members import members_of  # they know predictors
-        from probneural.distributions.trajectory import Trajectory
-
         ensemble = members_of(
             self,
             start,

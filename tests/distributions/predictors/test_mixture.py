@@ -14,7 +14,7 @@ from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
 from probneural.distributions.mixture import choose, uniform_numbers
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral

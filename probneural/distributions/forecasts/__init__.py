@@ -1,0 +1,1 @@
+"""Forecasts: trajectories of members, and their functionals, variance shares and files."""
