@@ -12,7 +12,7 @@ from torch import Tensor
 from probneural.calibration.chunks import distributions
 from probneural.calibration.decomposition import gaussian_of
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture_predictor import MixturePredictor
+from probneural.distributions.mixture_predictor import MixturePredictor, as_component
 from probneural.distributions.pooling import pooled
 from probneural.pairs import Dataset, evenly_spread_rows
 
@@ -65,5 +65,5 @@ def _components(
 ) -> Iterator[tuple[list[GaussianField], Float64[Tensor, "n c *grid"]]]:
     """What the predictors, all with some weight, predict, each as a Gaussian field, and the truth, some functions at a time."""
     for predicted in zip(*(distributions(one, pairs) for one in mixture.predictors), strict=True):
-        components = (mixture.component(index, u) for index, (u, *_) in enumerate(predicted))
+        components = (as_component(mixture, index, u) for index, (u, *_) in enumerate(predicted))
         yield [gaussian_of(one) for one in components], predicted[0][1]
