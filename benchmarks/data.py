@@ -110,7 +110,10 @@ def _pairs(arrays: dict[str, Any], prefix: str, place: Path, options: dict[str, 
             got=f"arrays of {' and '.join(str(side.shape) for side in sides)}, whose second axis may be channels or space",
             remedy="write np.savez(path, inputs=..., outputs=..., periodic=[True]) in 1-D, periodic=[False, False] in 2-D",
         )
-    return pn.FieldPairs.from_numpy(sides[0], sides[1], **options)
+    if set(options) == {"periodic"}:
+        return pn.FieldPairs.from_numpy(sides[0], sides[1], periodic=options["periodic"])
+    axes = max((len(option) for option in options.values() if isinstance(option, tuple)), default=1)
+    return pn.FieldPairs.from_numpy(sides[0], sides[1], grid=pn.Grid.uniform(sides[0].shape[-axes:], **options))
 
 
 def _from_xarray(place: Path) -> OwnData:

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from probneural.errors import ProbneuralError
-from tests.bad_input import accepted
+from tests.bad_input import accepted, signatures
 from tests.bad_input.mistakes import CASES
 from tests.bad_input.ranges import RANGES
-from tests.bad_input.signatures import signatures
 from tests.bad_input.world import Case, Good
 
 SLOW = re.compile(r"data\.open(_inputs)?|runs\.report_forecast|plots\..*|forecasts\.EnsembleAnalysis\..*")

@@ -302,7 +302,7 @@ class TestScores:
     def test_each_sample_has_the_scores_of_its_points(self) -> None:
         u, truth = _distribution("gaussian", COUNT), normal(COUNT, 2, *GRID.shape, seed=9)
         together = metrics.compare(u, Field(truth, GRID.masked(GAPS)), noise=0.2)
-        for name in ("nll", "joint_nll", "crps", "chi2", "coverage", "interval_width", "pit_histogram"):
+        for name in ("nll", "joint_nll", "crps", "chi2", "coverage", "interval_width"):
             each = torch.cat(
                 [
                     getattr(metrics, name)(metrics.compare(u[row], Field(truth[row : row + 1], GRID.masked(mask)), noise=0.2))

@@ -51,6 +51,7 @@ LARGE_CONSTRUCTORS = {
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
     "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products, layers and couplings",
     "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",
+    "probneural.pairs.provenance.TrainingRecord": "made by training and by `load`: its arguments are what a file holds",
     "probneural.runs.config.Data": "a section of the configuration file: one field per setting",
     "probneural.runs.config.Training": "likewise",
     "probneural.training.options.Optimization": "how weights are moved: one field per option, most of them off",

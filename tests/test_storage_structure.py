@@ -461,7 +461,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("kernel", "processes.0.parts.nugget", float("nan"), "nugget"),
     ("kernel", "processes.0.parts.nugget", float("inf"), "nugget"),
     ("kernel", "processes.0.parts.covariance.parts.kernel", "cubic", "rbf"),
-    ("kernel draw", "predictor.parts.members", 0, "at least 1 as members"),
+    ("kernel draw", "seed", -1, "seed"),
     ("noise", "operator.parts.in_channels", 0, "1 as in_channels of a NoiseConditionedOperator; got 0"),
     ("calibrated", "discrepancy_variance", None, "as discrepancy_variance of a ScaledPredictor; got None"),
     ("last-layer", "in_channels", 3, "2 input channels"),

@@ -19,7 +19,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.pooling import pooled
 from probneural.distributions.predictors.base import Predictor
-from probneural.distributions.predictors.mixture import MixturePredictor, checked_predictors
+from probneural.distributions.predictors.mixture import MixturePredictor, as_component, checked_predictors
 from probneural.errors import CalibrationError
 from probneural.grids import check_unmasked
 from probneural.pairs import Dataset, evenly_spread_rows
@@ -272,5 +272,5 @@ def _components(
 ) -> Iterator[tuple[list[GaussianField], Float64[Tensor, "n c *grid"]]]:
     """What the predictors, all with some weight, predict, each as a Gaussian field, and the truth, some functions at a time."""
     for predicted in zip(*(distributions(one, pairs) for one in mixture.predictors), strict=True):
-        components = (mixture.component(index, u) for index, (u, *_) in enumerate(predicted))
+        components = (as_component(mixture, index, u) for index, (u, *_) in enumerate(predicted))
         yield [gaussian_of(one) for one in components], predicted[0][1]

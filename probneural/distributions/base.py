@@ -29,7 +29,7 @@ from probneural.contexts import Undisturbed
 from probneural.distributions.intervals import Interval, check_probabilities, gaussian_quantiles, tails
 from probneural.distributions.latent import draw_stream
 from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import row_number
 from probneural.functionals import Functional
 from probneural.grids import Grid
@@ -100,7 +100,6 @@ class FieldDistribution(Undisturbed, ABC):
             `(*sample_shape, n, c, *grid.shape)`, differentiable in the inputs of the prediction.
         """
 
-    @abstractmethod
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate coherent draws by seed: a seed names one operator, at all inputs, on all grids and in all calls.
 
@@ -117,7 +116,11 @@ class FieldDistribution(Undisturbed, ABC):
         Raises:
             ArgumentError: If a seed is no non-negative integer.
             ShapeError: If with `each` there is not one seed for each sample.
+            UnsupportedError: If the class defines no draws.
         """
+        raise UnsupportedError(
+            expected="a Gaussian or empirical field, or a mixture", got=type(self).__name__, remedy="define draw(seeds)"
+        )
 
     @abstractmethod
     def apply(self, functional: Functional) -> FieldDistribution:

@@ -221,7 +221,7 @@ class GaussianField(FieldDistribution):
         deviations = self.root.draw(Seeds(checked, self.latent.key), each=each)
         smooth = None if self.discrepancy is None else self.discrepancy.without_white()[0]
         if smooth is not None:
-            drawn = smooth.draw(Seeds(checked, self.latent.key, purpose="discrepancy draws"), each=each)
+            drawn = smooth.draw(Seeds(checked, self.latent.key, of_discrepancy=True), each=each)
             deviations = deviations + drawn.to(deviations)
         return self._mean + deviations.unflatten(-1, self.grid.shape).to(self._mean)
 

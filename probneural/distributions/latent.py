@@ -127,9 +127,9 @@ def draw_keys(name: str) -> tuple[int, ...]:
     return (int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little"),)
 
 
-def draw_stream(seed: int | None, name: str | None = None) -> torch.Generator:
+def draw_stream(seed: int | None, name: str | None = None, *, part: tuple[int, ...] = ()) -> torch.Generator:
     """Return the generator of a draw, keyed by the seed and the name of the latent or predictor; a new one without a seed."""
-    return stream(seed, "draws", *(() if name is None else draw_keys(name)))
+    return stream(seed, "draws", *(() if name is None else draw_keys(name)), *part)
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class Seeds:
     Args:
         seeds: One for each draw, or one for each sample.
         name: Name of the latent, which keys its random numbers.
-        purpose: Purpose of the random stream.
+        of_discrepancy: Whether the vector of the discrepancy is drawn, and not the shared one.
         part: Position of a component in a sum of independent roots.
     """
 
     seeds: tuple[int, ...]
     name: str
-    purpose: str = "draws"
+    of_discrepancy: bool = False
     part: tuple[int, ...] = ()
 
     def of_part(self, index: int) -> Seeds:
@@ -154,12 +154,16 @@ class Seeds:
 
     def latents(self, rank: int) -> Float64[Tensor, "m k"]:
         """Standard normal vectors, one for each seed, on the CPU."""
-        keys = (*draw_keys(self.name), *self.part)
         vectors = {
-            seed: torch.randn(rank, generator=stream(seed, self.purpose, *keys), dtype=torch.float64, device="cpu")
+            seed: torch.randn(rank, generator=self._stream(seed), dtype=torch.float64, device="cpu")
             for seed in dict.fromkeys(self.seeds)
         }
         return torch.stack([vectors[seed] for seed in self.seeds]) if self.seeds else torch.zeros(0, rank, dtype=torch.float64)
+
+    def _stream(self, seed: int) -> torch.Generator:
+        if self.of_discrepancy:
+            return stream(seed, "discrepancy draws", *draw_keys(self.name), *self.part)
+        return draw_stream(seed, self.name, part=self.part)
 
     def rows(self) -> dict[int, list[int]]:
         """Positions of each distinct seed, in order of first appearance."""

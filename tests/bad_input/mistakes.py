@@ -141,7 +141,7 @@ TRAINING = [
         "callbacks", lambda v: fit(callbacks=v), (3, "print", [print], [pn.training.EachEpoch]), ArgumentError, "callbacks"
     ),
     *refused("device", lambda v: fit(device=v), ("toaster", 3.5, "meta"), ArgumentError, "device"),
-    Case("checkpoint in no folder", lambda: fit(checkpoint="/nowhere/at/all"), FileError, "folder"),
+    Case("checkpoint in no folder", lambda: fit(run=pn.training.RunOptions(checkpoint="/nowhere/at/all")), FileError, "folder"),
     Case("train, complex", lambda: fit(train=FieldPairs(complex_pairs(), pairs().outputs)), DataError, "float"),
     Case("train, other channels", lambda: fit(train=pairs(12, channels=2)), (ShapeError, DataError), "channels|shape"),
     Case("train, other precision", lambda: fit(train=pairs().to(torch.float64)), DataError, "float"),
@@ -263,7 +263,8 @@ def store() -> active.ResultStore:
 
 def simulated(**changes: Any) -> object:
     """Simulate two functions in this process."""
-    settings: dict[str, Any] = {"store": store(), "show_progress": False} | changes
+    options = active.SimulationOptions(show_progress=False)
+    settings: dict[str, Any] = {"store": store(), "options": options} | changes
     return active.simulate(settings.pop("simulator", burgers().solve), settings.pop("inputs", pairs().inputs[:2]), **settings)
 
 

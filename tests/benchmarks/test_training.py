@@ -29,8 +29,10 @@ def test_candidates_move_all_weights(name: str) -> None:
 def test_trainings_run_where_the_command_line_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
 
-    def record(operator: nn.Module, train: pn.FieldPairs, *, device: str, epochs: int, **settings: object) -> History:
-        asked.append(device)
+    def record(
+        operator: nn.Module, train: pn.FieldPairs, *, run: pn.training.RunOptions, epochs: int, **settings: object
+    ) -> History:
+        asked.append(run.device)
         return History(train=(1.0,), validation=(1.0,), seconds=(1.0,))
 
     def in_turn(work: Callable[..., object], tasks: Sequence[Sequence[tuple[Any, ...]]], *, workers: int) -> list[list[object]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.data import Trajectories
-from probneural.distributions import FieldDistribution, GaussianField, Predictor
+from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -108,7 +108,7 @@ def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Head, scale, band and scores of a lazy set are those of pairs in memory, with nothing read at once."""
     monkeypatch.setattr("probneural.calibration.predictions.CHUNK_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.calibration.predictions._KEPT_VALUES", 0)
-    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 8 * 16)
+    monkeypatch.setattr("probneural.metrics.accumulator._BATCH_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
     monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 8 * 16)
     operator, pairs = operator_and_pairs(120)
@@ -130,7 +130,7 @@ def test_scores_in_parts_are_those_of_all(name: str, whole: int | None, monkeypa
     operator, pairs = operator_and_pairs(60)
     predictor, test = HEADS[name].fit(operator, pairs[:30]), pairs[30:]
     expected = score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole).to_dict()
-    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 7 * 16)
+    monkeypatch.setattr("probneural.metrics.accumulator._BATCH_VALUES", 7 * 16)
     found = [
         score_pairs(predictor, LazyPairs.of(test), whole=whole),
         score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole),
@@ -202,11 +202,8 @@ class Stated(Predictor):
         self.most = 0
 
     def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
-
-    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
-        self.most = max(self.most, len(inputs))
-        return self.inner._predict(inputs, query)
+        self.most = max(self.most, *(len(inputs) for inputs, _ in sets))
+        return self.inner._predict(sets)
 
 
 def test_calibration_predicts_anew_what_it_does_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:

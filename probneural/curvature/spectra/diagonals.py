@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, validated
+from probneural.checks import check_counts, check_floating, validated
 from probneural.errors import ArgumentError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, signs
 from probneural.randomness import stream
@@ -101,7 +101,7 @@ def row_squares_estimate(
     rows, latent = shape
     check_counts(rows=rows, latent=latent, sketch=sketch, probes=probes, depth=depth)
     generator = stream(seed, "row squares")
-    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
     count = min(sketch, latent)
     spent = 0
     basis: Tensor | None = None
@@ -194,7 +194,7 @@ def xdiag(
         tensor([2., 1., 0., 0., 0.], dtype=torch.float64)
     """
     _check_products(products, size)
-    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
     if products >= size:
         values = _exact_diagonal(product, size, like)
         return Estimate(

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
-from probneural.checks import check_counts, validated
+from probneural.checks import check_counts, check_floating, validated
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
@@ -148,7 +148,7 @@ def top_eigenpairs(
         raise ShapeError(expected=f"start of shape ({size}, k)", got=str(tuple(start.shape)), remedy="one direction per column")
     if start is not None and not bool(start.isfinite().all()):
         raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
-    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
     search = _Search(product, size, rank=rank, smallest=smallest, block=min(block, size), tolerance=tolerance, like=like)
     with tqdm(total=rank, desc="eigenpairs", disable=not progress, leave=False) as bar:
         return search.run(start, limit=max_products, generator=stream(seed, "eigenpairs"), bar=bar)

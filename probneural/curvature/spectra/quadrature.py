@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_counts, validated
+from probneural.checks import check_counts, check_floating, validated
 from probneural.curvature.spectra.lanczos import Eigenpairs, RitzPairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
@@ -137,7 +137,7 @@ def spectral_density(
         (8.660254, 0.0)
     """
     check_counts(size=size, probes=probes, steps=steps)
-    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else like.new_zeros(())
+    like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
     deflated, directions = _taken_out(deflate, size, like)
     remaining = size - len(deflated)
     steps = min(steps, max(remaining, 1))

@@ -112,11 +112,7 @@ class MixturePredictor(Predictor):
         index = self._active[number]
         predictor = self.predictors[index]
         fields = predictor._predict([(inputs.to(predictor.dtype), query) for inputs, query in sets])
-        return [self.component(index, u) for u in fields]
-
-    def component(self, index: int, u: FieldDistribution) -> GaussianField | MixtureField:
-        """The field of one of the predictors as a component, with the noise that it has beyond the least."""
-        return _component(u, self._excess[index], owner=self.predictors[index])
+        return [as_component(self, index, u) for u in fields]
 
     def _description(self) -> str:
         """The predictors and their weights."""
@@ -164,6 +160,11 @@ def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]
                 remedy="load them with pn.load(path, device=...)",
             )
     return tuple(found)
+
+
+def as_component(mixture: MixturePredictor, index: int, u: FieldDistribution) -> GaussianField | MixtureField:
+    """The field of one predictor of a mixture as a component, with the noise that it has beyond the least."""
+    return _component(u, mixture._excess[index], owner=mixture.predictors[index])
 
 
 def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Predictor) -> GaussianField | MixtureField:

@@ -13,7 +13,6 @@ from probneural.distributions import EmpiricalField, FeatureRoot, FieldDistribut
 from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field, evaluate, takes_grid
-from probneural.functionals import Functional
 from probneural.grids import Grid, resample
 from tests.distributions.cases import normal
 
@@ -156,26 +155,6 @@ def test_a_scattered_domain_serves_values_of_its_own_shape() -> None:
     assert torch.equal(draw(INPUTS.values), draw(INPUTS.values, grid=points))
 
 
-class Unheard(FieldDistribution):
-    """A distribution that is neither Gaussian nor empirical."""
-
-    grid = DOMAIN
-    mean = variance = torch.zeros(2, 2, 8)
-    base_shape = torch.Size([2, 3])
-
-    def rsample(self, *args: object, **options: object) -> Tensor:
-        raise AssertionError
-
-    def apply(self, functional: Functional) -> FieldDistribution:
-        raise AssertionError
-
-    def scale(self, factors: Tensor) -> FieldDistribution:
-        raise AssertionError
-
-    def __getitem__(self, index: object) -> FieldDistribution:
-        raise AssertionError
-
-
 @pytest.mark.bad_input
 class TestBadInput:
     def test_inputs_that_are_no_field(self) -> None:
@@ -199,9 +178,9 @@ class TestBadInput:
                 return [self._field(inputs, query) for inputs, query in sets]
 
             def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-                return Unheard()
+                return inputs.values
 
-        with pytest.raises(UnsupportedError, match="a Gaussian or an empirical field; got Unheard"):
+        with pytest.raises(UnsupportedError, match="a predictor of field distributions; got Tensor"):
             FunctionDraw(Strange(), seed=0)(INPUTS.values)
 
 

@@ -273,7 +273,7 @@ def test_weight_samples_follow_the_posterior() -> None:
         predictor.sampled(2, seed=0)(case.inputs).mean, predictor.sampled(2, seed=0)(case.inputs).mean, rtol=1e-12, atol=1e-12
     )
     draw = ensemble.draw(0)(case.inputs.values)
-    assert bool((draw == field.samples).flatten(1).all(1).any())
+    assert float((draw - field.samples).flatten(1).abs().amax(1).min()) < 1e-12 * float(draw.abs().max())
 
 
 def test_projections_and_products_replace_exact_curvature() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.distributions import GaussianField, Predictor
+from probneural.distributions.latent import Seeds
 from probneural.errors import ReadoutError
 from probneural.fields import Field, evaluate
 from probneural.forecasts import propagate
@@ -300,7 +301,8 @@ def test_a_branch_of_a_sum_is_a_read_out_only_by_name() -> None:
 
 def test_a_draw_is_the_step_with_other_weights() -> None:
     predictor, start = predictors()["increment"]
-    deviation = predictor._deviations([4])[0]  # type: ignore[attr-defined]
+    latents = Seeds((4,), predictor.latent.key).latents(predictor.latent.rank)[0]  # type: ignore[attr-defined]
+    deviation = torch.einsum("cfk,k->cf", predictor.factor[0], latents)  # type: ignore[attr-defined]
     operator = fno()
     with torch.no_grad():
         operator.readout.weight += deviation[:, :-1].reshape(operator.readout.weight.shape)
