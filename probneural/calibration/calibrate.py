@@ -141,7 +141,9 @@ def _calibrated(inner: Predictor, held_out: Dataset, *, level: float, seed: int)
         sizes[NOVELTY] = len(held_out)
     except CalibrationError as error:  # too few samples, or groups
         detector, left_out[NOVELTY] = None, f"needs {error.expected}, got {error.got}"
-    before, after = (_measured(one, scaling if conformal is None else conformal, level=level) for one in (inner, scaled))
+    before, after = (
+        _measured(version, scaling if conformal is None else conformal, level=level) for version in (inner, scaled)
+    )
     report = CalibrationReport(
         level=level,
         sizes=sizes,

@@ -68,4 +68,4 @@ def is_gain(gains: Float64[Tensor, " n"]) -> bool:
         (False, True, False)
     """
     capped = gains.clamp(max=float(gains.quantile(_UPPER)))
-    return any(bool(one.mean() > _ERRORS * one.std() / math.sqrt(len(one))) for one in (gains, capped))
+    return any(bool(sample.mean() > _ERRORS * sample.std() / math.sqrt(len(sample))) for sample in (gains, capped))

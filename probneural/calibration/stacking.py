@@ -94,26 +94,26 @@ class Stacking:
             CalibrationError: If there are no fields, no density is positive, or pairs trained a predictor.
             ArgumentError: If a predictor has no density because some direction has no variance at all.
         """
-        known = checked_predictors(predictors)
-        for one in known:
-            check_pairs(one, calibration)
+        checked = checked_predictors(predictors)
+        for predictor in checked:
+            check_pairs(predictor, calibration)
         check_unmasked(calibration.outputs.grid, "densities of whole functions")
         if len(calibration) < 1:
             raise CalibrationError(
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
-        keys = untrained_keys(MixturePredictor(known), calibration, allow_training_data=allow_training_data)
-        columns = [torch.cat(list(self._log_densities(one, calibration))) for one in known]
+        keys = untrained_keys(MixturePredictor(checked), calibration, allow_training_data=allow_training_data)
+        columns = [torch.cat(list(self._log_densities(predictor, calibration))) for predictor in checked]
         densities = torch.stack(columns, -1)
         counts = torch.ones(len(calibration), dtype=torch.float64)
         if self.score == "marginal":
             weights = calibration.outputs.grid.mean_weights.to(counts)
             counts = weights.repeat(len(calibration) * calibration.outputs.channels)
         weights = stacking_weights(densities, counts / counts.sum())
-        mixture = MixturePredictor(known, weights, calibrated_on=keys.flatten())
+        mixture = MixturePredictor(checked, weights, calibrated_on=keys.flatten())
         if self.score == "gaussian":
             weights = selected_weights(mixture, calibration)
-        return MixturePredictor(known, weights, calibrated_on=mixture.calibrated_on)
+        return MixturePredictor(checked, weights, calibrated_on=mixture.calibrated_on)
 
     def _log_densities(self, predictor: Predictor, pairs: Dataset) -> Iterator[Float64[Tensor, " b"]]:
         """Of each function, or of each of its values, some functions at a time."""
@@ -177,7 +177,7 @@ def stacking_weights(log_densities: Float64[Tensor, "n m"], counts: Float64[Tens
         )
     alone = torch.zeros_like(weights)
     alone[best] = 1.0
-    scores = [float(counts @ torch.logsumexp(logs + one.log(), 1)) for one in (weights, alone)]
+    scores = [float(counts @ torch.logsumexp(logs + candidate.log(), 1)) for candidate in (weights, alone)]
     return weights if scores[0] >= scores[1] else alone
 
 
@@ -199,10 +199,10 @@ def _newton(
         small = torch.linalg.qr(rows, mode="r").R.numpy(force=True)  # the same least squares in as many rows as columns
         summed = np.vstack([small, np.full((1, small.shape[1]), _HELD_SUM)])
         try:
-            found, _ = scipy.optimize.nnls(summed[:, :-1], summed[:, -1])
+            solution, _ = scipy.optimize.nnls(summed[:, :-1], summed[:, -1])
         except RuntimeError:  # too many changes of what is zero
             break
-        aim = torch.from_numpy(found).to(weights)
+        aim = torch.from_numpy(solution).to(weights)
         change = aim / aim.sum() - weights
         moved = _line_search(mixed, densities @ change, counts, most=1.0)
         if moved == 0.0:
@@ -239,31 +239,31 @@ def selected_weights(mixture: MixturePredictor, calibration: Dataset) -> Float64
         calibration: Functions that predictors are compared on: of many, some evenly spread ones.
     """
     values = calibration.outputs.channels * calibration.outputs.grid.size
-    some = calibration.subset(evenly_spread_rows(len(calibration), max(1, _VALUES // values)))
+    subset = calibration.subset(evenly_spread_rows(len(calibration), max(1, _VALUES // values)))
     everyone = MixturePredictor(mixture.predictors)
-    chunks = list(_components(everyone, some))
+    chunks = list(_components(everyone, subset))
 
     @functools.cache
-    def density(kept: tuple[int, ...]) -> float:
+    def density(selection: tuple[int, ...]) -> float:
         """Mean joint log density under the Gaussian field of the predictors of these numbers, in nats."""
-        weights = mixture.weights[list(kept)] if len(kept) > 1 else mixture.weights.new_ones(1)
+        weights = mixture.weights[list(selection)] if len(selection) > 1 else mixture.weights.new_ones(1)
         total = 0.0
         for components, truth in chunks:
-            parts = [components[number] for number in kept]
+            parts = [components[number] for number in selection]
             shares = (weights / weights.sum()).to(parts[0].mean.device)
             field = pooled(parts, shares, name="pool", is_shared_across_calls=False)
             total += float(field.log_prob(truth, noise=everyone.noise, joint=True).sum())
-        return total / len(some)
+        return total / len(subset)
 
-    kept = tuple(mixture.weights.nonzero().flatten().tolist())
-    while len(kept) > 1:
-        fewer = max((tuple(one for one in kept if one != number) for number in kept), key=density)
-        if density(fewer) <= density(kept):
+    selection = tuple(mixture.weights.nonzero().flatten().tolist())
+    while len(selection) > 1:
+        reduced = max((tuple(member for member in selection if member != number) for number in selection), key=density)
+        if density(reduced) <= density(selection):
             break
-        kept = fewer
-    kept = max(kept, *((number,) for number in range(len(mixture.predictors))), key=density)
+        selection = reduced
+    selection = max(selection, *((number,) for number in range(len(mixture.predictors))), key=density)
     weights = torch.zeros_like(mixture.weights)
-    weights[list(kept)] = mixture.weights[list(kept)] if len(kept) > 1 else 1.0
+    weights[list(selection)] = mixture.weights[list(selection)] if len(selection) > 1 else 1.0
     return weights / weights.sum()
 
 
@@ -271,6 +271,6 @@ def _components(
     mixture: MixturePredictor, pairs: Dataset
 ) -> Iterator[tuple[list[GaussianField], Float64[Tensor, "n c *grid"]]]:
     """What the predictors, all with some weight, predict, each as a Gaussian field, and the truth, some functions at a time."""
-    for predicted in zip(*(distributions(one, pairs) for one in mixture.predictors), strict=True):
+    for predicted in zip(*(distributions(predictor, pairs) for predictor in mixture.predictors), strict=True):
         components = (as_component(mixture, index, u) for index, (u, *_) in enumerate(predicted))
-        yield [gaussian_of(one) for one in components], predicted[0][1]
+        yield [gaussian_of(component) for component in components], predicted[0][1]

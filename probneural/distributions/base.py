@@ -210,9 +210,9 @@ class FieldDistribution(Undisturbed, ABC):
         Raises:
             ArgumentError: If q is not between 0 and 1, or the noise is negative, not finite, or of another shape.
         """
-        wanted, std = check_probabilities(q), self._observed_std(noise)
-        found = gaussian_quantiles(self.mean, std, wanted.reshape(-1))
-        return found if wanted.ndim else found[0]
+        probabilities, std = check_probabilities(q), self._observed_std(noise)
+        quantiles = gaussian_quantiles(self.mean, std, probabilities.reshape(-1))
+        return quantiles if probabilities.ndim else quantiles[0]
 
     def interval(self, level: float = 0.9, *, noise: float | Float[Tensor, "..."] = 0.0) -> Interval:
         """The central interval of every value, with equal probabilities below and above it.

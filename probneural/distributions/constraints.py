@@ -128,11 +128,11 @@ class Constraint:
         Raises:
             ConstraintError: If it cannot be met.
         """
-        wanted = (tangent.rows @ latents[..., None])[..., 0] - tangent.residual
+        target = (tangent.rows @ latents[..., None])[..., 0] - tangent.residual
         if self.noise is not None:
-            return condition_noisily(tangent.rows, wanted, self.noise)
+            return condition_noisily(tangent.rows, target, self.noise)
         try:
-            return condition_exactly(tangent.rows, wanted, rounding=tangent.rounding, dtype=self.dtype)
+            return condition_exactly(tangent.rows, target, rounding=tangent.rounding, dtype=self.dtype)
         except ConstraintError as error:
             raise ConstraintError(
                 expected="a constraint whose linearisation can be met",
@@ -205,12 +205,12 @@ def find_mode(constraint: Constraint, *, iterations: int, tolerance: float) -> M
     Raises:
         ConstraintError: If the steps do not converge, or reach functions where the constraint cannot be met.
     """
-    latents, deviation, update, taken = _descend(constraint, iterations=iterations, tolerance=tolerance)
+    latents, deviation, update, steps = _descend(constraint, iterations=iterations, tolerance=tolerance)
     if not torch.is_grad_enabled():
-        return Mode(deviation, update.transform, taken)
+        return Mode(deviation, update.transform, steps)
     tangent = constraint.tangent(constraint.deviation(latents))
     if not (tangent.rows.requires_grad or tangent.residual.requires_grad):
-        return Mode(deviation, update.transform, taken)
+        return Mode(deviation, update.transform, steps)
     step = constraint.update(tangent, latents).shift
     moved = step - step.detach()  # zero, with the derivative that the linearised constraint has where it stands
     product, transform = constraint.curvature(tangent, update), update.transform
@@ -225,7 +225,7 @@ def find_mode(constraint: Constraint, *, iterations: int, tolerance: float) -> M
     moved.register_hook(add_curvature)
     latents = latents + moved
     deviation = constraint.deviation(latents)
-    return Mode(deviation, constraint.update(constraint.tangent(deviation), latents).transform, taken)
+    return Mode(deviation, constraint.update(constraint.tangent(deviation), latents).transform, steps)
 
 
 @torch.no_grad()

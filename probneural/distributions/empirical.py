@@ -168,10 +168,10 @@ class EmpiricalField(FieldDistribution):
         """
         if 1.0 / float(self.weights.square().sum()) < ENOUGH_MEMBERS * (1 - 1e-9):
             return super().quantile(q, noise=noise)
-        wanted, members = check_probabilities(q), self.samples.to(torch.float64)
+        probabilities, members = check_probabilities(q), self.samples.to(torch.float64)
         noise_std = noise_variance(noise, tuple(members.shape[1:]), members).sqrt()
-        found = member_quantiles(members, self.weights.to(members), wanted.reshape(-1), noise_std=noise_std)
-        return found if wanted.ndim else found[0]
+        quantiles = member_quantiles(members, self.weights.to(members), probabilities.reshape(-1), noise_std=noise_std)
+        return quantiles if probabilities.ndim else quantiles[0]
 
     def apply(self, functional: Functional) -> EmpiricalField:
         """Push every member forward."""
@@ -276,15 +276,15 @@ def push_draws(u: FieldDistribution, function: Callable[[Tensor], Tensor], *, dr
 
 
 def _image(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    found = check_floating(function(values), "what the function returned")
-    if found.ndim != 4 or found.shape[:2] != values.shape[:2] or 0 in found.shape[2:]:
+    image = check_floating(function(values), "what the function returned")
+    if image.ndim != 4 or image.shape[:2] != values.shape[:2] or 0 in image.shape[2:]:
         raise ShapeError(
             expected=f"{tuple(values.shape[:2])} draws and functions, then channels and m numbers",
-            got=f"shape {tuple(found.shape)}",
+            got=f"shape {tuple(image.shape)}",
             remedy="keep the axes: values.flatten(3).amax(-1, keepdim=True)",
         )
-    check_finite(found, "values of the function", remedy="make it finite on every draw")
-    return found
+    check_finite(image, "values of the function", remedy="make it finite on every draw")
+    return image
 
 
 FieldDistribution._push_draws = push_draws

@@ -98,9 +98,9 @@ class GaussianField(FieldDistribution):
         discrepancy: Root | None = None,
     ) -> None:
         check_floating(mean, "mean")
-        for one, name in ((root, "root"), (discrepancy, "discrepancy")):
-            if one is not None or name == "root":
-                check_instance(one, Root, name, remedy="wrap the tensor: DenseRoot(matrix)")
+        for part, name in ((root, "root"), (discrepancy, "discrepancy")):
+            if part is not None or name == "root":
+                check_instance(part, Root, name, remedy="wrap the tensor: DenseRoot(matrix)")
         named = Latent(id=latent, rank=root.shape[3]) if isinstance(latent, str) else _check_latent(latent)
         check_grid(grid)
         inputs, channels, points, rank = root.shape
@@ -180,15 +180,15 @@ class GaussianField(FieldDistribution):
                 got=repr(other.latent),
                 remedy="predict both with one predictor, or bring one under the other's latent with .under(...)",
             )
-        left, right = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
-        covariance = left @ right.mT.to(left)
+        first, second = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
+        covariance = first @ second.mT.to(first)
         pairs = self._functions.shared_with(other._functions)
         if self.discrepancy is None or other.discrepancy is None or not len(pairs):
             return covariance
-        one, two = self.discrepancy.dense().flatten(1, 2), other.discrepancy.dense().flatten(1, 2)
-        covariance = covariance.unflatten(1, (len(two), -1)).unflatten(0, (len(one), -1)).clone()
+        own_first, own_second = self.discrepancy.dense().flatten(1, 2), other.discrepancy.dense().flatten(1, 2)
+        covariance = covariance.unflatten(1, (len(own_second), -1)).unflatten(0, (len(own_first), -1)).clone()
         for row, column in pairs.tolist():
-            covariance[row, :, column] += (one[row] @ two[column].mT.to(one)).to(covariance)
+            covariance[row, :, column] += (own_first[row] @ own_second[column].mT.to(own_first)).to(covariance)
         return covariance.flatten(2, 3).flatten(0, 1)
 
     def rsample(
@@ -208,11 +208,11 @@ class GaussianField(FieldDistribution):
             discrepancy_latents = latents[:, self.latent.rank :].unflatten(1, (self._functions.number, own_rank))
             discrepancy_latents = discrepancy_latents[:, self._functions.places.to(latents.device)]
             if 0 < count <= len(self):
-                own = torch.stack([self.discrepancy.product_each(each) for each in discrepancy_latents])
+                discrepancies = torch.stack([self.discrepancy.product_each(each) for each in discrepancy_latents])
             else:
                 rows = [self.discrepancy.select(slice(row, row + 1)) for row in range(len(self))]
-                own = torch.cat([root.product(discrepancy_latents[:, row]) for row, root in enumerate(rows)], dim=1)
-            deviations = deviations + own.to(deviations)
+                discrepancies = torch.cat([root.product(discrepancy_latents[:, row]) for row, root in enumerate(rows)], dim=1)
+            deviations = deviations + discrepancies.to(deviations)
         return self._mean + deviations.reshape(*sample_shape, *self._mean.shape).to(self._mean)
 
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
@@ -408,10 +408,10 @@ class GaussianField(FieldDistribution):
             rounding: What rounding may make of residuals and rows, each `(n, c * m)`.
         """
         if self.discrepancy is not None and isinstance(observed, SideBySideRoot) and not len(residual):
-            observed = observed.left
+            observed = observed.first
         elif self.discrepancy is not None and isinstance(observed, SideBySideRoot):
             self._functions.check_distinct()
-            shared = observed.left.dense().to(torch.float64).flatten(1, 2)
+            shared = observed.first.dense().to(torch.float64).flatten(1, 2)
             _, whitened = self._gain(observed, noise)
             rows = whitened @ torch.cat([shared, residual[..., None]], dim=-1)
             update = condition_noisily(
@@ -435,7 +435,7 @@ class GaussianField(FieldDistribution):
 
     def _gain(self, observed: SideBySideRoot, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """G_i = B_i^T N_i^-1, and what whitens N_i."""
-        return discrepancy_gain(observed.right.dense().to(torch.float64).flatten(1, 2), noise, dtype=self._precision)
+        return discrepancy_gain(observed.second.dense().to(torch.float64).flatten(1, 2), noise, dtype=self._precision)
 
     def _with_discrepancy(
         self, observed: SideBySideRoot, update: LatentUpdate, residual: Tensor, noise: Tensor | None, rounding: Rounding
@@ -445,26 +445,26 @@ class GaussianField(FieldDistribution):
         zeta_i = G_i (r_i - F_i xi) + S_i zeta_i'. So the field moves by G_i too, and what it keeps of xi is
         root_i - discrepancy_i G_i F_i: draws of the same xi at other functions stay draws of one operator.
         """
-        shared = observed.left.dense().to(torch.float64).flatten(1, 2)
-        rows = observed.right.dense().to(torch.float64).flatten(1, 2)
+        shared = observed.first.dense().to(torch.float64).flatten(1, 2)
+        rows = observed.second.dense().to(torch.float64).flatten(1, 2)
         gain, _ = self._gain(observed, noise)
-        left = residual - shared @ update.shift
-        each = (
-            condition_exactly(rows, left, rounding=rounding, dtype=self._precision)
+        remaining = residual - shared @ update.shift
+        gains = (
+            condition_exactly(rows, remaining, rounding=rounding, dtype=self._precision)
             if noise is None
-            else condition_noisily(rows, left, noise)
+            else condition_noisily(rows, remaining, noise)
         )
         assert self.discrepancy is not None
         columns = [self.discrepancy.product_each(gain[:, :, index]) for index in range(gain.shape[2])]
-        kept = update.transform.product(shared.flatten(0, 1)).view_as(shared)
-        corrected = CorrectedRoot.of(self.root.compose(update.transform), -torch.stack(columns, -1), kept)
-        moved = self.root.product(update.shift[None])[0] + self.discrepancy.product_each(each.shift)
+        updated = update.transform.product(shared.flatten(0, 1)).view_as(shared)
+        corrected = CorrectedRoot.of(self.root.compose(update.transform), -torch.stack(columns, -1), updated)
+        moved = self.root.product(update.shift[None])[0] + self.discrepancy.product_each(gains.shift)
         return GaussianField(
             self._mean + moved.unflatten(-1, self.grid.shape).to(self._mean),
             corrected,
             latent=self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())),
             grid=self.grid,
-            discrepancy=self.discrepancy.compose(each.transform),
+            discrepancy=self.discrepancy.compose(gains.transform),
         )._after(self)
 
     def under(self, latent: Latent) -> GaussianField:
@@ -580,7 +580,7 @@ class GaussianField(FieldDistribution):
         """The field of another mean, after a map of every function's latent vectors that keeps the latent's name."""
         root = self._each.compose(transform)
         if self.discrepancy is not None and isinstance(root, SideBySideRoot):
-            shared, discrepancy = root.left, root.right
+            shared, discrepancy = root.first, root.second
         else:  # a root may have two parts of its own
             shared, discrepancy = root, None
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)

@@ -58,14 +58,14 @@ class Interval(NamedTuple):
             DataError: If they are no real numbers.
             ShapeError: If they have another shape; nothing is broadcast.
         """
-        given = real_tensor(values.values if isinstance(values, Field) else values, "values").to(self.lower)
-        if given.shape != self.lower.shape:
+        checked = real_tensor(values.values if isinstance(values, Field) else values, "values").to(self.lower)
+        if checked.shape != self.lower.shape:
             raise ShapeError(
                 expected=f"values of shape {tuple(self.lower.shape)}",
-                got=str(tuple(given.shape)),
+                got=str(tuple(checked.shape)),
                 remedy="shapes are not broadcast; truth beside a functional's interval is functional(truth.values)",
             )
-        return (self.lower <= given) & (given <= self.upper)
+        return (self.lower <= checked) & (checked <= self.upper)
 
 
 def check_probabilities(q: float | Sequence[float] | Tensor) -> Float64[Tensor, "*k"]:
@@ -118,24 +118,24 @@ def member_quantiles(
     if not bool(torch.isfinite(members).all()):
         raise DataError(expected="finite members", got="NaN or infinite ones", remedy="drop those members")
     held = weights > 0
-    members, weights, wanted = members[held], weights[held], probabilities.to(members)
-    exact = _interpolated(members, weights, wanted)
+    members, weights, levels = members[held], weights[held], probabilities.to(members)
+    exact = _interpolated(members, weights, levels)
     if not bool((noise_std > 0).any()):
         return exact
     mass = weights.reshape(-1, *(1,) * noise_std.ndim)
-    return torch.where(noise_std > 0, mixture_quantiles(members, noise_std.expand_as(members), mass, wanted), exact)
+    return torch.where(noise_std > 0, mixture_quantiles(members, noise_std.expand_as(members), mass, levels), exact)
 
 
 def _interpolated(members: Tensor, weights: Tensor, probabilities: Tensor) -> Tensor:
     ordered, order = members.movedim(0, -1).sort(-1)
     mass = weights[order]
     positions = (mass.cumsum(-1) - 0.5 * mass).contiguous()  # the distribution function, in the middle of its jumps
-    wanted = probabilities.expand(*positions.shape[:-1], -1).contiguous()
-    above = torch.searchsorted(positions, wanted).clamp(max=len(members) - 1)
+    levels = probabilities.expand(*positions.shape[:-1], -1).contiguous()
+    above = torch.searchsorted(positions, levels).clamp(max=len(members) - 1)
     below = (above - 1).clamp_min(0)
-    left, right = positions.gather(-1, below), positions.gather(-1, above)
-    gap = torch.where(right > left, right - left, torch.ones_like(left))
-    fraction = ((wanted - left) / gap).clamp(0.0, 1.0)
+    lower, upper = positions.gather(-1, below), positions.gather(-1, above)
+    gap = torch.where(upper > lower, upper - lower, torch.ones_like(lower))
+    fraction = ((levels - lower) / gap).clamp(0.0, 1.0)
     return torch.lerp(ordered.gather(-1, below), ordered.gather(-1, above), fraction).movedim(-1, 0)
 
 
@@ -158,10 +158,10 @@ def mixture_quantiles(
     """
     if not len(probabilities):
         return means.new_empty(0, *means.shape[1:])
-    found = _bisected(means.detach(), std.detach(), weights.detach(), probabilities)
+    quantiles = _bisected(means.detach(), std.detach(), weights.detach(), probabilities)
     if torch.is_grad_enabled() and (means.requires_grad or std.requires_grad):
-        return torch.stack([one + _change(one, means, std, weights.detach()) for one in found])
-    return found
+        return torch.stack([value + _change(value, means, std, weights.detach()) for value in quantiles])
+    return quantiles
 
 
 def _change(
@@ -188,22 +188,22 @@ def _bisected(means: Tensor, std: Tensor, weights: Tensor, probabilities: Tensor
     """The values."""
     z = torch.special.ndtri(probabilities).to(means)
     held = (weights.to(means) > 0).expand_as(means)
-    ends = [means + one * std for one in z]  # the quantile lies between those of the components
-    low = torch.stack([torch.where(held, one, math.inf).amin(0) for one in ends])
-    high = torch.stack([torch.where(held, one, -math.inf).amax(0) for one in ends])
+    ends = [means + quantile * std for quantile in z]  # the quantile lies between those of the components
+    low = torch.stack([torch.where(held, quantile, math.inf).amin(0) for quantile in ends])
+    high = torch.stack([torch.where(held, quantile, -math.inf).amax(0) for quantile in ends])
     unit = torch.where(held & (std > 0), std, math.inf).amin(0)
     unit = torch.where(unit.isfinite(), unit, 0.0)
-    wanted = probabilities.to(means).reshape(-1, *(1,) * (means.ndim - 1))
+    levels = probabilities.to(means).reshape(-1, *(1,) * (means.ndim - 1))
     rows = max(1, _CHUNK_ELEMENTS // max(low.numel(), 1))
     parts = list(zip(means.split(rows), std.split(rows), weights.to(means).split(rows), strict=True))
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         reached = torch.zeros_like(middle)
-        for some, width, mass in parts:
-            gap = middle - some[:, None]
+        for part, width, mass in parts:
+            gap = middle - part[:, None]
             standardised = torch.where(gap == 0, torch.zeros_like(gap), gap / width[:, None])
             reached += (mass[:, None] * torch.special.ndtr(standardised)).sum(0)
-        low, high = torch.where(reached < wanted, middle, low), torch.where(reached < wanted, high, middle)
+        low, high = torch.where(reached < levels, middle, low), torch.where(reached < levels, high, middle)
         if bool((high - low <= _RESOLVED * (middle.abs() + unit)).all()):
             break
     return 0.5 * (low + high)

@@ -75,22 +75,22 @@ class MixtureField(FieldDistribution):
     def __init__(
         self, components: Sequence[GaussianField | MixtureField], weights: Float[Tensor, "m *n"] | None = None
     ) -> None:
-        given = list(check_sequence(components, "components", remedy="give a list of Gaussian fields", error=DataError))
-        if not given:
+        fields = list(check_sequence(components, "components", remedy="give a list of Gaussian fields", error=DataError))
+        if not fields:
             raise DataError(expected="at least one component", got="none", remedy="give a list of Gaussian fields")
-        for field in given:
+        for field in fields:
             if not isinstance(field, MixtureField):
                 check_instance(field, GaussianField, "component", remedy="of an ensemble's field: field.moment_matched()")
-        self.grid = given[0].grid
-        shape = tuple(given[0].mean.shape)
-        for field in given:
+        self.grid = fields[0].grid
+        shape = tuple(fields[0].mean.shape)
+        for field in fields:
             if field.grid != self.grid:
                 raise GridError(
                     expected=f"components on one grid, {self.grid!r}", got=repr(field.grid), remedy="predict all with one query"
                 )
             check_values(field.mean, shape, "mean of a component")
-        mass = checked_weights(weights, len(given), shape[0])
-        self._components, self.weights = _flattened(given, mass)
+        mass = checked_weights(weights, len(fields), shape[0])
+        self._components, self.weights = _flattened(fields, mass)
 
     @property
     def components(self) -> tuple[GaussianField, ...]:
@@ -148,7 +148,7 @@ class MixtureField(FieldDistribution):
         """
         mean = self.mean
         spread = [(field.mean - mean).square() for field in self.components]
-        variance = self._mixed([one + other for one, other in zip(self._component_variances(), spread, strict=True)])
+        variance = self._mixed([first + second for first, second in zip(self._component_variances(), spread, strict=True)])
         if bool((square_units(variance.flatten(2)) != 1.0).any()):
             check_held(variance, self.standard_deviation, mean)
         return variance
@@ -199,10 +199,10 @@ class MixtureField(FieldDistribution):
             if not len(rows):
                 continue
             stop = start + field.base_shape[0]
-            own = field.rsample((len(rows),), base_samples=numbers[rows.to(numbers.device), start:stop])
+            draws = field.rsample((len(rows),), base_samples=numbers[rows.to(numbers.device), start:stop])
             is_own = (chosen[rows] == index).reshape(len(rows), len(self), *(1,) * (mean.ndim - 1)).to(mean.device)
             rows = rows.to(mean.device)
-            drawn = drawn.index_copy(0, rows, torch.where(is_own, own.to(drawn), drawn[rows]))
+            drawn = drawn.index_copy(0, rows, torch.where(is_own, draws.to(drawn), drawn[rows]))
         return drawn.reshape(*sample_shape, *mean.shape)
 
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
@@ -250,13 +250,13 @@ class MixtureField(FieldDistribution):
             DataError: If a value is not finite.
             ArgumentError: If the noise is negative, not finite, or of another shape.
         """
-        given = real_tensor(values, "values")
-        check_values(given, tuple(self.mean.shape), "values")
-        check_finite(given, "values")
-        given = given.to(self.mean.device, torch.float64)
+        checked = real_tensor(values, "values")
+        check_values(checked, tuple(self.mean.shape), "values")
+        check_finite(checked, "values")
+        checked = checked.to(self.mean.device, torch.float64)
         parts = []
         for middle, std in zip(self._component_means(), self._component_deviations(noise), strict=True):
-            gap, width = given - middle.to(given), std.to(given)
+            gap, width = checked - middle.to(checked), std.to(checked)
             varies = width > 0
             smooth = torch.special.ndtr(gap / torch.where(varies, width, torch.ones_like(width)))
             parts.append(torch.where(varies, smooth, 0.5 * (1.0 + gap.detach().sign())))  # a step has no derivative
@@ -266,14 +266,14 @@ class MixtureField(FieldDistribution):
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "*k n c *grid"]:
         """Quantiles of every value; see the base class. They are the mixture's own, by bisection, with first derivatives."""
-        wanted = check_probabilities(q)
-        found = mixture_quantiles(
+        probabilities = check_probabilities(q)
+        quantiles = mixture_quantiles(
             torch.stack([mean.to(torch.float64) for mean in self._component_means()]),
             torch.stack(self._component_deviations(noise)),
             self.pointwise_weights,
-            wanted.reshape(-1),
+            probabilities.reshape(-1),
         )
-        return found if wanted.ndim else found[0]
+        return quantiles if probabilities.ndim else quantiles[0]
 
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
@@ -446,9 +446,9 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
         return torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu")
     mass = real_tensor(weights, "weights").to(torch.float64)
     if tuple(mass.shape) not in {(count,), (count, functions)}:
-        each = "" if functions is None else f", or ({count}, {functions}) for each function its own"
+        alternative = "" if functions is None else f", or ({count}, {functions}) for each function its own"
         raise ShapeError(
-            expected=f"weights ({count},), one per component{each}",
+            expected=f"weights ({count},), one per component{alternative}",
             got=str(tuple(mass.shape)),
             remedy="leave them out for equal ones",
         )
@@ -459,8 +459,9 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
     total = mass.sum(0)
     rounding = 4.0 * torch.finfo(torch.float64).eps
     normalised = mass / total
-    kept = normalised + (mass - normalised).detach()  # what is normalised keeps its bits, and has the derivatives of a quotient
-    return torch.where((total - 1.0).abs() <= rounding, kept, normalised)
+    # Normalised weights keep their bits, and have the derivatives of a quotient.
+    unchanged = normalised + (mass - normalised).detach()
+    return torch.where((total - 1.0).abs() <= rounding, unchanged, normalised)
 
 
 def weighted_exponentials(
@@ -495,20 +496,22 @@ def uniform_numbers(seeds: Sequence[int], name: str) -> Float64[Tensor, " s"]:
 
 
 def _flattened(
-    given: Sequence[GaussianField | MixtureField], mass: Float64[Tensor, "m *given"]
+    components: Sequence[GaussianField | MixtureField], mass: Float64[Tensor, "m *given"]
 ) -> tuple[tuple[GaussianField, ...], Float64[Tensor, "k *n"]]:
     """Components of components, with products of weights."""
-    if not any(isinstance(field, MixtureField) for field in given):
-        return tuple(field for field in given if isinstance(field, GaussianField)), mass
-    is_shared = mass.ndim == 1 and all(field.weights.ndim == 1 for field in given if isinstance(field, MixtureField))
+    if not any(isinstance(field, MixtureField) for field in components):
+        return tuple(field for field in components if isinstance(field, GaussianField)), mass
+    is_shared = mass.ndim == 1 and all(field.weights.ndim == 1 for field in components if isinstance(field, MixtureField))
     fields: list[GaussianField] = []
     parts: list[Tensor] = []
-    for field, weight in zip(given, mass, strict=True):
+    for field, weight in zip(components, mass, strict=True):
         inner = field.components if isinstance(field, MixtureField) else (field,)
-        own = field.weights.to(weight) if isinstance(field, MixtureField) else weight.new_ones(1)
+        inner_weights = field.weights.to(weight) if isinstance(field, MixtureField) else weight.new_ones(1)
         fields += inner
         if is_shared:
-            parts.append(weight * own)
+            parts.append(weight * inner_weights)
         else:
-            parts.append(weight.expand(len(given[0])) * (own if own.ndim == 2 else own[:, None]))
+            parts.append(
+                weight.expand(len(components[0])) * (inner_weights if inner_weights.ndim == 2 else inner_weights[:, None])
+            )
     return tuple(fields), torch.cat(parts)

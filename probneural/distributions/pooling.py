@@ -34,11 +34,11 @@ def pooled(
     mass = weights if weights.ndim == 4 else weights.reshape(len(weights), -1, 1, 1)
     shape = components[0].grid.shape
     means = [field.mean.flatten(2) for field in components]
-    mean = functools.reduce(torch.add, (each.to(part) * part for each, part in zip(mass, means, strict=True)))
+    mean = functools.reduce(torch.add, (weight.to(part) * part for weight, part in zip(mass, means, strict=True)))
     roots = mass.sqrt()
     parts = [_times(field.root, root) for field, root in zip(components, roots, strict=True)]
     parts.append(DenseRoot(torch.stack([(part - mean) * root.to(mean) for part, root in zip(means, roots, strict=True)], -1)))
-    own = [
+    discrepancies = [
         _times(field.discrepancy, root) for field, root in zip(components, roots, strict=True) if field.discrepancy is not None
     ]
     joined = functools.reduce(SideBySideRoot, parts)
@@ -52,10 +52,10 @@ def pooled(
             source=",".join(field.latent.key for field in components),
         ),
         grid=components[0].grid,
-        discrepancy=functools.reduce(SideBySideRoot, own) if own else None,
+        discrepancy=functools.reduce(SideBySideRoot, discrepancies) if discrepancies else None,
     )
     selected = components[0]._functions
-    is_one_selection = all(torch.equal(selected.rows, other._functions.rows) for other in components)
+    is_one_selection = all(torch.equal(selected.rows, field_k._functions.rows) for field_k in components)
     return field._of(selected.anew()) if is_one_selection else field
 
 

@@ -194,9 +194,9 @@ def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:
     Raises:
         ArgumentError: If they are no vector, or one is not positive and finite.
     """
-    given = real_tensor(scales, "scales").to("cpu", torch.float64)
-    if given.ndim != 1 or not len(given) or not bool((given.isfinite() & (given > 0)).all()):
+    checked = real_tensor(scales, "scales").to("cpu", torch.float64)
+    if checked.ndim != 1 or not len(checked) or not bool((checked.isfinite() & (checked > 0)).all()):
         raise ArgumentError(
-            expected="positive finite scales (k,)", got=str(given.tolist())[:200], remedy="fit them with ScaleMixture"
+            expected="positive finite scales (k,)", got=str(checked.tolist())[:200], remedy="fit them with ScaleMixture"
         )
-    return given
+    return checked

@@ -139,17 +139,17 @@ class Novelty:
 
     def _fitted(self, predictor: Predictor, calibration: Dataset, *, reference: Dataset | None) -> NoveltyDetector:
         """Fit scores on checked pairs, and rank those of some of them."""
-        apart, ranked = divided(self, calibration, reference=reference)
+        fitting, ranked = divided(self, calibration, reference=reference)
         head = uncalibrated(predictor)
         inputs, outputs = calibration.inputs.grid.unmasked, calibration.outputs.grid.shared
         describer = Describer(inputs, outputs)
-        apart = apart.subset(evenly_spread_rows(len(apart), _MOST))
-        held_out = _described(describer, head, apart)
+        fitting = fitting.subset(evenly_spread_rows(len(fitting), _MOST))
+        held_out = _described(describer, head, fitting)
         if reference is None:
-            fitted, units = FittedScores.fit(held_out), cross_fitted_standards(held_out, groups=group_numbers(apart))
+            fitted, units = FittedScores.fit(held_out), cross_fitted_standards(held_out, groups=group_numbers(fitting))
         else:
-            seen = _described(describer, head, reference.subset(evenly_spread_rows(len(reference), _MOST)))
-            fitted = FittedScores.fit(seen, stated=held_out)
+            described = _described(describer, head, reference.subset(evenly_spread_rows(len(reference), _MOST)))
+            fitted = FittedScores.fit(described, stated=held_out)
             units = standards(fitted(held_out))
         measure = NoveltyMeasure(inputs=inputs, outputs=outputs, fitted=fitted, standards=units)
         scores = measure.of(_described(describer, head, ranked))
@@ -264,8 +264,8 @@ class NoveltyDetector(Undisturbed):
 
     def p_values(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
         """P-values of all scores by name, as in a call. Each is valid by itself, the smallest of them is not."""
-        found = self.scores(inputs).items()
-        return {name: conformal_p_values(score, self.calibration[name], groups=self.groups) for name, score in found}
+        scores = self.scores(inputs).items()
+        return {name: conformal_p_values(score, self.calibration[name], groups=self.groups) for name, score in scores}
 
     @torch.no_grad()
     def scores(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
@@ -310,8 +310,8 @@ def uncalibrated(predictor: Predictor) -> Predictor:
     while isinstance(inner := getattr(predictor, "inner", None), Predictor):
         predictor = inner
     if isinstance(predictor, MixturePredictor):
-        members = [uncalibrated(one) for one in predictor.predictors]
-        changed = any(one is not own for one, own in zip(predictor.predictors, members, strict=True))
+        members = [uncalibrated(member) for member in predictor.predictors]
+        changed = any(member is not original for member, original in zip(predictor.predictors, members, strict=True))
         return predictor.with_predictors(members) if changed else predictor
     return predictor
 

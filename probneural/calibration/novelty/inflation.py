@@ -151,11 +151,11 @@ class NoveltyScale:
         check_pairs(inner, calibration)
         keys = [untrained_keys(inner, one, allow_training_data=allow_training_data) for one in (calibration, *sets)]
         detector = self.novelty._fitted(inner, calibration, reference=reference)
-        blank = Inflation.at(detector.calibration)
+        initial = Inflation.at(detector.calibration)
         _, ordinary = divided(self.novelty, calibration, reference=reference)
-        distances = [blank.distances(detector.calibration), *(_distances(detector, blank, pairs) for pairs in sets)]
+        distances = [initial.distances(detector.calibration), *(_distances(detector, initial, pairs) for pairs in sets)]
         errors = [_errors(inner, pairs, one) for pairs, one in zip((ordinary, *sets), distances, strict=True)]
-        inflation = fit_inflation(blank, errors[0], shifted=errors[1:])
+        inflation = fit_inflation(initial, errors[0], shifted=errors[1:])
         used = torch.cat([inner.calibrated_on, *(one.flatten() for one in keys)])
         inflated = InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
         return inflated._with_discrepancy(calibration)
@@ -203,8 +203,8 @@ class InflatedPredictor(Calibrated):
         self, u: FieldDistribution, center: Float[Tensor, "n c *grid"], factor: Float[Tensor, " n"]
     ) -> FieldDistribution:
         """A distribution, or a component of one, whose deviations from the whole mean are inflated."""
-        each = factor.reshape(-1, *(1,) * (center.ndim - 1))
-        mean = center + each * (u.mean - center)
+        factors = factor.reshape(-1, *(1,) * (center.ndim - 1))
+        mean = center + factors * (u.mean - center)
         if isinstance(u, ScaleMixtureField):
             field = self._about(u.field, center, factor)
             assert isinstance(field, GaussianField)
@@ -213,7 +213,7 @@ class InflatedPredictor(Calibrated):
             fields = [self._about(field, center, factor) for field in u.components]
             return MixtureField([field for field in fields if isinstance(field, GaussianField)], u.weights)
         if isinstance(u, EmpiricalField):
-            return EmpiricalField(center + each * (u.samples - center), u.weights, grid=u.grid)._after(u)
+            return EmpiricalField(center + factors * (u.samples - center), u.weights, grid=u.grid)._after(u)
         if not isinstance(u, GaussianField):
             raise UnsupportedError(
                 expected="a predictor of Gaussian or empirical fields, or of mixtures",
@@ -243,10 +243,10 @@ def _inflated(root: Root, factor: Float[Tensor, " n"]) -> Root:
     return weigh(root, factor[:, None, None].expand(root.shape[:3]))
 
 
-def _distances(detector: NoveltyDetector, blank: Inflation, pairs: Dataset) -> Float64[Tensor, "n j"]:
+def _distances(detector: NoveltyDetector, inflation: Inflation, pairs: Dataset) -> Float64[Tensor, "n j"]:
     """How far shifted functions lie beyond the knots."""
     size = max(1, CHUNK_VALUES // pairs.inputs.grid.size)
-    return torch.cat([blank.distances(detector.scores(part.inputs)) for part in batches(pairs, size)])
+    return torch.cat([inflation.distances(detector.scores(part.inputs)) for part in batches(pairs, size)])
 
 
 def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n j"]) -> Errors:
@@ -258,9 +258,9 @@ def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n 
         CalibrationError: If no variance is stated at all.
     """
     grid, channels = check_unmasked(pairs.outputs.grid, "errors of shifted functions"), pairs.outputs.channels
-    wanted = min(grid.size, max(1, _POINTS // channels))
-    points = torch.randperm(grid.size, generator=stream(0, "novelty points"))[:wanted].sort().values
-    noise = predictor.noise.detach().to("cpu", torch.float64)[:, None].expand(channels, wanted).flatten()
+    count = min(grid.size, max(1, _POINTS // channels))
+    points = torch.randperm(grid.size, generator=stream(0, "novelty points"))[:count].sort().values
+    noise = predictor.noise.detach().to("cpu", torch.float64)[:, None].expand(channels, count).flatten()
     variances, squares = [], []
     for u, truth, _ in distributions(predictor, pairs):
         none = are_rounding(moments(u, predictor.noise), truth, dtype=pairs.outputs.dtype)
@@ -324,8 +324,8 @@ class Inflation:
 
     def distances(self, scores: Mapping[str, Float64[Tensor, " n"]]) -> Float64[Tensor, "n j"]:
         """How far the logarithm of each score lies above its knot, not below zero; zero where a score is not given."""
-        some = next(iter(scores.values()))
-        columns = [log_score(scores[name]) if name in scores else torch.full_like(some, -torch.inf) for name in self.names]
+        example = next(iter(scores.values()))
+        columns = [log_score(scores[name]) if name in scores else torch.full_like(example, -torch.inf) for name in self.names]
         return (torch.stack(columns, 1) - self.knots).clamp_min(0.0)
 
     def __call__(self, scores: Mapping[str, Float64[Tensor, " n"]]) -> Float64[Tensor, " n"]:
@@ -378,7 +378,7 @@ def _searched(
         value, slope = objective(at)
         return value / unit, slope / unit
 
-    found = minimize(
+    optimum = minimize(
         scaled,
         start,
         jac=True,
@@ -387,9 +387,9 @@ def _searched(
         constraints=LinearConstraint(np.ones((1, len(start))), -math.inf, STEEPEST),
         options={"maxiter": _STEPS, "ftol": _GAIN},
     )
-    if not np.isfinite(found.x).all():
+    if not np.isfinite(optimum.x).all():
         return start
-    within: NDArray[np.float64] = found.x.clip(0.0)
+    within: NDArray[np.float64] = optimum.x.clip(0.0)
     return within * (STEEPEST / max(float(within.sum()), STEEPEST))
 
 
@@ -413,7 +413,7 @@ class Errors:
     def together(cls, sets: Sequence[Errors]) -> Errors:
         """All functions of several sets."""
         names = ("distances", "variance", "squares", "noise")
-        return cls(**{name: torch.cat([getattr(one, name) for one in sets]) for name in names})
+        return cls(**{name: torch.cat([getattr(errors, name) for errors in sets]) for name in names})
 
     def chi2(self, inflation: Inflation) -> Float64[Tensor, " n"]:
         """Mean squared standardised error of each function, inflated."""
@@ -425,7 +425,7 @@ class Errors:
         return float(inflation.growth(self.distances).sqrt().mean())
 
 
-def fit_inflation(blank: Inflation, ordinary: Errors, *, shifted: Sequence[Errors]) -> Inflation:
+def fit_inflation(initial: Inflation, ordinary: Errors, *, shifted: Sequence[Errors]) -> Inflation:
     """Fit exponents to ordinary functions and to sets of shifted ones, half the weight each, for the worst of the sets.
 
     Sets count alike at first. Then weight moves to those whose errors are larger than stated, as long as there are any. Where
@@ -433,36 +433,36 @@ def fit_inflation(blank: Inflation, ordinary: Errors, *, shifted: Sequence[Error
     reduced until they do not.
 
     Args:
-        blank: With knots, and no exponents yet.
+        initial: With knots, and no exponents yet.
         ordinary: Errors of ordinary functions.
         shifted: Of each set of shifted ones.
     """
-    own = ordinary.chi2(blank).sort().values[: max(1, round((1.0 - _OUTLIERS) * len(ordinary.squares)))]
-    widest = WIDEST * math.sqrt(max(1.0, float(own.mean())))
-    found = _for_the_worst(blank, ordinary, shifted)
-    if ordinary.width(found) <= widest:
-        return found
+    typical = ordinary.chi2(initial).sort().values[: max(1, round((1.0 - _OUTLIERS) * len(ordinary.squares)))]
+    widest = WIDEST * math.sqrt(max(1.0, float(typical.mean())))
+    inflation = _for_the_worst(initial, ordinary, shifted)
+    if ordinary.width(inflation) <= widest:
+        return inflation
     low, high = 0.0, 1.0
     while high - low > 1e-3:
         middle = 0.5 * (low + high)
-        narrower = replace(found, exponents=middle * found.exponents)
+        narrower = replace(inflation, exponents=middle * inflation.exponents)
         low, high = (middle, high) if ordinary.width(narrower) <= widest else (low, middle)
-    return replace(found, exponents=low * found.exponents)
+    return replace(inflation, exponents=low * inflation.exponents)
 
 
-def _for_the_worst(blank: Inflation, ordinary: Errors, shifted: Sequence[Errors]) -> Inflation:
+def _for_the_worst(initial: Inflation, ordinary: Errors, shifted: Sequence[Errors]) -> Inflation:
     """Exponents under which no set of shifted functions has errors larger than stated, if they can be had."""
     every = Errors.together([ordinary, *shifted])
     shares = torch.full((len(shifted),), 1.0 / len(shifted), dtype=torch.float64)
-    best, least = blank, math.inf
+    best, least = initial, math.inf
     for _ in range(_ROUNDS):
         parts = [_ORDINARY, *((1.0 - _ORDINARY) * shares).tolist()]
-        counts = [len(one.squares) for one in (ordinary, *shifted)]
+        counts = [len(errors.squares) for errors in (ordinary, *shifted)]
         weights = [torch.full((count,), part / count, dtype=torch.float64) for part, count in zip(parts, counts, strict=True)]
-        found = blank.fitted(every, torch.cat(weights))
-        chi2 = torch.stack([one.chi2(found).mean() for one in shifted])
+        inflation = initial.fitted(every, torch.cat(weights))
+        chi2 = torch.stack([errors.chi2(inflation).mean() for errors in shifted])
         if float(chi2.max()) < least:
-            best, least = found, float(chi2.max())
+            best, least = inflation, float(chi2.max())
         if least <= 1.0 + _SLACK or len(shifted) == 1:
             break
         shares = shares * chi2.clamp_min(_TINY).sqrt()

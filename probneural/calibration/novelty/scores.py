@@ -63,7 +63,7 @@ class LeadingComponents:
     total: float
 
     @classmethod
-    def fit(cls, values: Float64[Tensor, "n d"], *, kept: float = KEPT_VARIANCE) -> LeadingComponents:
+    def fit(cls, values: Float64[Tensor, "n d"], *, fraction: float = KEPT_VARIANCE) -> LeadingComponents:
         """Components of n functions that hold a fraction of the variance, a quarter as many as there are functions at most."""
         center = values.mean(0)
         _, singular, directions = singular_values(values - center)
@@ -71,8 +71,8 @@ class LeadingComponents:
         total, size = float(variances.sum()), float(values.square().sum(1).mean())
         if total <= _ROUNDING * size:  # all are the same function
             variances, total = torch.zeros_like(variances), size
-        wanted = int((variances.cumsum(0) < kept * total).sum()) + 1
-        rank = min(wanted, max(1, len(values) // _FUNCTIONS_PER_COMPONENT), int((variances > _ROUNDING * total).sum()))
+        count = int((variances.cumsum(0) < fraction * total).sum()) + 1
+        rank = min(count, max(1, len(values) // _FUNCTIONS_PER_COMPONENT), int((variances > _ROUNDING * total).sum()))
         return cls(center=center, directions=directions[:rank], variances=variances[:rank], total=total if total > 0 else 1.0)
 
     def __call__(self, values: Float64[Tensor, "n d"]) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
@@ -131,7 +131,7 @@ class InputScores:
 
     @classmethod
     def fit(
-        cls, values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"], *, kept: float = KEPT_VARIANCE
+        cls, values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"], *, fraction: float = KEPT_VARIANCE
     ) -> InputScores:
         """Fit on values and powers of n functions, as `Descriptions` has them; components hold a fraction of the variance."""
         channels = values.unflatten(1, (powers.shape[1], -1))
@@ -144,7 +144,7 @@ class InputScores:
         least = (_LEAST_POWER * total).minimum(most).clamp_min(torch.finfo(torch.float64).tiny)
         return cls(
             units=units,
-            components=LeadingComponents.fit((channels / units).flatten(1), kept=kept),
+            components=LeadingComponents.fit((channels / units).flatten(1), fraction=fraction),
             least_power=least,
             spectrum=MahalanobisDistance.fit((powers + least).log().flatten(1), ridge=_LOG_STD**2),
         )
@@ -174,38 +174,40 @@ class FittedScores:
     variance: Float64[Tensor, " c2"]
 
     @classmethod
-    def fit(cls, seen: Descriptions, *, stated: Descriptions | None = None) -> FittedScores:
+    def fit(cls, described: Descriptions, *, stated: Descriptions | None = None) -> FittedScores:
         """Fit all scores on descriptions of some functions, complete ones.
 
         Args:
-            seen: The functions.
+            described: The functions.
             stated: Functions whose mean stated variance is the unit of others; by default those that were seen.
         """
-        variance = (seen if stated is None else stated).variance
-        if seen.values is None or seen.powers is None or variance is None:
+        variance = (described if stated is None else stated).variance
+        if described.values is None or described.powers is None or variance is None:
             raise ValueError("scores are fitted on complete descriptions")
-        ridge = 0.0 if seen.features is None else _RIDGE * float(seen.features.var(0, correction=0).mean())
+        ridge = 0.0 if described.features is None else _RIDGE * float(described.features.var(0, correction=0).mean())
         mean = variance.mean(0)
         return cls(
-            inputs=InputScores.fit(seen.values, seen.powers),
-            channels=tuple(InputScores.fit(*parts, kept=_KEPT_OF_CHANNEL) for parts in _by_channel(seen.values, seen.powers)),
-            features=None if seen.features is None else MahalanobisDistance.fit(seen.features, ridge=ridge),
+            inputs=InputScores.fit(described.values, described.powers),
+            channels=tuple(
+                InputScores.fit(*parts, fraction=_KEPT_OF_CHANNEL) for parts in _by_channel(described.values, described.powers)
+            ),
+            features=None if described.features is None else MahalanobisDistance.fit(described.features, ridge=ridge),
             variance=torch.where(mean > 0, mean, torch.ones_like(mean)),
         )
 
     def __call__(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
         """Scores by name, `(n,)`, dimensionless; those whose part of the description is missing are left out."""
-        found: dict[str, Tensor] = {}
+        scores: dict[str, Tensor] = {}
         if described.values is not None and described.powers is not None:
-            found |= self.inputs(described.values, described.powers)
+            scores |= self.inputs(described.values, described.powers)
             parts = _by_channel(described.values, described.powers)
             for number, (channel, part) in enumerate(zip(self.channels, parts, strict=True)):
-                found |= {f"{name}, channel {number}": score for name, score in channel(*part).items()}
+                scores |= {f"{name}, channel {number}": score for name, score in channel(*part).items()}
         if described.features is not None and self.features is not None:
-            found["features"] = self.features(described.features)
+            scores["features"] = self.features(described.features)
         if described.variance is not None:
-            found["variance"] = (described.variance / self.variance).mean(1)
-        return {name: score.clamp_min(LEAST_SCORE) for name, score in found.items()}
+            scores["variance"] = (described.variance / self.variance).mean(1)
+        return {name: score.clamp_min(LEAST_SCORE) for name, score in scores.items()}
 
 
 def standards(scores: Mapping[str, Float64[Tensor, " n"]]) -> dict[str, tuple[float, float]]:
@@ -216,7 +218,7 @@ def standards(scores: Mapping[str, Float64[Tensor, " n"]]) -> dict[str, tuple[fl
     return {name: _upper_moments(log_score(score)) for name, score in scores.items()}
 
 
-def cross_fitted_standards(seen: Descriptions, *, groups: Int64[Tensor, " n"]) -> dict[str, tuple[float, float]]:
+def cross_fitted_standards(described: Descriptions, *, groups: Int64[Tensor, " n"]) -> dict[str, tuple[float, float]]:
     """The same where there are no other functions: a fifth at a time is scored by what was fitted on the rest.
 
     Whole groups are held out, if there are five or more.
@@ -224,7 +226,7 @@ def cross_fitted_standards(seen: Descriptions, *, groups: Int64[Tensor, " n"]) -
     part = (groups if number_of(groups) >= FOLDS else torch.arange(len(groups))) % FOLDS
     found: dict[str, list[Tensor]] = {}
     for fold in range(FOLDS):
-        for name, score in FittedScores.fit(seen[part != fold])(seen[part == fold]).items():
+        for name, score in FittedScores.fit(described[part != fold])(described[part == fold]).items():
             found.setdefault(name, []).append(score)
     return standards({name: torch.cat(scores) for name, scores in found.items()})
 
@@ -323,18 +325,18 @@ class Describer:
 
     def _of_inputs(self, inputs: Field) -> dict[str, Tensor]:
         values, grid = inputs.values.to("cpu", torch.float64), inputs.grid.unmasked  # as the operator sees them
-        there = resample(values, grid, self.grid)
-        flat = there.flatten(2)
+        resampled = resample(values, grid, self.grid)
+        flat = resampled.flatten(2)
         power = self._waves.powers(flat)
         pooled = torch.zeros(*power.shape[:2], self.bands, dtype=torch.float64)
         pooled = pooled.index_add(2, self._band, power)
         if grid != self.grid and self.grid.is_uniform:
-            beyond = _missed(values, grid, there, self.grid)
+            beyond = _missed(values, grid, resampled, self.grid)
             if not all(self.grid.periodic):
                 # Polynomials miss some of every function up to walls: as much as half of the points miss is ordinary.
                 shape = (axis.size if axis.periodic else (axis.size + 1) // 2 for axis in self.grid.axes)
                 half = self.grid.resized(tuple(shape))
-                beyond = (beyond - _missed(there, self.grid, resample(there, self.grid, half), half)).clamp_min(0.0)
+                beyond = (beyond - _missed(resampled, self.grid, resample(resampled, self.grid, half), half)).clamp_min(0.0)
             pooled = torch.cat([pooled[..., :-1], beyond[..., None]], -1)
         return {"values": (flat * self.grid.mean_weights.sqrt()).flatten(1), "powers": pooled}
 

@@ -79,12 +79,12 @@ def synthetic_shifts(inputs: Field, *, strength: float = 1.0, seed: int = 0) -> 
         "superposed": deviation + deviation.roll(partner, 0),
         "roughened": _roughened(deviation, inputs, _POWER * strength * power),
     }
-    found = {}
+    shifts = {}
     for kind, moved in changed.items():
         shifted = torch.where(is_positive, (mean + moved).exp(), mean + moved)
-        kept = torch.where(is_constant, values, shifted)
-        found[kind] = Field(kept.unflatten(-1, inputs.grid.shape).to(inputs.values), inputs.grid)
-    return found
+        combined = torch.where(is_constant, values, shifted)
+        shifts[kind] = Field(combined.unflatten(-1, inputs.grid.shape).to(inputs.values), inputs.grid)
+    return shifts
 
 
 def _roughened(deviation: Float64[Tensor, "n c p"], inputs: Field, power: Float64[Tensor, "n 1 1"]) -> Float64[Tensor, "n c p"]:

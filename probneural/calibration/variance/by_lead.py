@@ -180,7 +180,7 @@ class LeadScaling(Undisturbed):
             raise ArgumentError(
                 expected="positive finite scales", got=str(self.scales.tolist())[:200], remedy="fit them with LeadScale"
             )
-        channels = [len(one.units) for one in self.local if one is not None]
+        channels = [len(local.units) for local in self.local if local is not None]
         if len(self.local) not in (0, len(self.scales)) or any(count != self.scales.shape[1] for count in channels):
             raise ShapeError(
                 expected=f"{len(self.scales)} local scales of {self.scales.shape[1]} channels",
@@ -267,16 +267,16 @@ class LeadScaling(Undisturbed):
     @property
     def _name(self) -> str:
         """One name for all leads: they are still driven by one vector, but not by the unscaled one."""
-        local = [one.coefficients for one in self.local if one is not None]
+        local = [scale.coefficients for scale in self.local if scale is not None]
         tails = [] if self.saturations is None else [self.saturations]
         return f"lead-scaled-{digest(self.scales, *local, *tails)}"
 
     def __repr__(self) -> str:
         """The range of the scales."""
         low, high = float(self.scales.min()), float(self.scales.max())
-        count = sum(one is not None for one in self.local)
-        known = f"LeadScaling({self.steps} leads, {self.scales.shape[1]} channels, scales from {low:.3g} to {high:.3g}"
-        return f"{known}, local at {count})" if count else f"{known})"
+        count = sum(scale is not None for scale in self.local)
+        description = f"LeadScaling({self.steps} leads, {self.scales.shape[1]} channels, scales from {low:.3g} to {high:.3g}"
+        return f"{description}, local at {count})" if count else f"{description})"
 
 
 class ScaledForecast(Undisturbed):
@@ -425,7 +425,7 @@ class LeadErrors:
     Attributes:
         square: Squared errors, averaged over the domain and added up over the functions, `(c,)`, in physical units squared.
         variance: The same of the variances of what members are drawn from.
-        kept: Means, predictive variances and squared errors of some functions, `(n', c, *grid)`; an error that is zero up to
+        samples: Means, predictive variances and squared errors of some functions, `(n', c, *grid)`; an error that is zero up to
             rounding is zero, any other is infinite where nothing is uncertain. None are kept if nobody asks.
         grid: Where they live.
         noise: Variance of the measurement noise in the kept variances, `(c,)`.
@@ -434,7 +434,7 @@ class LeadErrors:
 
     square: Float64[Tensor, " c"]
     variance: Float64[Tensor, " c"]
-    kept: list[Part]
+    samples: list[Part]
     grid: Grid
     noise: Float64[Tensor, " c"]
     size_factor: float
@@ -454,18 +454,18 @@ class LeadErrors:
         scale, noise = self.scale.reshape(per_channel), self.noise.reshape(per_channel)
 
         def parts() -> Iterator[Part]:
-            for mean, variance, squares in self.kept:
+            for mean, variance, squares in self.samples:
                 scaled = scale * (variance - noise) + noise
                 yield mean, scaled, torch.where(squares > 0, squares / scaled, 0.0)
 
         if not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
             return None, nothing
-        local = fit_local_scale(parts, groups=torch.arange(sum(len(mean) for mean, _, _ in self.kept)), grid=self.grid)
+        local = fit_local_scale(parts, groups=torch.arange(sum(len(mean) for mean, _, _ in self.samples)), grid=self.grid)
         if local is None:
             return None, nothing
         factor = local.on(self.grid)
         variances = torch.cat([factor(mean, variance) * variance.flatten(2) for mean, variance, _ in parts()])
-        squares = torch.cat([part for _, _, part in self.kept]).flatten(2)
+        squares = torch.cat([part for _, _, part in self.samples]).flatten(2)
         return local, fit_saturation(variances, squares, weights=self.grid.mean_weights)
 
 
@@ -483,25 +483,27 @@ def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float 
     """
     for _, parts in itertools.groupby(lead_batches(forecast, truth), key=lambda part: part.lead):
         sums: list[Tensor] = []
-        kept: list[Part] = []
+        samples: list[Part] = []
         for part in parts:
-            found = compare(part.u, part.truth, noise=noise)
-            variance, squares = (found.variance - found.noise) * size_factor(part.u), found.residual.square()
-            sums.append(torch.stack([found.average(squares - found.noise).sum(0), found.average(variance).sum(0)]).cpu())
+            comparison = compare(part.u, part.truth, noise=noise)
+            variance, squares = (comparison.variance - comparison.noise) * size_factor(part.u), comparison.residual.square()
+            sums.append(
+                torch.stack([comparison.average(squares - comparison.noise).sum(0), comparison.average(variance).sum(0)]).cpu()
+            )
             if keeps:
                 rows = _kept(part.rows, len(truth), size=variance[0].numel())
-                right = (squares <= found.rounding.square()) & found.certain
-                squares = torch.where(right, 0.0, torch.where(found.certain, math.inf, squares))
-                kept.append((found.mean[rows].cpu(), (variance + found.noise)[rows].cpu(), squares[rows].cpu()))
-            grid, factor, measured = found.grid, size_factor(part.u), found.noise[0].flatten(1)[:, 0].cpu()
+                right = (squares <= comparison.rounding.square()) & comparison.certain
+                squares = torch.where(right, 0.0, torch.where(comparison.certain, math.inf, squares))
+                samples.append((comparison.mean[rows].cpu(), (variance + comparison.noise)[rows].cpu(), squares[rows].cpu()))
+            grid, factor, measured = comparison.grid, size_factor(part.u), comparison.noise[0].flatten(1)[:, 0].cpu()
         square, variance = torch.stack(sums).sum(0)
-        yield LeadErrors(square=square, variance=variance, kept=kept, grid=grid, noise=measured, size_factor=factor)
+        yield LeadErrors(square=square, variance=variance, samples=samples, grid=grid, noise=measured, size_factor=factor)
 
 
 def _kept(rows: slice, count: int, *, size: int) -> Int64[Tensor, " m"]:
     """Which of a part's functions are kept, by their numbers within it."""
-    wanted = torch.arange(count, device="cpu")[evenly_spread_rows(count, max(1, _KEPT_VALUES // size))]
-    return wanted[(wanted >= rows.start) & (wanted < rows.stop)] - rows.start
+    selection = torch.arange(count, device="cpu")[evenly_spread_rows(count, max(1, _KEPT_VALUES // size))]
+    return selection[(selection >= rows.start) & (selection < rows.stop)] - rows.start
 
 
 def saturated(variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"]) -> Float64[Tensor, "*s"]:

@@ -121,19 +121,19 @@ def decompose(
         residual = residual / ratio.sqrt()
         standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
         squares = waves.powers(standardised)
-        here = side[start : start + len(residual)]
-        powers += torch.stack([squares.sum(0), squares[here == 0].sum(0), squares[here == 1].sum(0)])
+        halves_of = side[start : start + len(residual)]
+        powers += torch.stack([squares.sum(0), squares[halves_of == 0].sum(0), squares[halves_of == 1].sum(0)])
         # Residuals are zero at masked points, so the spectrum is that of the process times the mask. In likelihoods, masked
         # points are left out as those are where nothing is uncertain: the sum with the noise is zero.
         observed = stated.grid.observed.flatten(-len(grid.shape))
-        seen = torch.where(observed[:, None] if stated.grid.is_batch else observed, explained, -noise[:, None])
+        visible = torch.where(observed[:, None] if stated.grid.is_batch else observed, explained, -noise[:, None])
         for row in rows[(rows >= start) & (rows < start + len(residual))] - start:
             examples.append(
                 Example(
-                    side=int(here[row]),
+                    side=int(halves_of[row]),
                     residual=residual[row][:, points],
                     shared=shared[len(examples)],
-                    explained=seen[row][:, points],
+                    explained=visible[row][:, points],
                 )
             )
         start += len(residual)
@@ -146,10 +146,10 @@ def decompose(
         if ranks == (ranks := [process.modes.shape[1] for process in processes]):
             continue  # there are no more waves than that
         roots = [process.at(grid.points[points]) for process in processes]
-        found, height = search(examples, roots, scale=scale, noise=noise, starts=starts)
+        best, height = search(examples, roots, scale=scale, noise=noise, starts=starts)
         if height <= highest:
             break
-        most, starts, highest = candidate, found, height
+        most, starts, highest = candidate, best, height
     fractions = torch.tensor([[ROOT_FRACTIONS[w], WHITE_FRACTIONS[f]] for w, f in starts], dtype=torch.float64).mT
     return Decomposition(
         process=waves.process(powers[0] / count, most=most),
@@ -212,13 +212,13 @@ class SharedCovariance:
         """Keep a root, or what takes less memory."""
         return cls(root, None) if root.shape[2] < _NARROW * root.shape[1] else cls(None, root @ root.mT)
 
-    def of_channel(self, channel: int, *, scale: Tensor, seen: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def of_channel(self, channel: int, *, scale: Tensor, points: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Root or Gram matrix of one channel at some of the points, scaled."""
         if self.root is not None:
-            return self.root[channel, seen] * scale.sqrt(), None
+            return self.root[channel, points] * scale.sqrt(), None
         assert self.gram is not None
         gram = self.gram[channel]
-        return None, scale * (gram if len(seen) == len(gram) else gram[seen][:, seen])
+        return None, scale * (gram if len(points) == len(gram) else gram[points][:, points])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -255,20 +255,23 @@ def search(
         noise: b n, in physical units squared.
         starts: Candidates to begin with, one pair for each channel.
     """
-    found, total = [], 0.0
+    candidates, total = [], 0.0
     for channel, start in enumerate(starts):
         halves = [_Half(root[channel]) for root in waves]
         cases = []
-        for one in examples:
-            seen = ((one.explained[channel] + noise[channel]) > 0).nonzero()[:, 0]  # what is certain says nothing of w and f
-            root, gram = one.shared.of_channel(channel, scale=scale[channel], seen=seen)
-            half = halves[1 - one.side]
-            half = half if len(seen) == len(half.waves) else _Half(half.waves[seen])
-            cases.append(_Case(one.residual[channel, seen], one.explained[channel, seen], noise[channel], half, root, gram))
+        for example in examples:
+            # Points without variance carry no information on w and f.
+            points = ((example.explained[channel] + noise[channel]) > 0).nonzero()[:, 0]
+            root, gram = example.shared.of_channel(channel, scale=scale[channel], points=points)
+            half = halves[1 - example.side]
+            half = half if len(points) == len(half.waves) else _Half(half.waves[points])
+            cases.append(
+                _Case(example.residual[channel, points], example.explained[channel, points], noise[channel], half, root, gram)
+            )
         best, height = most_likely(functools.partial(_log_density, cases), start)
-        found.append(best)
+        candidates.append(best)
         total += height
-    return found, total
+    return candidates, total
 
 
 def most_likely(log_density: Callable[[float, float], float], start: tuple[int, int]) -> tuple[tuple[int, int], float]:
@@ -290,10 +293,10 @@ def _climb(height: Callable[[int], float], start: int, count: int) -> int:
     """The first place, uphill from a start, that is higher than both of its neighbours."""
     here = start
     while True:
-        there = max((place for place in (here, here - 1, here + 1) if 0 <= place < count), key=height)
-        if there == here:
+        highest = max((place for place in (here, here - 1, here + 1) if 0 <= place < count), key=height)
+        if highest == here:
             return here
-        here = there
+        here = highest
 
 
 def _log_density(cases: Sequence[_Case], weight: float, fraction: float) -> float:

@@ -82,25 +82,25 @@ def fit_local_scale(
     if number_of(groups) < _LEAST or not grid.is_uniform or grid.is_masked:
         return None
     reader = Reader.of(grid, width=_WIDTH)
-    blank = _blank(parts, reader, count=count, grid=grid)
+    initial = _blank(parts, reader, count=count, grid=grid)
     points = _points(grid, count)
-    features: list[list[Tensor]] = [[] for _ in range(blank.standards.shape[2])]
+    features: list[list[Tensor]] = [[] for _ in range(initial.standards.shape[2])]
     squares = []
     for mean, variance, ratios in parts():
-        for kept, feature in zip(features, blank.features(reader(mean, variance)), strict=True):
-            kept.append(feature[..., points].expand(len(mean), -1, -1))
+        for columns, feature in zip(features, initial.features(reader(mean, variance)), strict=True):
+            columns.append(feature[..., points].expand(len(mean), -1, -1))
         squares.append(ratios.flatten(2)[..., points].clamp_min(_LEAST_SQUARE))
-    fitted = torch.ones(len(blank.units), dtype=torch.bool) if left_out is None else ~left_out
-    stacked = torch.stack([torch.cat(kept) for kept in features], -1)
+    fitted = torch.ones(len(initial.units), dtype=torch.bool) if left_out is None else ~left_out
+    stacked = torch.stack([torch.cat(columns) for columns in features], -1)
     weights = grid.mean_weights[points]
-    seen = _Seen(features=stacked, squares=torch.cat(squares), weights=weights / weights.sum(), groups=groups)
-    local, gains = _fitted(blank, seen, fitted)
-    local, bent = _bent(local, seen, fitted)
+    sample = _Sample(features=stacked, squares=torch.cat(squares), weights=weights / weights.sum(), groups=groups)
+    local, gains = _fitted(initial, sample, fitted)
+    local, bent = _bent(local, sample, fitted)
     if not bool((gains | bent).any()):
         return None
     factor = local.on(grid)
-    left = (ratios / factor(mean, variance).unflatten(-1, grid.shape) for mean, variance, ratios in parts())
-    chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in left]).sum(0)
+    remaining = (ratios / factor(mean, variance).unflatten(-1, grid.shape) for mean, variance, ratios in parts())
+    chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in remaining]).sum(0)
     constant = local.coefficients.clone()
     raised = torch.where(gains & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
     constant[:, 0] += raised
@@ -132,11 +132,11 @@ def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, g
 
 def _points(grid: Grid, count: int) -> Tensor:
     """Some points of a grid, in their order."""
-    wanted = max(1, min(grid.size, _VALUES // count))
-    return torch.randperm(grid.size, generator=stream(0, "local scale points"))[:wanted].sort().values
+    most = max(1, min(grid.size, _VALUES // count))
+    return torch.randperm(grid.size, generator=stream(0, "local scale points"))[:most].sort().values
 
 
-class _Seen(NamedTuple):
+class _Sample(NamedTuple):
     """What is fitted to, at some points.
 
     Attributes:
@@ -152,35 +152,35 @@ class _Seen(NamedTuple):
     groups: Int64[Tensor, " n"]
 
 
-def _fitted(blank: LocalScale, seen: _Seen, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
+def _fitted(initial: LocalScale, sample: _Sample, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
     """Standardise features, and fit the coefficients of some channels; which of them gain."""
-    features = seen.features
+    features = sample.features
     flat = features.movedim(1, 0).flatten(1, 2)
     center, spread = flat.mean(1), flat.std(1, correction=0)
     spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))
     design = (features - center[:, None]) / spread[:, None]
     span = design.movedim(1, 0).flatten(1, 2)
-    coefficients = torch.zeros_like(blank.coefficients)
-    candidates = [mean_size(seen.groups) * ridge for ridge in _penalties(design.shape[3])]
+    coefficients = torch.zeros_like(initial.coefficients)
+    candidates = [mean_size(sample.groups) * ridge for ridge in _penalties(design.shape[3])]
     gains = torch.zeros(len(coefficients), dtype=torch.bool)
     for channel in range(len(coefficients)):
-        one = _Likelihood(design=design[:, channel], squares=seen.squares[:, channel], weights=seen.weights)
-        ridge = one.choose(candidates, groups=seen.groups) if fitted[channel] else None
+        likelihood = _Likelihood(design=design[:, channel], squares=sample.squares[:, channel], weights=sample.weights)
+        ridge = likelihood.choose(candidates, groups=sample.groups) if fitted[channel] else None
         if ridge is not None:
-            coefficients[channel], gains[channel] = _without_roughening(one, ridge), True
+            coefficients[channel], gains[channel] = _without_roughening(likelihood, ridge), True
     standards = torch.stack([center, spread, span.amin(1), span.amax(1)])
     totals = coefficients[:, :1] + torch.einsum("cmk,ck->cm", span, coefficients[:, 1:])
     limits = torch.stack([totals.amin(1), totals.amax(1)])
-    return replace(blank, standards=standards, coefficients=coefficients, limits=limits), gains
+    return replace(initial, standards=standards, coefficients=coefficients, limits=limits), gains
 
 
-def _without_roughening(one: _Likelihood, ridge: Float64[Tensor, " k"]) -> Float64[Tensor, " k1"]:
+def _without_roughening(likelihood: _Likelihood, ridge: Float64[Tensor, " k"]) -> Float64[Tensor, " k1"]:
     """Coefficients, that of fine variation not above zero: what it adds point by point, it takes from joint densities."""
-    found = one.minimiser(ridge)
-    if not float(found[FINE + 1]) > 0:
-        return found
+    coefficients = likelihood.minimiser(ridge)
+    if not float(coefficients[FINE + 1]) > 0:
+        return coefficients
     left_out = torch.arange(len(ridge)) == FINE
-    return one.minimiser(torch.where(left_out, math.inf, ridge))
+    return likelihood.minimiser(torch.where(left_out, math.inf, ridge))
 
 
 def _penalties(width: int) -> list[Float64[Tensor, " k"]]:
@@ -190,31 +190,31 @@ def _penalties(width: int) -> list[Float64[Tensor, " k"]]:
     return [torch.where(left_out, math.inf, ridge).double() for left_out, ridge in pairs]
 
 
-def _bent(local: LocalScale, seen: _Seen, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
+def _bent(local: LocalScale, sample: _Sample, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
     """Fit the curve of some channels to what the features leave; which of them gain."""
-    features = seen.features
+    features = sample.features
     standardised = torch.stack([local.standardised(features[..., index], index) for index in range(features.shape[3])], -1)
     total = local.coefficients[:, :1] + torch.einsum("ncmk,ck->ncm", standardised, local.coefficients[:, 1:])
     smooth = total - local.coefficients[:, FINE + 1, None] * standardised[..., FINE]
-    logs, left = smooth + features[..., 0] + features[..., 1], seen.squares * torch.exp(-total)
-    found: list[tuple[Tensor, Tensor] | None] = []
+    logs, squares = smooth + features[..., 0] + features[..., 1], sample.squares * torch.exp(-total)
+    curves: list[tuple[Tensor, Tensor] | None] = []
     for channel in range(logs.shape[1]):
         knots = knots_of(logs[:, channel].flatten()) if fitted[channel] else None
         if knots is None:
-            found.append(None)
+            curves.append(None)
             continue
-        one = _Likelihood(design=bends(logs[:, channel], knots), squares=left[:, channel], weights=seen.weights)
-        sizes = [mean_size(seen.groups) * size for size in _BENDING]
+        likelihood = _Likelihood(design=bends(logs[:, channel], knots), squares=squares[:, channel], weights=sample.weights)
+        sizes = [mean_size(sample.groups) * size for size in _BENDING]
         candidates = [torch.full((len(knots) - 1,), size, dtype=torch.float64) for size in sizes]
-        ridge = one.choose(candidates, groups=seen.groups)
-        slopes = None if ridge is None else one.minimiser(ridge)
-        found.append(None if slopes is None else (knots, slopes[0] + bends(knots, knots) @ slopes[1:]))
-    is_bent = torch.tensor([one is not None for one in found])
+        ridge = likelihood.choose(candidates, groups=sample.groups)
+        slopes = None if ridge is None else likelihood.minimiser(ridge)
+        curves.append(None if slopes is None else (knots, slopes[0] + bends(knots, knots) @ slopes[1:]))
+    is_bent = torch.tensor([curve is not None for curve in curves])
     if not bool(is_bent.any()):
         return local, is_bent
-    count = next(len(one[0]) for one in found if one is not None)
+    count = next(len(curve[0]) for curve in curves if curve is not None)
     flat = torch.arange(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
-    knots, heights = (torch.stack(parts) for parts in zip(*(one or flat for one in found), strict=True))
+    knots, heights = (torch.stack(parts) for parts in zip(*(curve or flat for curve in curves), strict=True))
     return replace(local, curve=VarianceCurve(knots=knots, heights=heights)), is_bent
 
 
@@ -268,10 +268,10 @@ class _Likelihood:
         rows = self.rows if bool(free.all()) else self.rows[free]
         squares, weights = self.squares.flatten(), self.weights.repeat(len(self.squares))
         penalty = torch.cat([torch.zeros(1, dtype=torch.float64), ridge])[free]
-        found = torch.zeros(len(rows), dtype=torch.float64)
-        found[0] = (weights @ squares / weights.sum()).clamp_min(torch.finfo(torch.float64).tiny).log()
+        minimum = torch.zeros(len(rows), dtype=torch.float64)
+        minimum[0] = (weights @ squares / weights.sum()).clamp_min(torch.finfo(torch.float64).tiny).log()
         if start is not None:
-            found = start[free]
+            minimum = start[free]
         moments, masses = rows @ weights, weights * squares
 
         def objective(at: Tensor) -> tuple[float, Tensor]:
@@ -279,23 +279,23 @@ class _Likelihood:
             weighted = masses * torch.exp(-(at @ rows))
             return float(at @ moments + weighted.sum() + 0.5 * penalty @ at.square()), weighted
 
-        value, weighted = objective(found)
+        value, weighted = objective(minimum)
         for _ in range(_STEPS):
-            gradient = moments - rows @ weighted + penalty * found
+            gradient = moments - rows @ weighted + penalty * minimum
             curvature = _gram(rows, weighted) + torch.diag(penalty + 1e-9 * weights.sum())
             step, size = torch.linalg.solve(curvature, gradient), 1.0
-            after = objective(found - step)
+            after = objective(minimum - step)
             while size > 1e-6 and not after[0] <= value:
                 size *= 0.5
-                after = objective(found - size * step)
+                after = objective(minimum - size * step)
             before = value
             if not after[0] < before:
                 break
-            found, (value, weighted) = found - size * step, after
+            minimum, (value, weighted) = minimum - size * step, after
             if before - value <= _GAIN * abs(before):
                 break
         coefficients = torch.zeros(len(free), dtype=torch.float64)
-        coefficients[free] = found
+        coefficients[free] = minimum
         return coefficients
 
     def values(self, coefficients: Float64[Tensor, " k1"]) -> Float64[Tensor, " n"]:
@@ -310,6 +310,6 @@ class _Likelihood:
 def _gram(rows: Float64[Tensor, "k m"], weights: Float64[Tensor, " m"]) -> Float64[Tensor, "k k"]:
     """Rows times their transpose under weights, in parts that the processor's caches hold."""
     total = rows.new_zeros(len(rows), len(rows))
-    for some, weight in zip(rows.split(_PART, dim=1), weights.split(_PART), strict=True):
-        total.addmm_(some * weight, some.mT)
+    for part, weight in zip(rows.split(_PART, dim=1), weights.split(_PART), strict=True):
+        total.addmm_(part * weight, part.mT)
     return total

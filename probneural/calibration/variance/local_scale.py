@@ -82,12 +82,12 @@ class LocalScale:
         channels, count = len(self.units), POINTWISE + len(wave_numbers(self.grid))
         tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients, self.limits)
         expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1), (2, channels)]
-        found = [tuple(tensor.shape) for tensor in tensors]
+        shapes = [tuple(tensor.shape) for tensor in tensors]
         bent = channels if self.curve is None else len(self.curve.knots)
-        if found != expected or bent != channels:
+        if shapes != expected or bent != channels:
             raise ShapeError(
                 expected=f"tensors of shapes {expected}, and a curve of {channels} channels",
-                got=f"{found}, {bent}",
+                got=f"{shapes}, {bent}",
                 remedy="fit it with VarianceScale",
             )
 
@@ -174,14 +174,14 @@ class LocalFactor:
             mean: Predicted means, in physical units.
             variance: Predictive variances t, in physical units squared.
         """
-        local, there = self.local, self.local.grid.unmasked
+        local, fitted_on = self.local, self.local.grid.unmasked
         grid = self.grid.unmasked
-        read = self.reader(resample(mean, grid, there), resample(variance, grid, there).clamp_min(0.0))
+        read = self.reader(resample(mean, grid, fitted_on), resample(variance, grid, fitted_on).clamp_min(0.0))
         smooth, fine = self.linear(read)
         lower, upper = (limit[:, None].to(smooth) for limit in local.limits)
         total = torch.minimum(torch.maximum(smooth + fine, lower), upper)
         logs = total if local.curve is None else total + local.curve(smooth + local.logs(read))
-        return interpolated(logs, source=there, target=grid).exp()
+        return interpolated(logs, source=fitted_on, target=grid).exp()
 
     def linear(self, read: Quantities) -> tuple[Float64[Tensor, "n c p"], Float64[Tensor, "n c p"]]:
         """What the features make of it: the logarithm of the factor before limits and curve, and what the fine one adds."""
@@ -248,7 +248,7 @@ class Reader:
         """Read the predictions of n functions."""
         values = mean.to(torch.float64)
         differences = [difference(values, axis, along=along) for along, axis in enumerate(self.axes)]
-        slopes = torch.stack([self._smooth(one.square()).flatten(2) for one in differences], 2)
+        slopes = torch.stack([self._smooth(slope.square()).flatten(2) for slope in differences], 2)
         flat, weights = values.flatten(2), self.mean_weights.to(values)
         return Quantities(
             variances=variance.to(torch.float64).flatten(2),
@@ -336,7 +336,7 @@ def spans(grid: Grid, reference: Grid) -> bool:
     """Whether a grid is uniform and has the domain of the reference grid, which is uniform."""
     if not grid.is_uniform or grid.dimension != reference.dimension:
         return False
-    return all(_span(one) == _span(other) for one, other in zip(grid.axes, reference.axes, strict=True))
+    return all(_span(first) == _span(second) for first, second in zip(grid.axes, reference.axes, strict=True))
 
 
 def _span(axis: Axis) -> tuple[float, float, bool]:
@@ -360,8 +360,8 @@ def bends(logs: Float64[Tensor, "*s"], knots: Float64[Tensor, " k"]) -> Float64[
         ... ).tolist()
         [[0.0, 0.0], [1.5, 0.5], [2.0, 1.0]]
     """
-    kept = logs.clamp(knots[0], knots[-1])[..., None]
-    return torch.cat([kept, (kept - knots[1:-1]).clamp_min(0.0)], -1)
+    clamped = logs.clamp(knots[0], knots[-1])[..., None]
+    return torch.cat([clamped, (clamped - knots[1:-1]).clamp_min(0.0)], -1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -120,11 +120,11 @@ class ScaleMixture:
                 DataWarning,
             )
         weights = stacking_weights(every, torch.full((len(every),), 1.0 / len(every), dtype=torch.float64))
-        kept = weights > _LEAST
+        has_weight = weights > _LEAST
         return ScaleMixturePredictor(
             inner,
-            logs[kept].exp(),
-            weights=weights[kept] / weights[kept].sum(),
+            logs[has_weight].exp(),
+            weights=weights[has_weight] / weights[has_weight].sum(),
             calibrated_on=torch.cat([inner.calibrated_on.cpu(), keys.flatten()]),
         )
 
@@ -134,8 +134,8 @@ class ScaleMixture:
         for u, truth, grid in distributions(predictor, calibration):
             field = gaussian_of(u)
             for first in range(0, len(truth), _TOGETHER):
-                some = slice(first, first + _TOGETHER)
-                comparison = compare(field[some], Field(truth[some], grid.select(some)), noise=predictor.noise)
+                rows = slice(first, first + _TOGETHER)
+                comparison = compare(field[rows], Field(truth[rows], grid.select(rows)), noise=predictor.noise)
                 largest = true_supremum(comparison)
                 if not bool(largest.isfinite().all()):
                     raise CalibrationError(
@@ -158,9 +158,9 @@ class ScaleMixture:
         """
         errors, draws, certain, count, states = [], [], 0, 0, False
         for comparison, seed in self._comparisons(predictor, calibration):
-            known = _uncertain(comparison)
-            errors.append(true_supremum(comparison).cpu()[known])
-            draws.append(self._suprema(comparison, [1.0], seed=seed)[0][:, known])
+            uncertain = _uncertain(comparison)
+            errors.append(true_supremum(comparison).cpu()[uncertain])
+            draws.append(self._suprema(comparison, [1.0], seed=seed)[0][:, uncertain])
             inside = comparison.grid.fill(comparison.certain, 0)
             certain += int(inside.sum())
             count += int(comparison.grid.fill(torch.ones_like(inside), 0).sum())
@@ -178,13 +178,13 @@ class ScaleMixture:
         middle = largest.median().log() - drawn.median()
         logs = _LOGS + (middle if bool(middle.isfinite()) else 0.0)  # most errors may be zero
         width = _BANDWIDTH * drawn.std(0)
-        found = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
+        suprema = largest.clamp_min(torch.finfo(torch.float64).tiny).log().maximum(drawn.amin(0) + logs.min())
         parts, start = [], 0
         for scaled in self._scaled(predictor, calibration, drawn, logs=logs):
-            some = slice(start, start + scaled.shape[1])
-            squares = ((found[some, None] - scaled) / width[some, None]).square()
-            parts.append(torch.logsumexp(-0.5 * squares, 0) - width[some, None].log())
-            start = some.stop
+            rows = slice(start, start + scaled.shape[1])
+            squares = ((suprema[rows, None] - scaled) / width[rows, None]).square()
+            parts.append(torch.logsumexp(-0.5 * squares, 0) - width[rows, None].log())
+            start = rows.stop
         return logs, torch.cat(parts) - math.log(self.draws) - 0.5 * math.log(2.0 * math.pi), fraction
 
     def _scaled(
@@ -192,10 +192,10 @@ class ScaleMixture:
     ) -> Iterator[Float64[Tensor, "draws some k"]]:
         """Logarithms of suprema of draws at all scales, a few functions at a time: a third of a MiB for each."""
         if not bool((predictor.noise > 0).any()):
-            yield from (some[:, :, None] + logs for some in drawn.split(_TOGETHER, 1))
+            yield from (part[:, :, None] + logs for part in drawn.split(_TOGETHER, 1))
             return
-        for one, seed in self._comparisons(predictor, calibration):
-            yield self._suprema(one, logs.exp().tolist(), seed=seed)[:, :, _uncertain(one)].movedim(0, -1)
+        for comparison, seed in self._comparisons(predictor, calibration):
+            yield self._suprema(comparison, logs.exp().tolist(), seed=seed)[:, :, _uncertain(comparison)].movedim(0, -1)
 
     def _suprema(self, comparison: Comparison, scales: Sequence[float], *, seed: int) -> Float64[Tensor, "k draws n"]:
         """Logarithms of suprema of draws whose field is scaled, and noise not, standardised by the deviations before."""

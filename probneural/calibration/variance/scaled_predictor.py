@@ -110,8 +110,8 @@ class ScaledPredictor(Calibrated):
             return None
         if self.local.covers(u.grid):
             return self._ratio(self.local, u)
-        there = gaussian_of(self.inner(inputs, self.local.grid))
-        return interpolated(self._ratio(self.local, there).log(), source=there.grid, target=u.grid).exp()
+        prediction = gaussian_of(self.inner(inputs, self.local.grid))
+        return interpolated(self._ratio(self.local, prediction).log(), source=prediction.grid, target=u.grid).exp()
 
     def _ratio(self, local: LocalScale, u: GaussianField) -> Float64[Tensor, "n c p"]:
         per_channel = (-1, *(1,) * len(u.grid.shape))
@@ -131,9 +131,9 @@ class ScaledPredictor(Calibrated):
         factor = torch.ones(1, 1, 1, dtype=torch.float64) if ratio is None else ratio.to("cpu")
         white = ((parts.white_fraction * unexplained)[:, None] * factor - noise[:, None]).clamp_min(0.0)
         smooth = (unexplained[:, None] * factor - white - noise[:, None]).clamp_min(0.0).to(u.mean).expand(shape)
-        left = self.scale * (1.0 - parts.root_fraction)
-        if bool((left > 0).any()):
-            smooth = smooth + (left[:, None] * factor).to(u.mean) * u.variance.flatten(2)
+        own_variance = self.scale * (1.0 - parts.root_fraction)
+        if bool((own_variance > 0).any()):
+            smooth = smooth + (own_variance[:, None] * factor).to(u.mean) * u.variance.flatten(2)
         rough = square_root(white).to(u.mean).expand(shape)
         return ModulatedRoot(square_root(smooth), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 
@@ -149,5 +149,5 @@ def _weighed(root: Root, ratio: Float64[Tensor, "n c p"] | None) -> Root:
 
 def _side_by_side(*roots: Root | None) -> Root | None:
     """The root of the sum of independent fields, or None of none."""
-    known = [root for root in roots if root is not None]
-    return functools.reduce(SideBySideRoot, known) if known else None
+    present = [root for root in roots if root is not None]
+    return functools.reduce(SideBySideRoot, present) if present else None

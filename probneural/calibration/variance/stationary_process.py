@@ -115,13 +115,13 @@ class Waves:
         """Coefficients of samples, by quadrature: axis by axis, so that no matrix of points and waves is formed."""
         if self._weighted is not None:
             return values @ self._weighted
-        found = values.unflatten(-1, self.grid.shape)
+        spectrum = values.unflatten(-1, self.grid.shape)
         for axis, count in reversed([*zip(self.grid.axes, self._counts, strict=True)]):
-            found = _analysed(found, axis, count).movedim(-1, 2)
+            spectrum = _analysed(spectrum, axis, count).movedim(-1, 2)
         place = torch.zeros(len(self), dtype=torch.long)
         for number, count in zip(self.candidates.mT, self._counts, strict=True):
             place = place * count + number
-        return found.flatten(2)[..., place]
+        return spectrum.flatten(2)[..., place]
 
     def powers(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
         """Squared coefficients of samples."""
@@ -150,11 +150,11 @@ class Waves:
         ordered, total = pooled.gather(1, order), pooled.sum(1, keepdim=True)
         captured = torch.where(total > 0, ordered.cumsum(1) / torch.where(total > 0, total, 1.0), 1.0)
         enough = (captured < _KEPT_POWER).sum(1, keepdim=True) + 1
-        kept = _whole_groups(group[order], enough, most=max(1, most // len(power)))
-        rank = int(kept.amax())
+        ranks = _whole_groups(group[order], enough, most=max(1, most // len(power)))
+        rank = int(ranks.amax())
         return StationaryProcess(
             modes=self.candidates[order[:, :rank]],
-            amplitudes=torch.where(torch.arange(rank) < kept, ordered[:, :rank].sqrt(), 0.0),
+            amplitudes=torch.where(torch.arange(rank) < ranks, ordered[:, :rank].sqrt(), 0.0),
             lower=self.lower,
             lengths=self.lengths,
             periodic=self.grid.periodic,
@@ -166,8 +166,8 @@ def _whole_groups(groups: Int64[Tensor, "c K"], enough: Int64[Tensor, "c 1"], *,
     number = torch.arange(1, groups.shape[1] + 1)
     ends = groups != torch.nn.functional.pad(groups[:, 1:], (0, 1), value=-1)
     rank = min(most, int(torch.where(ends & (number >= enough), number, groups.shape[1]).amin(1).amax()))
-    kept = torch.where(ends & (number <= rank), number, 0).amax(1, keepdim=True)
-    return torch.where(kept > 0, kept, rank)
+    counts = torch.where(ends & (number <= rank), number, 0).amax(1, keepdim=True)
+    return torch.where(counts > 0, counts, rank)
 
 
 def box_of(grid: Grid) -> tuple[Tensor, Tensor]:

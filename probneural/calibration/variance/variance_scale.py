@@ -137,7 +137,7 @@ class VarianceScale:
         if isinstance(inner, MixturePredictor):
             parts = zip(inner.predictors, inner.weights.tolist(), strict=True)
             inner = inner.with_predictors(
-                [self._fitted(one, calibration, keys=keys) if weight > 0.0 else one for one, weight in parts]
+                [self._fitted(member, calibration, keys=keys) if weight > 0.0 else member for member, weight in parts]
             )
         predicted = CalibrationPredictions(inner, calibration)
         noise = inner.noise.detach().to("cpu", torch.float64)
@@ -249,7 +249,7 @@ def _moved(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], s
     """Moments whose variances are a scale times those that are stated plus a shift, beside the truth."""
     for stated, truth in predicted:
         per_channel = (-1, *(1,) * (truth.ndim - 2))
-        factor, extra = (one.reshape(per_channel).to(stated.variance) for one in (scale, shift))
+        factor, extra = (numbers.reshape(per_channel).to(stated.variance) for numbers in (scale, shift))
         yield replace(stated, variance=factor * stated.variance + extra), truth
 
 

@@ -117,8 +117,8 @@ class EnsembleForecast(Undisturbed, ABC):
         chosen = self._chosen(leads)
         maps = (functional,) * len(chosen) if isinstance(functional, Functional) else functional
         maps = check_sequence(maps, "functional", remedy="give a functional, or a list of one per lead")
-        for one in maps:
-            check_functional(one, grid=self.grid)
+        for part in maps:
+            check_functional(part, grid=self.grid)
         if len(maps) != len(chosen):
             raise ArgumentError(
                 expected=f"one functional per lead, {len(chosen)}", got=str(len(maps)), remedy="or one for all leads"
@@ -170,8 +170,8 @@ class EnsembleForecast(Undisturbed, ABC):
     def _chosen(self, leads: Sequence[int] | None) -> list[int]:
         if leads is None:
             return list(range(1, self.steps + 1))
-        given = check_sequence(leads, "leads", remedy="give a list of numbers")
-        chosen = [check_integer(lead, "lead", least=0, most=self.steps) for lead in given]
+        checked = check_sequence(leads, "leads", remedy="give a list of numbers")
+        chosen = [check_integer(lead, "lead", least=0, most=self.steps) for lead in checked]
         if not chosen:
             raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for all")
         return chosen
@@ -247,17 +247,17 @@ def _filled(
     import zarr
 
     first = forecast.at(0).samples
-    members, functions, *rest = first.shape
+    members, functions, *field_shape = first.shape
     per_member = max(1, _CHUNK_BYTES // max(1, first[0].numel() * first.element_size()))
     space = [f"x{number}" for number in range(len(forecast.grid.shape))] if forecast.grid.is_uniform else ["point"]
-    told = {**attributes, "probneural_version": version("probneural")}
-    group = zarr.create_group(store=store, attributes=told, zarr_format=2)  # what xarray has read for longest
+    description = {**attributes, "probneural_version": version("probneural")}
+    group = zarr.create_group(store=store, attributes=description, zarr_format=2)  # what xarray has read for longest
     check_unmasked(forecast.grid, "files of forecasts")
     about_grid: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
     array = group.create_array(
         "states",
-        shape=(members, functions, forecast.steps + 1, *rest),
-        chunks=(min(members, per_member), functions, 1, *rest),
+        shape=(members, functions, forecast.steps + 1, *field_shape),
+        chunks=(min(members, per_member), functions, 1, *field_shape),
         dtype=str(first.dtype).removeprefix("torch."),
         fill_value=float("nan"),
         attributes=about_grid | {_DIMENSIONS: ["member", "sample", "time", "channel", *space]},
@@ -270,7 +270,7 @@ def _filled(
             written = lead + 1
     except ForecastError as error:
         stopped = error
-        array.resize((members, functions, written, *rest))
+        array.resize((members, functions, written, *field_shape))
         group.attrs["ended"] = str(error)
     _coordinate(group, "time", times[:written], ["time"])
     _coordinate(group, "lead", np.arange(written), ["time"])
@@ -331,8 +331,8 @@ def applied(
     for row, u in states():
         if row >= len(maps):
             raise ArgumentError(expected="one functional per lead", got=f"{len(maps)}", remedy="or one for all leads")
-        one = maps[row]
-        image = u.apply(one) if isinstance(one, Functional) else push_draws(u, one, draws=1, seed=0)
+        function = maps[row]
+        image = u.apply(function) if isinstance(function, Functional) else push_draws(u, function, draws=1, seed=0)
         labels[row] = image.labels
         if sums is None:
             parts[row] = image.samples
@@ -351,8 +351,8 @@ def applied(
         named = labels.get(0) if len(sums) == 1 else None
     else:
         known = [(lead, labels[row]) for row, lead in enumerate(leads)]
-        missing = any(own is None for _, own in known)
-        named = None if missing else tuple(f"{name}, lead {lead}" for lead, own in known for name in own or ())
+        missing = any(label is None for _, label in known)
+        named = None if missing else tuple(f"{name}, lead {lead}" for lead, label in known for name in label or ())
     assert image is not None
     return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._image_of(image, named)
 

@@ -133,14 +133,14 @@ class Members:
 
     def starts(self) -> Float[Tensor, "s n hc *grid"]:
         """The states at leads 1 - history to 0, as channels."""
-        known = self.start.values[:, : self.history * self.channels]
+        states = self.start.values[:, : self.history * self.channels]
         if self.initial is None:
-            return known.expand(self.count, *known.shape)
+            return states.expand(self.count, *states.shape)
         initial = self.initial
         if isinstance(initial, EmpiricalField) and len(initial.weights) == self.count and initial.has_equal_weights:
-            return initial.samples.detach().to(known)
+            return initial.samples.detach().to(states)
         seeds = [stream_seed(self.seed, "roll-out starts", member) for member in range(self.count)]
-        return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(known)
+        return torch.stack([initial.rsample(seed=seed) for seed in seeds]).to(states)
 
     def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
         """The states at a lead, from those before it.
@@ -197,11 +197,11 @@ class Members:
         constant = self._constant
         if self.forcing is None:
             return constant
-        given = self.forcing(lead)
-        values = given.values if isinstance(given, Field) else given
+        forcing = self.forcing(lead)
+        values = forcing.values if isinstance(forcing, Field) else forcing
         check_instance(values, Tensor, "forcing", remedy="return a tensor (k, *grid) or (n, k, *grid), or a Field")
-        wanted = self.predictor.in_channels - self.history * self.channels - constant.shape[1]
-        shape = (len(self.start), wanted, *self.grid.shape)
+        count = self.predictor.in_channels - self.history * self.channels - constant.shape[1]
+        shape = (len(self.start), count, *self.grid.shape)
         if tuple(values.shape) not in (shape, shape[1:]):
             raise ShapeError(
                 expected=f"forcing of shape {shape[1:]} or {shape}",
@@ -244,8 +244,8 @@ def members_of(
         check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
         _check_alike(Field(initial.mean, initial.grid), start, "initial", channels=states)
     extra = predictor.in_channels - states
-    given = start.channels - states + (0 if parameters is None else parameters.channels)
-    if extra < 0 or start.channels < states or (given > extra if forcing is not None else given != extra):
+    extras = start.channels - states + (0 if parameters is None else parameters.channels)
+    if extra < 0 or start.channels < states or (extras > extra if forcing is not None else extras != extra):
         raise ShapeError(
             expected=f"{predictor.in_channels} input channels: {history} states of {predictor.out_channels}, then extras",
             got=f"a start of {start.channels} and {0 if parameters is None else parameters.channels} parameters",
@@ -261,10 +261,10 @@ def members_of(
             got=str(tuple(variance.shape)),
             remedy="noise=True takes the predictor's",
         )
-    own = start.without_own_masks().detached().to(predictor.dtype).to(predictor.device)
+    converted = start.without_own_masks().detached().to(predictor.dtype).to(predictor.device)
     return Members(
         predictor=predictor,
-        start=own,
+        start=converted,
         count=check_integer(members, "members"),
         draws=draws,
         initial=initial,

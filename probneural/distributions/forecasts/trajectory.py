@@ -183,9 +183,9 @@ class Trajectory(EnsembleForecast):
         return KeptStates(list(start), steps=self.steps, budget=self.budget)
 
     def _state(self, lead: int) -> Float[Tensor, "s n c *grid"]:
-        kept = self._kept.get(lead)
-        if kept is not None:
-            return kept
+        stored = self._kept.get(lead)
+        if stored is not None:
+            return stored
         last, _ = self._kept.before(lead)
         for _, state in self._states_from(last, lead):  # noqa: B007
             pass
@@ -259,9 +259,9 @@ class KeptStates:
         """The largest lead up to this one that can be gone on from, and the window of states up to there."""
         for last in range(lead, -1, -1):
             window = [self.get(number) for number in range(last + 1 - self.history, last + 1)]
-            found = [state for state in window if state is not None]
-            if len(found) == self.history:
-                return last, found
+            states = [state for state in window if state is not None]
+            if len(states) == self.history:
+                return last, states
         raise AssertionError("the start is always kept")
 
     @property
@@ -328,8 +328,8 @@ def paired_shares(forecast: Trajectory, partners: Trajectory) -> VarianceShares:
     """Shares from members, and partners that have the same initial states and the operators of the next members."""
     _check_members(forecast)
     rows: dict[str, list[Tensor]] = {"initial": [], "operator": [], "interaction": []}
-    for (_, own), (_, other) in zip(forecast.leads(), partners.leads(), strict=True):
-        first, second, grid = own.samples, other.samples, forecast.grid
+    for (_, member), (_, partner) in zip(forecast.leads(), partners.leads(), strict=True):
+        first, second, grid = member.samples, partner.samples, forecast.grid
         total = (_variance(first, grid) + _variance(second, grid)) / 2
         given_initial = _average((first - second).square().mean(0), grid) / 2  # E Var[u | I]
         given_operator = _average((second - first.roll(-1, 0)).square().mean(0), grid) / 2  # E Var[u | O]

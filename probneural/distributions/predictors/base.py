@@ -148,12 +148,12 @@ class Predictor(Undisturbed, ABC):
     @torch.no_grad()
     def _with_discrepancy(self: AnyPredictor, pairs: Dataset) -> AnyPredictor:
         """This very predictor, just made, with the mean variance of the discrepancy of its fields at some of these pairs."""
-        some = pairs.subset(evenly_spread_rows(len(pairs), _SAMPLES))
-        total, grid = torch.zeros(self.out_channels, dtype=torch.float64, device="cpu"), some.outputs.grid.shared
-        for part in batches(some, max(1, _VALUES // (self.out_channels * grid.size))):
+        subset = pairs.subset(evenly_spread_rows(len(pairs), _SAMPLES))
+        total, grid = torch.zeros(self.out_channels, dtype=torch.float64, device="cpu"), subset.outputs.grid.shared
+        for part in batches(subset, max(1, _VALUES // (self.out_channels * grid.size))):
             u = self(part.inputs.detached(), grid)
             variance = u.grid.fill(u._discrepancy_variance.to("cpu", torch.float64))
-            total += u.grid.mean(variance.flatten(2)).sum(0) / len(some)
+            total += u.grid.mean(variance.flatten(2)).sum(0) / len(subset)
         return self._with_discrepancy_variance(total.tolist())
 
     def _with_discrepancy_variance(self: AnyPredictor, variance: Sequence[float]) -> AnyPredictor:
@@ -289,10 +289,10 @@ class Predictor(Undisturbed, ABC):
         if not (grid.is_uniform and self.domain.is_uniform):
             return
 
-        def spans(one: Grid) -> list[tuple[float, float, bool]]:
-            return [(axis.origin, axis.length, axis.periodic) for axis in one.axes]
+        def spans(grid: Grid) -> list[tuple[float, float, bool]]:
+            return [(axis.origin, axis.length, axis.periodic) for axis in grid.axes]
 
-        names, trained = ([axis.name for axis in one.axes] for one in (grid, self.domain))
+        names, trained = ([axis.name for axis in domain.axes] for domain in (grid, self.domain))
         if names != trained and sorted(names) == sorted(trained):
             raise GridError(
                 expected=f"axes of space in the order {', '.join(trained)} of the training inputs",
@@ -456,9 +456,9 @@ def _contents(part: object) -> object:
     if isinstance(part, Predictor):
         return part._identity
     if isinstance(part, list | tuple):
-        return [_contents(one) for one in part]
+        return [_contents(item) for item in part]
     if is_dataclass(part):
-        return [_contents(getattr(part, one.name)) for one in fields(part)]
+        return [_contents(getattr(part, item.name)) for item in fields(part)]
     return identity_of(part.state_dict() if isinstance(part, nn.Module) else part)
 
 

@@ -79,7 +79,7 @@ class ConditionedPredictor(Predictor):
         self.chi2 = measured.chi2
 
     @classmethod
-    def given(
+    def of_measurements(
         cls, inner: Predictor, inputs: Field, *, functional: Functional, values: Tensor, noise: float | Tensor
     ) -> ConditionedPredictor:
         """Condition on what a user passes; see `Predictor.condition`."""
@@ -116,8 +116,8 @@ class ConditionedPredictor(Predictor):
         latent = u.condition(self._functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
         assert latent.shift is not None
         assert latent.transform is not None
-        known = LowRankUpdate(latent.transform.directions.detach(), latent.transform.factors.detach())
-        return replace(latent, shift=latent.shift.detach(), transform=known)
+        update = LowRankUpdate(latent.transform.directions.detach(), latent.transform.factors.detach())
+        return replace(latent, shift=latent.shift.detach(), transform=update)
 
     @property
     def _functional(self) -> MatrixFunctional:
@@ -139,4 +139,4 @@ def _gaussian(u: FieldDistribution) -> GaussianField:
     return u
 
 
-Predictor._conditioned = ConditionedPredictor.given
+Predictor._conditioned = ConditionedPredictor.of_measurements

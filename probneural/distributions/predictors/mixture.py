@@ -63,23 +63,29 @@ class MixturePredictor(Predictor):
         calibrated_on: Int64[Tensor, " n"] | None = None,
     ) -> None:
         self.predictors = checked_predictors(predictors)
-        first = max(self.predictors, key=lambda one: torch.finfo(one.dtype).bits)
+        first = max(self.predictors, key=lambda predictor: torch.finfo(predictor.dtype).bits)
         self.weights = checked_weights(weights, len(self.predictors)).cpu()
         self._active = [index for index, weight in enumerate(self.weights.tolist()) if weight > 0.0]
-        noises = torch.stack([one.noise.detach().to(first.noise) for one in self.predictors])
+        noises = torch.stack([predictor.noise.detach().to(first.noise) for predictor in self.predictors])
         noise = noises[self._active].amin(0)
-        residual = self.weights @ torch.stack([one.residual_variance for one in self.predictors])
-        traits = replace(first.traits, noise=noise, trained_on=joined_record(one.trained_on for one in self.predictors))
+        residual = self.weights @ torch.stack([predictor.residual_variance for predictor in self.predictors])
+        traits = replace(
+            first.traits, noise=noise, trained_on=joined_record(predictor.trained_on for predictor in self.predictors)
+        )
         super().__init__(replace(traits, discrepancy_variance=tuple((residual - noise.cpu()).clamp_min(0.0).tolist())))
         own = [] if calibrated_on is None else [calibrated_on]
         if any(not isinstance(keys, Tensor) or keys.dtype != torch.int64 for keys in own):
             got = described(calibrated_on)
             raise ArgumentError(expected="row keys in int64 as calibrated_on", got=got, remedy="leave them out")
-        self.calibrated_on = torch.cat([*own, *(one.calibrated_on.to("cpu") for one in self.predictors)]).unique()
+        self.calibrated_on = torch.cat([*own, *(predictor.calibrated_on.to("cpu") for predictor in self.predictors)]).unique()
         excess = noises - noise
         self._excess = torch.where(excess > _SAME_NOISE * noises, excess, torch.zeros_like(excess))
         active = [self.predictors[index] for index in self._active]
-        counts = [one.effective_observations.detach().cpu() for one in active if one.effective_observations is not None]
+        counts = [
+            predictor.effective_observations.detach().cpu()
+            for predictor in active
+            if predictor.effective_observations is not None
+        ]
         if len(counts) == len(active):
             self.effective_observations = self.weights[self._active] @ torch.stack(counts).to(self.weights)
 
@@ -117,7 +123,8 @@ class MixturePredictor(Predictor):
     def _description(self) -> str:
         """The predictors and their weights."""
         parts = (
-            f"{weight:.3g} x {one._description()}" for weight, one in zip(self.weights.tolist(), self.predictors, strict=True)
+            f"{weight:.3g} x {predictor._description()}"
+            for weight, predictor in zip(self.weights.tolist(), self.predictors, strict=True)
         )
         return f"MixturePredictor({', '.join(parts)})"
 
@@ -132,34 +139,34 @@ def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]
         UnsupportedError: If they compute on different devices.
     """
     remedy = "give a list of what heads or calibrators returned"
-    found = check_sequence(predictors, "predictors", remedy=remedy, error=DataError)
-    if not found:
+    checked = check_sequence(predictors, "predictors", remedy=remedy, error=DataError)
+    if not checked:
         raise DataError(expected="at least one predictor", got="none", remedy=remedy)
-    for one in found:
-        check_instance(one, Predictor, "predictor", remedy=remedy)
-    first = found[0]
-    for number, one in enumerate(found[1:], 1):
-        if (one.in_channels, one.out_channels) != (first.in_channels, first.out_channels):
+    for predictor in checked:
+        check_instance(predictor, Predictor, "predictor", remedy=remedy)
+    first = checked[0]
+    for number, predictor in enumerate(checked[1:], 1):
+        if (predictor.in_channels, predictor.out_channels) != (first.in_channels, first.out_channels):
             raise ShapeError(
                 expected=f"predictors from {first.in_channels} to {first.out_channels} channels",
-                got=f"number {number} from {one.in_channels} to {one.out_channels}",
+                got=f"number {number} from {predictor.in_channels} to {predictor.out_channels}",
                 remedy="fit all on data of the same problem",
             )
         try:
-            first._check_domain(one.domain)
+            first._check_domain(predictor.domain)
         except GridError as error:
             raise GridError(
                 expected=f"predictors of one domain, {first.domain!r}",
-                got=f"number {number} of {one.domain!r}",
+                got=f"number {number} of {predictor.domain!r}",
                 remedy="fit all on data of the same problem; only the resolution may differ",
             ) from error
-        if one.device != first.device:
+        if predictor.device != first.device:
             raise UnsupportedError(
                 expected=f"predictors on one device, {first.device}",
-                got=f"number {number} on {one.device}",
+                got=f"number {number} on {predictor.device}",
                 remedy="load them with pn.load(path, device=...)",
             )
-    return tuple(found)
+    return tuple(checked)
 
 
 def as_component(mixture: MixturePredictor, index: int, u: FieldDistribution) -> GaussianField | MixtureField:
@@ -188,5 +195,5 @@ def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Pr
     if not bool((excess > 0).any()):
         return u
     white = DiagonalRoot(excess.sqrt().to(u.mean)[:, None].expand(u.root.shape[:3]))
-    own = white if u.discrepancy is None else SideBySideRoot(u.discrepancy, white)
-    return GaussianField(u.mean, u.root, latent=u.latent, grid=u.grid, discrepancy=own)
+    discrepancy = white if u.discrepancy is None else SideBySideRoot(u.discrepancy, white)
+    return GaussianField(u.mean, u.root, latent=u.latent, grid=u.grid, discrepancy=discrepancy)

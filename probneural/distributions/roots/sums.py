@@ -24,75 +24,75 @@ class SideBySideRoot(Root):
     """[L R]: the root of the sum of two independent fields, of k + r latent dimensions.
 
     Args:
-        left: `(n, c, p, k)`.
-        right: `(n, c, p, r)`, in the same units.
+        first: `(n, c, p, k)`.
+        second: `(n, c, p, r)`, in the same units.
 
     Raises:
         ShapeError: If the two belong to different functions, channels or points.
     """
 
-    left: Root
-    right: Root
+    first: Root
+    second: Root
 
     def __post_init__(self) -> None:
         """Check that the two fit together."""
-        if self.left.shape[:3] != self.right.shape[:3]:
+        if self.first.shape[:3] != self.second.shape[:3]:
             raise ShapeError(
-                expected=f"two roots of the same functions, channels and points {self.left.shape[:3]}",
-                got=str(self.right.shape[:3]),
+                expected=f"two roots of the same functions, channels and points {self.first.shape[:3]}",
+                got=str(self.second.shape[:3]),
                 remedy="evaluate both at the same inputs on the same grid",
             )
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:
         """`(n, c, p, k + r)`."""
-        return (*self.left.shape[:3], self.left.shape[3] + self.right.shape[3])
+        return (*self.first.shape[:3], self.first.shape[3] + self.second.shape[3])
 
     @property
     def like(self) -> Tensor:
         """A tensor of the dtype and on the device of products."""
-        return self.left.like
+        return self.first.like
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
         first, second = self._split(latents)
-        drawn = self.left.product(first)
-        return drawn + self.right.product(second).to(drawn)
+        drawn = self.first.product(first)
+        return drawn + self.second.product(second).to(drawn)
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
         first, second = self._split(latents)
-        drawn = self.left.product_each(first)
-        return drawn + self.right.product_each(second).to(drawn)
+        drawn = self.first.product_each(first)
+        return drawn + self.second.product_each(second).to(drawn)
 
     def latents(self, seeds: Seeds) -> Float[Tensor, "m k"]:
         """The latent vectors of both, which are independent."""
-        first = self.left.latents(seeds.of_part(0))
-        return torch.cat([first, self.right.latents(seeds.of_part(1)).to(first)], dim=-1)
+        first = self.first.latents(seeds.of_part(0))
+        return torch.cat([first, self.second.latents(seeds.of_part(1)).to(first)], dim=-1)
 
     def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
         """The sum of independent draws of both."""
-        drawn = self.left.draw(seeds.of_part(0), each=each)
-        return drawn + self.right.draw(seeds.of_part(1), each=each).to(drawn)
+        drawn = self.first.draw(seeds.of_part(0), each=each)
+        return drawn + self.second.draw(seeds.of_part(1), each=each).to(drawn)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
-        first = self.left.transposed_product(values)
-        return torch.cat([first, self.right.transposed_product(values).to(first)], dim=-1)
+        first = self.first.transposed_product(values)
+        return torch.cat([first, self.second.transposed_product(values).to(first)], dim=-1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's own transpose."""
-        first = self.left.pull(cotangents)
-        return torch.cat([first, self.right.pull(cotangents).to(first)], dim=-1)
+        first = self.first.pull(cotangents)
+        return torch.cat([first, self.second.pull(cotangents).to(first)], dim=-1)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares."""
-        first = self.left.row_squares()
-        return first + self.right.row_squares().to(first)
+        first = self.first.row_squares()
+        return first + self.second.row_squares().to(first)
 
     def push(self, functional: Functional) -> SideBySideRoot:
         """Apply the functional to both."""
-        return SideBySideRoot(self.left.push(functional), self.right.push(functional))
+        return SideBySideRoot(self.first.push(functional), self.second.push(functional))
 
     def compose(self, transform: LowRankUpdate) -> SideBySideRoot:
         """[L R] (I + V^T D V) = [L + P D V_L, R + P D V_R], with P = [L R] V^T: the two blocks stay apart."""
@@ -104,43 +104,43 @@ class SideBySideRoot(Root):
         directions = transform.directions.expand(inputs, -1, -1)
         along = [self.product_each(directions[:, index]) for index in range(directions.shape[1])]
         change = (transform.factors - 1.0).expand(inputs, -1)
-        columns = torch.stack(along, -1) if along else self.left.row_squares().new_zeros(*self.shape[:3], 0)
+        columns = torch.stack(along, -1) if along else self.first.row_squares().new_zeros(*self.shape[:3], 0)
         columns = columns * change.to(columns)[:, None, None, :]
         first, second = self._split(directions)
-        return SideBySideRoot(CorrectedRoot.of(self.left, columns, first), CorrectedRoot.of(self.right, columns, second))
+        return SideBySideRoot(CorrectedRoot.of(self.first, columns, first), CorrectedRoot.of(self.second, columns, second))
 
     def marginal(self, index: int) -> SideBySideRoot:
         """The roots of one function's own covariance, side by side."""
-        return SideBySideRoot(self.left.marginal(index), self.right.marginal(index))
+        return SideBySideRoot(self.first.marginal(index), self.second.marginal(index))
 
     def scale(self, factors: Float[Tensor, " c"]) -> SideBySideRoot:
         """Multiply each channel's rows of both."""
-        return SideBySideRoot(self.left.scale(factors), self.right.scale(factors))
+        return SideBySideRoot(self.first.scale(factors), self.second.scale(factors))
 
     def select(self, index: slice | Tensor) -> SideBySideRoot:
         """Select inputs."""
-        return SideBySideRoot(self.left.select(index), self.right.select(index))
+        return SideBySideRoot(self.first.select(index), self.second.select(index))
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
-        first = self.left.dense()
-        return torch.cat([first, self.right.dense().to(first)], dim=-1)
+        first = self.first.dense()
+        return torch.cat([first, self.second.dense().to(first)], dim=-1)
 
     def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
         """What of both is not independent from value to value, and the variances of what is."""
-        (left, first), (right, second) = self.left.without_white(), self.right.without_white()
-        white = first + second.to(first)
-        if left is None or right is None:
-            return (right if left is None else left), white
-        return SideBySideRoot(left, right), white
+        (first, white), (second, more) = self.first.without_white(), self.second.without_white()
+        white = white + more.to(white)
+        if first is None or second is None:
+            return (second if first is None else first), white
+        return SideBySideRoot(first, second), white
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:
         """The sum of both Gram matrices."""
-        first = self.left.gram()
-        return first + self.right.gram().to(first)
+        first = self.first.gram()
+        return first + self.second.gram().to(first)
 
     def _split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = latents.split([self.left.shape[3], self.right.shape[3]], dim=-1)
+        first, second = latents.split([self.first.shape[3], self.second.shape[3]], dim=-1)
         return first, second
 
 

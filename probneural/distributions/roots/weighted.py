@@ -38,7 +38,7 @@ def weigh(root: Root, weights: Float[Tensor, "n c p"]) -> Root:
     if isinstance(root, ModulatedRoot | DiagonalRoot):
         return type(root)(root.std * weights.to(root.std), *([root.modes] if isinstance(root, ModulatedRoot) else []))
     if isinstance(root, SideBySideRoot):
-        return SideBySideRoot(weigh(root.left, weights), weigh(root.right, weights))
+        return SideBySideRoot(weigh(root.first, weights), weigh(root.second, weights))
     return WeightedRoot(root, weights.to(root.like))
 
 
@@ -126,5 +126,5 @@ class WeightedRoot(Root):
 
     def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
         """What is not independent from value to value, weighted, and the variances of what is."""
-        rest, white = self.base.without_white()
-        return None if rest is None else weigh(rest, self.weights), white * self.weights.to(white).square()
+        correlated, white = self.base.without_white()
+        return None if correlated is None else weigh(correlated, self.weights), white * self.weights.to(white).square()

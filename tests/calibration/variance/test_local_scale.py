@@ -226,7 +226,7 @@ def test_what_is_drawn_has_the_size_that_is_stated() -> None:
     scaled, inputs = fitted(channels=1), truths(GRID, 2, sd=evenly, seed=7).inputs
     draws = torch.stack([scaled.draw(seed)(inputs.values, grid=GRID) for seed in range(300)])
     u = scaled(inputs)
-    smooth = u.variance - u.discrepancy.right.row_squares()
+    smooth = u.variance - u.discrepancy.second.row_squares()
     assert (draws.var(0) / smooth - 1.0).abs().max() < 6.0 * math.sqrt(2 / 300)
 
 

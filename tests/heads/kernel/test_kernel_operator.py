@@ -750,7 +750,7 @@ def test_draws_of_a_scaled_predictor_stay_functions() -> None:
     torch.testing.assert_close(evaluate(scaled.draw(11), inputs[1:]), whole[1:], rtol=1e-5, atol=1e-9)
     mean, field = predictor(inputs).mean, scaled(inputs)
     shared = float((scaled.scale * scaled.decomposition.root_fraction).sqrt()) * (evaluate(predictor.draw(11), inputs) - mean)
-    own = (whole - mean - shared) / field.discrepancy.left.row_squares().sqrt()  # one draw of the process, for all functions
+    own = (whole - mean - shared) / field.discrepancy.first.row_squares().sqrt()  # one draw of the process, for all functions
     torch.testing.assert_close(own, own[:1].expand_as(own), rtol=1e-6, atol=1e-8)
     assert own.abs().max() > 0.1
 

@@ -82,8 +82,8 @@ def test_known_variances_are_recovered() -> None:
     u = known()(inputs)
     root = u.discrepancy
     assert root is not None
-    white = root.right.row_squares()[:, 0]  # type: ignore[attr-defined]
-    low_rank = root.left.row_squares()[:, 0]  # type: ignore[attr-defined]
+    white = root.second.row_squares()[:, 0]  # type: ignore[attr-defined]
+    low_rank = root.first.row_squares()[:, 0]  # type: ignore[attr-defined]
     expected = torch.tensor([[0.25, 1.0], [1.0, 4.0]], dtype=torch.float64).repeat_interleave(8, 1)
     assert float((white / expected).log().abs().max()) < 0.35
     assert float((white / expected).log().abs().mean()) < 0.2
@@ -136,7 +136,7 @@ def test_calibration_keeps_the_correlation() -> None:
         torch.testing.assert_close(u.covariance.to_dense(), scaled.scale * inner.covariance.to_dense())
     assert float(u.covariance.to_dense()[0, 0, 12]) > 0.25  # the shift, of variance 1 now
     draws = torch.stack([evaluate(scaled.draw(seed), calibration.inputs[:1]) for seed in range(300)])
-    left = inner.discrepancy.left.row_squares()[:1]  # type: ignore[union-attr]
+    left = inner.discrepancy.first.row_squares()[:1]  # type: ignore[union-attr]
     stated = scaled.scale * scaled.decomposition.root_fraction * left
     if float(scaled.decomposition.root_fraction) == 1.0:  # draws leave out what has no correlation
         assert float((draws.var(0)[0] / stated[0]).log().abs().max()) < 4 * (2 / 300) ** 0.5
