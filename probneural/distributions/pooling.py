@@ -34,6 +34,7 @@ def pooled(
     mass = weights if weights.ndim == 4 else weights.reshape(len(weights), -1, 1, 1)
     shape = components[0].grid.shape
     means = [field.mean.flatten(2) for field in components]
+    # m = Σ_k w_k m_k; the root is [√w_1 R_1, ..., √w_m R_m, √w_1 (m_1 - m), ..., √w_m (m_m - m)].
     mean = functools.reduce(torch.add, (weight.to(part) * part for weight, part in zip(mass, means, strict=True)))
     roots = mass.sqrt()
     parts = [_times(field.root, root) for field, root in zip(components, roots, strict=True)]

@@ -115,6 +115,7 @@ def decompose(
     start = 0
     for stated, truth in predicted:
         residual = (truth - stated.mean).flatten(2).cpu()
+        # Residuals r / √h, standardised by √(a v + b n): their power spectrum is that of rho.
         explained = scale[:, None] * (stated.variance.flatten(2).cpu() - head_noise).clamp_min(0.0)
         total = explained + noise[:, None]
         ratio = torch.ones_like(total) if factor is None else factor(stated.mean.cpu(), total.unflatten(-1, grid.shape))
@@ -344,6 +345,7 @@ class _Case:
 
     def log_density(self, weight: float, fraction: float) -> float:
         """Log density for one pair (w, f), up to a constant; -inf or NaN where there is none."""
+        # C = w a R Rᵀ + D ρ ρᵀ D + diag(f b n), with D² = (1 - w) a v + (1 - f) b n.
         std = ((1.0 - weight) * self.explained + (1.0 - fraction) * self.noise).sqrt()
         white = fraction * self.noise + _JITTER * (self.explained + self.noise)
         waves = self.half.waves
@@ -351,6 +353,7 @@ class _Case:
             return _narrow(torch.cat([self.root * math.sqrt(weight), waves * std[:, None]], 1), self.residual, white)
         covariance = (std[:, None] * self.half.correlation).mul_(std).add_(self._shared, alpha=weight)
         covariance.diagonal().add_(white)
+        # log p = -|L⁻¹ r|²/2 - log det L, with C = L Lᵀ.
         triangle, failed = torch.linalg.cholesky_ex(covariance, upper=True)  # faster than the lower one
         whitened = torch.linalg.solve_triangular(triangle.mT, self.residual[:, None], upper=False)
         density = float(-0.5 * whitened.square().sum() - triangle.diagonal().log().sum())
@@ -369,6 +372,7 @@ def _narrow(root: Float64[Tensor, "p q"], residual: Float64[Tensor, " p"], white
 
     Gram matrices here are right to some 1e-8 of each eigenvalue of 1, which is as good as the jitter.
     """
+    # C = N + B Bᵀ: rᵀ C⁻¹ r = |s - A z|² + |z|², with s = N^-½ r, A = N^-½ B and z = (I + AᵀA)⁻¹ Aᵀ s.
     inverse = white.rsqrt()
     rows, whitened = root * inverse[:, None], residual * inverse
     gram = lower_gram(rows)

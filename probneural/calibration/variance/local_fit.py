@@ -194,6 +194,7 @@ def _bent(local: LocalScale, sample: _Sample, fitted: Bool[Tensor, " c"]) -> tup
     """Fit the curve of some channels to what the features leave; which of them gain."""
     features = sample.features
     standardised = torch.stack([local.standardised(features[..., index], index) for index in range(features.shape[3])], -1)
+    # log h = θ_0 + Σ_k θ_k f_k(x); residuals r² / h remain, and the curve bends log h + log t.
     total = local.coefficients[:, :1] + torch.einsum("ncmk,ck->ncm", standardised, local.coefficients[:, 1:])
     smooth = total - local.coefficients[:, FINE + 1, None] * standardised[..., FINE]
     logs, squares = smooth + features[..., 0] + features[..., 1], sample.squares * torch.exp(-total)
@@ -276,11 +277,13 @@ class _Likelihood:
 
         def objective(at: Tensor) -> tuple[float, Tensor]:
             """The penalised sum, and the residuals' weights under these coefficients."""
+            # Σ w (θᵀx + q e^-θᵀx) + λ θ²/2, with squared residuals q.
             weighted = masses * torch.exp(-(at @ rows))
             return float(at @ moments + weighted.sum() + 0.5 * penalty @ at.square()), weighted
 
         value, weighted = objective(minimum)
         for _ in range(_STEPS):
+            # Newton: θ <- θ - s H⁻¹ g, with g = Σ w (1 - q e^-θᵀx) x + λ θ and H = Σ w q e^-θᵀx x xᵀ + diag(λ).
             gradient = moments - rows @ weighted + penalty * minimum
             curvature = _gram(rows, weighted) + torch.diag(penalty + 1e-9 * weights.sum())
             step, size = torch.linalg.solve(curvature, gradient), 1.0
