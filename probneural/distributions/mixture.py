@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_finite, check_flag, check_instance, check_sequence, real_tensor
@@ -186,13 +186,9 @@ class MixtureField(FieldDistribution):
 
         A draw is differentiable through the component that it came from; the choice is not.
         """
-        count, mean = sample_size(sample_shape), self.mean
-        name = ",".join(field.latent.key for field in self.components)
-        numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=name)
-        numbers = numbers.reshape(count, *self.base_shape)
-        uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
-        chosen = choose(self.weights.detach().cpu(), uniform, len(self))
-        drawn = mean.new_zeros(count, *mean.shape)
+        mean = self.mean
+        numbers, chosen = self._chosen(sample_shape, seed=seed, base_samples=base_samples)
+        drawn = mean.new_zeros(len(numbers), *mean.shape)
         ends = itertools.accumulate((field.base_shape[0] for field in self.components), initial=1)
         for index, (field, start) in enumerate(zip(self.components, ends, strict=False)):
             rows = torch.nonzero((chosen == index).any(1)).flatten()
@@ -210,10 +206,25 @@ class MixtureField(FieldDistribution):
         checked = checked_seeds(seeds, each=each, samples=len(self))
         return self._draw_at(uniform_numbers(checked, self._draw_name), checked, each=each)
 
+    def _chosen(
+        self, sample_shape: torch.Size | Sequence[int], *, seed: int | None, base_samples: Tensor | None
+    ) -> tuple[Float[Tensor, "s _"], Int64[Tensor, "s n"]]:
+        """Base samples of s draws, and the component of each function in each draw."""
+        numbers = normal_base_samples(
+            sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=self._latent_name
+        ).reshape(sample_size(sample_shape), *self.base_shape)
+        uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
+        return numbers, choose(self.weights.detach().cpu(), uniform, len(self))
+
+    @property
+    def _latent_name(self) -> str:
+        """Name of the random stream of the latents."""
+        return ",".join(field.latent.key for field in self.components)
+
     @property
     def _draw_name(self) -> str:
         """Name of the random stream that chooses components."""
-        return self.source or ",".join(field.latent.key for field in self.components)
+        return self.source or self._latent_name
 
     def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
         """Draws whose components follow from uniform numbers."""
@@ -302,8 +313,7 @@ class MixtureField(FieldDistribution):
     def apply(self, functional: Functional) -> MixtureField:
         """Push every component forward, exactly."""
         check_functional(functional, grid=self.grid)
-        images = [field.apply(functional) for field in self.components]
-        return MixtureField(images, self.weights)._image_of(self, functional.labels)
+        return self._changed(lambda field: field.apply(functional), self.weights)._image_of(self, functional.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> MixtureField:
         """Give every function its own exact linear constraint, in every component; see `GaussianField.constrain`.
@@ -364,13 +374,17 @@ class MixtureField(FieldDistribution):
         """Select functions of every component."""
         rows = select_rows(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
-        return MixtureField([field[rows] for field in self.components], weights)._rows_of(self, rows)
+        return self._changed(lambda field: field[rows], weights)._rows_of(self, rows)
 
     def marginal(self, index: int) -> MixtureField:
         """One function by itself, under latents of its own where that makes roots smaller."""
         index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
-        return MixtureField([field.marginal(index) for field in self.components], weights)._rows_of(self, index)
+        return self._changed(lambda field: field.marginal(index), weights)._rows_of(self, index)
+
+    def _changed(self, change: Callable[[GaussianField], GaussianField], weights: Float64[Tensor, "m *n"]) -> MixtureField:
+        """The mixture of the changed components."""
+        return MixtureField([change(field) for field in self.components], weights)
 
 
 class LazyMixtureField(MixtureField):

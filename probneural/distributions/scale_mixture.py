@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,16 +13,12 @@ from probneural.distributions.base import (
     check_deviation_factors,
     check_held,
     noise_variance,
-    normal_base_samples,
-    sample_size,
 )
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
 from probneural.distributions.roots.base import root_sum_of_squares, square_units
 from probneural.errors import ArgumentError
-from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
-from probneural.functionals.base import check_functional
 
 
 class ScaleMixtureField(MixtureField):
@@ -118,20 +114,16 @@ class ScaleMixtureField(MixtureField):
         base_samples: Tensor | None = None,
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. A draw is differentiable through the field; the choice of the scale is not."""
-        count, field = sample_size(sample_shape), self.field
-        numbers = normal_base_samples(
-            sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=self.field.latent.key
-        )
-        numbers = numbers.reshape(count, *self.base_shape)
-        uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
-        chosen = choose(self.weights.detach().cpu(), uniform, len(self))
+        field = self.field
+        numbers, chosen = self._chosen(sample_shape, seed=seed, base_samples=base_samples)
+        count = len(numbers)
         deviation = field._around(torch.zeros_like(field.mean)).rsample((count,), base_samples=numbers[:, 1:])
         scale = self.scales[chosen].reshape(count, len(self), *(1,) * (field.mean.ndim - 1)).to(deviation)
         return (field.mean + scale * deviation).reshape(*sample_shape, *field.mean.shape)
 
     @property
-    def _draw_name(self) -> str:
-        return self.source or self.field.latent.key
+    def _latent_name(self) -> str:
+        return self.field.latent.key
 
     def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
         mean, chosen = self.field.mean, choose(self.weights.detach().cpu(), uniform, len(self))
@@ -152,11 +144,8 @@ class ScaleMixtureField(MixtureField):
         observed = noise_variance(noise, tuple(std.shape), std).sqrt()
         return [root_sum_of_squares(scale * std, observed) for scale in self.scales.tolist()]
 
-    def apply(self, functional: Functional) -> ScaleMixtureField:
-        """Push the field forward, exactly."""
-        check_functional(functional, grid=self.grid)
-        image = self.field.apply(functional)
-        return ScaleMixtureField(image, self.scales, weights=self.weights)._image_of(self, functional.labels)
+    def _changed(self, change: Callable[[GaussianField], GaussianField], weights: Float64[Tensor, "k *n"]) -> ScaleMixtureField:
+        return ScaleMixtureField(change(self.field), self.scales, weights=weights)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> ScaleMixtureField:
         """Give every function its own exact linear constraint; the farther off its values were, the wider what is left."""
@@ -174,18 +163,6 @@ class ScaleMixtureField(MixtureField):
         per_channel = self.weights.ndim == 1
         factors = self._factor.sqrt().expand(shape[1]) if per_channel else self.variance_factor.sqrt().expand(shape)
         return self.field.scale(factors)._after(self)
-
-    def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> ScaleMixtureField:
-        """Select functions."""
-        rows = select_rows(index, len(self))
-        weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
-        return ScaleMixtureField(self.field[rows], self.scales, weights=weights)._rows_of(self, rows)
-
-    def marginal(self, index: int) -> ScaleMixtureField:
-        """One function by itself, under a latent of its own where that makes its root smaller."""
-        index = row_number(index, len(self))
-        weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
-        return ScaleMixtureField(self.field.marginal(index), self.scales, weights=weights)._rows_of(self, index)
 
 
 def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:
