@@ -149,7 +149,7 @@ class NoveltyScale:
                 remedy="label synthetic shifts: pn.calibration.synthetic_shifts(calibration.inputs, seed=0)",
             )
         check_pairs(inner, calibration)
-        keys = [untrained_keys(inner, one, allow_training_data=allow_training_data) for one in (calibration, *sets)]
+        keys = [untrained_keys(inner, data, allow_training_data=allow_training_data) for data in (calibration, *sets)]
         detector = self.novelty._fitted(inner, calibration, reference=reference)
         initial = Inflation.at(detector.calibration)
         _, ordinary = divided(self.novelty, calibration, reference=reference)

@@ -224,11 +224,11 @@ def cross_fitted_standards(described: Descriptions, *, groups: Int64[Tensor, " n
     Whole groups are held out, if there are five or more.
     """
     part = (groups if number_of(groups) >= FOLDS else torch.arange(len(groups))) % FOLDS
-    found: dict[str, list[Tensor]] = {}
+    by_name: dict[str, list[Tensor]] = {}
     for fold in range(FOLDS):
         for name, score in FittedScores.fit(described[part != fold])(described[part == fold]).items():
-            found.setdefault(name, []).append(score)
-    return standards({name: torch.cat(scores) for name, scores in found.items()})
+            by_name.setdefault(name, []).append(score)
+    return standards({name: torch.cat(scores) for name, scores in by_name.items()})
 
 
 def combined(scores: Mapping[str, Float64[Tensor, " n"]], units: Mapping[str, tuple[float, float]]) -> Float64[Tensor, " n"]:

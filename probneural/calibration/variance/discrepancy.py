@@ -292,12 +292,12 @@ def most_likely(log_density: Callable[[float, float], float], start: tuple[int, 
 
 def _climb(height: Callable[[int], float], start: int, count: int) -> int:
     """The first place, uphill from a start, that is higher than both of its neighbours."""
-    here = start
+    position = start
     while True:
-        highest = max((place for place in (here, here - 1, here + 1) if 0 <= place < count), key=height)
-        if highest == here:
-            return here
-        here = highest
+        highest = max((place for place in (position, position - 1, position + 1) if 0 <= place < count), key=height)
+        if highest == position:
+            return position
+        position = highest
 
 
 def _log_density(cases: Sequence[_Case], weight: float, fraction: float) -> float:

@@ -350,9 +350,9 @@ def applied(
     if sums is not None:
         named = labels.get(0) if len(sums) == 1 else None
     else:
-        known = [(lead, labels[row]) for row, lead in enumerate(leads)]
-        missing = any(label is None for _, label in known)
-        named = None if missing else tuple(f"{name}, lead {lead}" for lead, label in known for name in label or ())
+        by_lead = [(lead, labels[row]) for row, lead in enumerate(leads)]
+        missing = any(label is None for _, label in by_lead)
+        named = None if missing else tuple(f"{name}, lead {lead}" for lead, label in by_lead for name in label or ())
     assert image is not None
     return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._image_of(image, named)
 

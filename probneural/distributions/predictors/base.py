@@ -371,7 +371,7 @@ class Predictor(Undisturbed, ABC):
         inner = getattr(self, "inner", None)
         parts = [inner] if isinstance(inner, Predictor) else list(getattr(self, "predictors", ()))
         if parts:
-            return f"{type(self).__name__}({', '.join(one._key for one in parts)})"
+            return f"{type(self).__name__}({', '.join(inner_part._key for inner_part in parts)})"
         if self.trained_on is None or not len(self.trained_on.row_keys):
             return self._identity
         operator = getattr(self, "operator", None)

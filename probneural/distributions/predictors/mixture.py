@@ -73,11 +73,11 @@ class MixturePredictor(Predictor):
             first.traits, noise=noise, trained_on=joined_record(predictor.trained_on for predictor in self.predictors)
         )
         super().__init__(replace(traits, discrepancy_variance=tuple((residual - noise.cpu()).clamp_min(0.0).tolist())))
-        own = [] if calibrated_on is None else [calibrated_on]
-        if any(not isinstance(keys, Tensor) or keys.dtype != torch.int64 for keys in own):
+        used = [] if calibrated_on is None else [calibrated_on]
+        if any(not isinstance(keys, Tensor) or keys.dtype != torch.int64 for keys in used):
             got = described(calibrated_on)
             raise ArgumentError(expected="row keys in int64 as calibrated_on", got=got, remedy="leave them out")
-        self.calibrated_on = torch.cat([*own, *(predictor.calibrated_on.to("cpu") for predictor in self.predictors)]).unique()
+        self.calibrated_on = torch.cat([*used, *(predictor.calibrated_on.to("cpu") for predictor in self.predictors)]).unique()
         excess = noises - noise
         self._excess = torch.where(excess > _SAME_NOISE * noises, excess, torch.zeros_like(excess))
         active = [self.predictors[index] for index in self._active]
