@@ -83,7 +83,7 @@ def score_by_lead(
 
     Args:
         forecast: What `predictor.rollout` returned, or a calibrator made of it: any
-            [`Forecast`][probneural.distributions.Forecast].
+            [`Forecast`][probneural.distributions.trajectory.Forecast].
         truth: The true trajectories of its n functions, on its grid, with its leads or more. Where both have times, states at
             equal times are compared, else those of equal number.
         noise: Variance of the observation noise in the truth, in physical units squared: a number, or one per channel `(c,)`.

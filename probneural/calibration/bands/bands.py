@@ -67,9 +67,9 @@ class _SplitConformal(ABC):
             predictor: What any head or calibrator returned.
             calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
             groups: A label per calibration function, for a quantile and a guarantee in each group; see
-                [`GroupBand`][probneural.calibration.GroupBand].
+                [`GroupBand`][probneural.calibration.bands.conditional.GroupBand].
             weights: How much likelier each calibration input is under the distribution that the band is for, up to a factor;
-                see [`WeightedBand`][probneural.calibration.WeightedBand].
+                see [`WeightedBand`][probneural.calibration.bands.conditional.WeightedBand].
             allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Raises:

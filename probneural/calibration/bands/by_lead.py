@@ -177,7 +177,7 @@ class TrajectoryBand:
 
 
 class BandTrajectory:
-    """Bands around n functions at every lead, from a [`TrajectoryBand`][probneural.calibration.horizon.TrajectoryBand].
+    """Bands around n functions at every lead, from a [`TrajectoryBand`][probneural.calibration.bands.by_lead.TrajectoryBand].
 
     Args:
         forecast: What they are around.
