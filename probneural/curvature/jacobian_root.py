@@ -144,7 +144,7 @@ class JacobianRoot(Root):
         products: dict[int, Tensor] = {}
         for seed, rows in seeds.rows().items():
             (latent,) = replace(seeds, seeds=(seed,)).latents(self.shape[3]).to(self.device).split(1)
-            selected = self.select(torch.tensor(rows, device=self.inputs.values.device))
+            selected = self.select(torch.tensor(rows, device="cpu"))
             products |= dict(zip(rows, selected.product(latent)[0], strict=True))
         return torch.stack([products[row] for row in range(len(products))])
 
