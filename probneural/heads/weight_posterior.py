@@ -12,6 +12,7 @@ from torch import Tensor
 from probneural.curvature.weights import DenseWeights, WeightRoot
 from probneural.heads.evidence import Evidence
 from probneural.linear_algebra.principal_components import resolved_eigenpairs
+from probneural.registry import stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class WeightPosterior:
     report: Mapping[str, float] = field(default_factory=dict)
 
 
+@stored(on_cpu=("prior_precision", "effective_observations"))
 @dataclass(frozen=True, eq=False)
 class Hyperparameters:
     """What a fitted posterior stands on, in physical units.

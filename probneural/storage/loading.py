@@ -17,7 +17,8 @@ from probneural.checks import check_device, check_module, check_path
 from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError
 from probneural.pairs.provenance import TrainingRecord
-from probneural.storage.kinds import KINDS, OPERATORS, Kind
+from probneural.registry import KINDS, Kind
+from probneural.storage.kinds import parameters, put_together
 from probneural.storage.modules import CONFIGURATION, FOREIGN, RECORD, Bounded, SavedModule
 from probneural.training import files, schema
 
@@ -85,8 +86,7 @@ class Reader:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        known = (*OPERATORS, FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor)))
-        if kind not in known:
+        if kind not in (FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor))):
             shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
             raise FileError(expected="an operator or a predictor", got=shown[:80], remedy="is this a fit's checkpoint?")
         loaded = self._instance(metadata, nn.Module | Predictor, "")
@@ -143,8 +143,8 @@ class Reader:
 
     def _instance(self, described: dict[str, Any], wanted: Any, name: str) -> Plan:
         named = described.get("kind")
-        if isinstance(named, str) and named in KINDS and issubclass(KINDS[named].cls, wanted):
-            kind = KINDS[named]
+        kind = KINDS.get(named) if isinstance(named, str) else None
+        if kind is not None and not kind.is_operator and issubclass(kind.cls, wanted):
             schema.check_names(described, ["kind", "parts"], where=f"a {named}")
             prefix = f"{name}." if name else ""
             plans = self._parts(schema.instance(described["parts"], dict, where=f"{prefix}parts"), kind, prefix)
@@ -152,24 +152,24 @@ class Reader:
             def built(device: torch.device) -> Any:
                 arguments = {part: plan(_CPU if part in kind.on_cpu else device) for part, plan in plans.items()}
                 with nullcontext() if kind.state is None else Bounded(kind.name, kind.state(arguments)):
-                    return kind.put_together(arguments)
+                    return put_together(kind, arguments)
 
             return built
-        if isinstance(named, str) and named in (*OPERATORS, FOREIGN) and issubclass(nn.Module, wanted):
+        if (named == FOREIGN or (kind is not None and kind.is_operator)) and issubclass(nn.Module, wanted):
             return self._module(described, name)
         schema.refuse(f"a {getattr(wanted, '__name__', wanted)}", named, where=name)
 
     def _parts(self, described: dict[str, Any], kind: Kind, prefix: str) -> dict[str, Plan]:
         """Plan a constructor's arguments; in their annotations, sizes of equal name are equal."""
-        parameters = dict(kind.parameters)
-        others = [name for name, parameter in parameters.items() if parameter.kind is Parameter.VAR_KEYWORD]
-        rest = parameters.pop(others[0]).annotation if others else None
+        named = dict(parameters(kind))
+        others = [name for name, parameter in named.items() if parameter.kind is Parameter.VAR_KEYWORD]
+        rest = named.pop(others[0]).annotation if others else None
         if rest is None:
-            optional = [name for name, parameter in parameters.items() if parameter.default is not Parameter.empty]
+            optional = [name for name, parameter in named.items() if parameter.default is not Parameter.empty]
             where = f"what a {kind.name} of this version is made of"
-            schema.check_names(described, parameters, where=where, optional=optional)
+            schema.check_names(described, named, where=where, optional=optional)
         outer, self._claims = self._claims, []
-        plans = self._all(described, lambda key: parameters[key].annotation if key in parameters else rest, prefix)
+        plans = self._all(described, lambda key: named[key].annotation if key in named else rest, prefix)
         with jaxtyped("context"):  # where axes remember their sizes from one tensor to the next
             misfits = [claim for claim in self._claims if not isinstance(claim[1], claim[2])]
         free = [claim for claim in self._claims if len(getattr(claim[2], "dtypes", ())) > 1 and claim[1].is_floating_point()]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from probneural.errors import ArgumentError, DataWarning, FileError, warn
-from probneural.storage.kinds import OPERATORS, Kind
+from probneural.registry import KINDS, Kind
+from probneural.storage.kinds import put_together, taken_apart
 from probneural.training import schema
 
 FOREIGN = "Module"
@@ -50,7 +51,7 @@ class SavedModule:
         Raises:
             FileError: If it is another.
         """
-        kind = OPERATORS.get(described["kind"])
+        kind = KINDS.get(described["kind"])
         maker = CLASSES if kind is None else CONFIGURATION
         where = f"a {described['kind']}"
         schema.check_names(described, ["kind", maker, "prefix", "parameters", RECORD], where=where, optional=[RECORD])
@@ -69,8 +70,8 @@ class SavedModule:
         """
         assert self.kind is not None
         with torch.device("meta"), Bounded(self.kind.name, state):
-            operator: nn.Module = self.kind.put_together(arguments)
-        if self.kind.taken_apart(operator) != arguments:
+            operator: nn.Module = put_together(self.kind, arguments)
+        if taken_apart(self.kind, operator) != arguments:
             schema.refuse("the configuration that an operator gives", arguments, where=f"the configuration of {self.kind.name}")
         current = operator.state_dict()
         misfits = {name for name in {*state, *current} if not _fits(state.get(name), current.get(name))}

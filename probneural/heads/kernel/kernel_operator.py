@@ -31,6 +31,7 @@ from probneural.heads.training_data import in_memory, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
+from probneural.registry import stored
 
 _TOLERANCES = {"inputs": 1e-8, "outputs": 1e-12}
 """Fraction of the training variance that is left out by default: noise takes the outputs' part."""
@@ -249,6 +250,7 @@ def _edges(count: int, groups: int) -> list[tuple[int, int]]:
     return list(pairwise(marks))
 
 
+@stored()
 class KernelPredictor(Predictor):
     """What `KernelOperator` fits.
 
@@ -438,6 +440,7 @@ def draw_paths(processes: Sequence[Process | InducingProcess], *, generator: tor
         return [Path.drawn(process, generator=generator, features=_FEATURES) for process in processes]
 
 
+@stored()
 class KernelPaths(Predictor):
     """Functions drawn from a `KernelPredictor`: an ensemble, coherent across inputs, grids and calls.
 

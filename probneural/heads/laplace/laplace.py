@@ -31,6 +31,7 @@ from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset, check_dataset
 from probneural.pairs.provenance import record_of
 from probneural.randomness import check_seed, stream
+from probneural.registry import stored
 
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
@@ -148,6 +149,7 @@ class Laplace:
         return LaplacePredictor.of(problem, posterior, structure=structure.name, variance_estimation=self.variance_estimation)
 
 
+@stored()
 class LaplacePredictor(Predictor):
     """What `Laplace`, `SWAG` and `BayesianOperator(VariationalInference(...))` fit.
 

@@ -27,6 +27,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.readout import Readout
 from probneural.heads.residuals import check_some
+from probneural.registry import stored
 
 LEAST_VARIANCE = 1e-6
 """Least variance of the diagonal, in units of the mean square residual: the density of finite rank stays finite."""
@@ -34,6 +35,7 @@ _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
 
 
+@stored()
 class HeteroscedasticPredictor(Predictor):
     """Gaussian fields whose covariance is a second read-out of the operator's last features, low rank plus diagonal.
 
