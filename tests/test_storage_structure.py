@@ -148,7 +148,7 @@ THINGS: dict[str, Any] = {
     "ensemble": lambda: cases.fitted("deep-ensemble", "fno-1d"),
     "foreign": lambda: cases.operator_case("conv").operator,
     "kernel": _kernel,
-    "kernel draw": lambda: _kernel().draw(5),
+    "kernel draw": lambda: _kernel().sampled(2, seed=5).draw(0),
     "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),
     "noise": lambda: cases.fitted("noise-conditioned", "fno-1d"),
