@@ -32,7 +32,7 @@ def parameters(kind: Kind) -> Mapping[str, inspect.Parameter]:
     return typed | records if issubclass(kind.cls, Predictor) else typed
 
 
-def taken_apart(kind: Kind, thing: object) -> Mapping[str, Any]:
+def parts_of(kind: Kind, thing: object) -> Mapping[str, Any]:
     """The parts of an instance."""
     if kind.parts is None:
         return {name: getattr(thing, name) for name in parameters(kind)}
@@ -40,7 +40,7 @@ def taken_apart(kind: Kind, thing: object) -> Mapping[str, Any]:
     return parts
 
 
-def put_together(kind: Kind, parts: Mapping[str, Any]) -> Any:
+def build_instance(kind: Kind, parts: Mapping[str, Any]) -> Any:
     """Build an instance from parts that have passed the schema.
 
     Raises:
@@ -55,7 +55,7 @@ def put_together(kind: Kind, parts: Mapping[str, Any]) -> Any:
             built._with_records(record)
             if discrepancy is not None:  # older files leave it out
                 built._with_discrepancy_variance(discrepancy)
-        _check_settings(kind, parts, taken_apart(kind, built))
+        _check_settings(kind, parts, parts_of(kind, built))
         return built
     except FileError:
         raise

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.distributions.predictor import Predictor
 from probneural.errors import UnsupportedError
 from probneural.registry import kind_of
-from probneural.storage.kinds import put_together, taken_apart
+from probneural.storage.kinds import build_instance, parts_of
 from probneural.training.devices import resolve_device
 
 _CPU = torch.device("cpu")
@@ -39,8 +39,8 @@ def _moved(thing: Any, device: torch.device) -> Any:
         return thing.to(device)
     kind = kind_of(thing)
     if kind is not None:
-        parts = taken_apart(kind, thing).items()
-        return put_together(kind, {name: _moved(part, _CPU if name in kind.on_cpu else device) for name, part in parts})
+        parts = parts_of(kind, thing).items()
+        return build_instance(kind, {name: _moved(part, _CPU if name in kind.on_cpu else device) for name, part in parts})
     if isinstance(thing, Mapping):
         return {name: _moved(part, device) for name, part in thing.items()}
     if isinstance(thing, tuple | list):

@@ -13,7 +13,7 @@ from probneural.distributions.predictor import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.pairs.provenance import operator_record
 from probneural.registry import KINDS, kind_of
-from probneural.storage.kinds import taken_apart
+from probneural.storage.kinds import parts_of
 from probneural.storage.loading import Reader
 from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, RECORD, class_names, trained_parameters
 from probneural.training import atomic, files, schema
@@ -80,7 +80,7 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
     prefix = f"{name}." if name else ""
     kind = kind_of(thing)
     if kind is not None and not kind.is_operator:
-        return {"kind": kind.name, "parts": _all_described(taken_apart(kind, thing), prefix, tensors)}
+        return {"kind": kind.name, "parts": _all_described(parts_of(kind, thing), prefix, tensors)}
     if isinstance(thing, Mapping):
         return {"mapping": _all_described(thing, prefix, tensors)}
     if isinstance(thing, tuple | list):
@@ -101,7 +101,7 @@ def _all_described(things: Mapping[str, Any], prefix: str, tensors: dict[str, Te
 def _architecture(operator: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     kind = kind_of(operator)
     if kind is not None:
-        described = _all_described(taken_apart(kind, operator), f"{prefix}{CONFIGURATION}.", tensors)
+        described = _all_described(parts_of(kind, operator), f"{prefix}{CONFIGURATION}.", tensors)
         return {"kind": kind.name, CONFIGURATION: described}
     return {"kind": FOREIGN, CLASSES: class_names(operator)}
 
