@@ -32,6 +32,7 @@ from probneural.functionals.integrals import ValuesAt
 from probneural.grids import Grid
 from probneural.pairs import Dataset, evenly_spread_rows
 from probneural.randomness import stream
+from probneural.registry import stored
 
 _POINTS = 1089
 """Points of one function at which the joint likelihood is taken, at most: all, or some at random.
@@ -46,6 +47,7 @@ _RANKS = (LARGEST_RANK, 128, 32)
 """Candidates of the number of waves of rho; fewer are tried as long as they are more likely."""
 
 
+@stored()
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Decomposition:
     """How much of a variance functions share, and what the rest is: w, f and rho of `VarianceScale`.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.novelty_scores import log_score
 from probneural.errors import ArgumentError
+from probneural.registry import stored
 
 SCORES = ("components", "residual", "variance")
 """Scores that errors grow with in proportion; spectra and pooled features tell functions apart more sharply than errors do."""
@@ -42,6 +43,7 @@ _GAIN = 1e-13
 """Change of the likelihood at which it ends."""
 
 
+@stored(on_cpu=("knots", "exponents"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inflation:
     """g(s)² = prod over j of max(1, s_j / k_j)^theta_j, with theta_j >= 0: never below 1, and larger for stranger functions.

@@ -15,6 +15,7 @@ from probneural.contexts import remembered
 from probneural.errors import ShapeError
 from probneural.grids import Grid, along_axis, resample
 from probneural.grids.axes import Axis
+from probneural.registry import stored
 
 _FLOOR = 0.03
 """Slopes and amplitudes, relative to their root mean squares, below which they count as equal."""
@@ -30,6 +31,7 @@ FINE = 2
 """The feature that is not averaged over neighbourhoods."""
 
 
+@stored(on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients", "limits"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LocalScale:
     """h_c(x; u) = exp(sum over j of coefficients_cj phi_cj(x; u) + g_c), a factor of the predictive variance t of one function.

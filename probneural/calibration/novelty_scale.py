@@ -30,6 +30,7 @@ from probneural.fields import Field
 from probneural.grids import check_unmasked
 from probneural.pairs import Dataset, batches, check_dataset
 from probneural.randomness import stream
+from probneural.registry import stored
 
 _POINTS = 64
 """Values of a function whose errors say by how much its variance is to grow."""
@@ -134,6 +135,7 @@ class NoveltyScale:
         return inflated._with_discrepancy(calibration)
 
 
+@stored(on_cpu=("inflation", "measure", "calibrated_on"))
 class InflatedPredictor(Calibrated):
     """A predictor whose covariances grow with the novelty of the input function; means and correlations stay.
 

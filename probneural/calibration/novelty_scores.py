@@ -12,6 +12,7 @@ from torch import Tensor
 from probneural.calibration.descriptions import Descriptions
 from probneural.calibration.held_out import FOLDS, number_of
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+from probneural.registry import stored
 
 KEPT_VARIANCE = 0.99
 """Fraction of the functions' variance that leading components hold, where there are functions enough."""
@@ -33,6 +34,7 @@ LEAST_SCORE = 1e-6
 """Smaller scores count as equal: those of rounding, above all."""
 
 
+@stored(on_cpu=("center", "directions", "variances"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeadingComponents:
     """Principal components of input functions: the score distance within them, and the distance that they leave.
@@ -70,6 +72,7 @@ class LeadingComponents:
         return (along.square() / self.variances).sum(1), beyond / self.total
 
 
+@stored(on_cpu=("center", "whitening"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MahalanobisDistance:
     """|W (x - m)|², with W^T W the inverse of a covariance.
@@ -99,6 +102,7 @@ class MahalanobisDistance:
         return ((rows - self.center) @ self.whitening.mT).square().sum(1)
 
 
+@stored(on_cpu=("units", "components", "least_power", "spectrum"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class InputScores:
     """The scores that follow from an input function alone, or from some of its channels.
@@ -144,6 +148,7 @@ class InputScores:
         return {"components": within, "residual": beyond, "spectrum": spectrum}
 
 
+@stored(on_cpu=("inputs", "channels", "features", "variance"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedScores:
     """The scores of an input function that follow from its description, all larger where it is stranger.

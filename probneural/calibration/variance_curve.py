@@ -9,6 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.errors import ShapeError
+from probneural.registry import stored
 
 _QUANTILES = (0.005, 0.02, 0.06, 0.15, 0.3, 0.5, 0.7, 0.85, 0.94, 0.98, 0.995)
 """Where knots lie among the logarithms: the largest variances make most of the squared error, so knots are dense there."""
@@ -37,6 +38,7 @@ def bends(logs: Float64[Tensor, "*s"], knots: Float64[Tensor, " k"]) -> Float64[
     return torch.cat([kept, (kept - knots[1:-1]).clamp_min(0.0)], -1)
 
 
+@stored(on_cpu=("knots", "heights"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VarianceCurve:
     """What is added to the logarithm of a variance, as a function of it: straight between knots, constant beyond.

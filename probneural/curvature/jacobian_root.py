@@ -28,6 +28,7 @@ from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.principal_components import narrowed
 from probneural.randomness import stream
+from probneural.registry import stored
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -38,6 +39,7 @@ _LARGEST_DENSE = 2**29
 """Entries of a root formed at once (2 GiB in float32)."""
 
 
+@stored()
 @validated
 @dataclass(frozen=True, kw_only=True)
 class VarianceEstimation:

@@ -1,5 +1,6 @@
 """Distributions over fields: the narrow waist between heads and everything that uses a posterior."""
 
+from probneural.distributions import conditioned as conditioned  # registers its predictor for files
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.ensemble_forecast import EnsembleForecast

@@ -28,6 +28,7 @@ from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.pairs.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
 from probneural.randomness import check_seed
+from probneural.registry import stored
 
 if TYPE_CHECKING:
     from probneural.distributions.conditioned import ConditionedPredictor
@@ -469,6 +470,7 @@ def _contents(part: object) -> object:
     return identity_of(part.state_dict() if isinstance(part, nn.Module) else part)
 
 
+@stored()
 class FunctionDraw(Undisturbed, nn.Module):
     """One draw from a predictor's distribution over operators; callable like an operator.
 
