@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import probneural as pn
 from benchmarks import gold, verdicts
 from probneural.errors import ConvergenceWarning
-from probneural.heads.chain_diagnostics import effective_size
+from probneural.heads.inference import effective_size
 from probneural.heads.last_layer.laplace import LastLayerPredictor
 from probneural.heads.last_layer.predictors import SampledLastLayerPredictor
 

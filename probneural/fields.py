@@ -29,6 +29,7 @@ from probneural.checks import (
 from probneural.contexts import Undisturbed
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
 from probneural.grids import Grid, check_grid, resample
+from probneural.registry import stored
 
 if TYPE_CHECKING:
     import xarray
@@ -37,6 +38,7 @@ MISSING = "drop or repair those samples; where NaN means missing, Field(values, 
 """Remedy for values that are NaN."""
 
 
+@stored()
 @dataclass(frozen=True, eq=False, repr=False)
 class Field(Undisturbed):
     """Functions on a grid: n of them, each with c channels.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import hashlib
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import probneural as pn
+from probneural import registry
 from probneural.calibration import VarianceScale
 from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
 from probneural.distributions.predictors.mixture import MixturePredictor
@@ -512,6 +515,25 @@ class WithExtraState(nn.Linear):
         return {"secret": object()}
 
 
+def test_an_import_of_the_package_registers_every_stored_class() -> None:
+    trees = [ast.parse(path.read_text()) for path in Path(pn.__file__).parent.rglob("*.py")]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    marked = {node.name for node in classes if any(ast.unparse(one).startswith("stored(") for one in node.decorator_list)}
+    command = [sys.executable, "-c", "import probneural.registry; print(*probneural.registry.KINDS)"]
+    registered = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert len(registered) > 50
+    assert {*registered} == marked
+
+
+@pytest.mark.bad_input
+def test_classes_of_other_packages_and_namesakes_are_not_registered() -> None:
+    for cls in (OneOfTheirs, type("FNO", (FNO,), {"__module__": FNO.__module__})):
+        with pytest.raises(ArgumentError, match=f"with a name of its own; got .*{cls.__name__}"):
+            registry.stored()(cls)
+    assert registry.KINDS["FNO"].cls is FNO
+    assert "OneOfTheirs" not in registry.KINDS
+
+
 @pytest.mark.bad_input
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     one = torch.ones(1, dtype=torch.float64)
@@ -519,7 +541,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     things = {"str": "operator", "dict": {}, "Grid": cases.PERIODIC, "OneOfTheirs": unknown}
     scaled = scaled_by(1.0, unknown)
     for name, thing in [*things.items(), ("OneOfTheirs", scaled)]:
-        message = f"an nn.Module or one of LastLayerPredictor, LaplacePredictor, .*; got {name}; save the operator"
+        message = f"an nn.Module or one of CalibratedPredictor, ConditionedPredictor, .*; got {name}; save the operator"
         with pytest.raises(UnsupportedError, match=message):
             save(thing, tmp_path / "file")  # type: ignore[arg-type]
     namesake = type("LastLayerPredictor", (OneOfTheirs,), {})(unknown.traits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,14 @@ from torch import Tensor, nn
 
 from probneural.checks import check_module
 from probneural.contexts import copy_for_call, undisturbed
-from probneural.distributions import DenseRoot, GaussianField, Latent, Predictor, PredictorTraits
+from probneural.distributions import (
+    DenseRoot,
+    FieldDistribution,
+    GaussianField,
+    Latent,
+    Predictor,
+    PredictorTraits,
+)
 from probneural.distributions.latent import digest
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
@@ -19,6 +27,7 @@ from probneural.heads.residuals import check_some
 from probneural.heads.training_data import recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
+from probneural.registry import stored
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ class ConstantError:
         )
 
 
+@stored()
 class ConstantErrorPredictor(Predictor):
     """The predictor that `ConstantError` fits.
 
@@ -89,7 +99,10 @@ class ConstantErrorPredictor(Predictor):
         self.prior_std = prior_std
         self.latent = Latent(id=f"constant-error-{digest(prior_std, noise)}", rank=len(noise))
 
-    def _predict(self, inputs: Field, query: Grid | None) -> GaussianField:
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
         mean = evaluate(copy_for_call(self.operator), inputs, query)

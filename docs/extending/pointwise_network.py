@@ -10,11 +10,13 @@ from torch import Tensor
 from probneural.checks import check_integer
 from probneural.grids import Grid, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_carries, check_input, check_where
+from probneural.operators.checks import check_input, check_where, grid_of_values
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear
 from probneural.pairs import Dataset
+from probneural.registry import stored
 
 
+@stored(parts="configuration")
 class PointwiseNetwork(Operator):
     """u(x) to W₂ tanh(W₁ u(x) + b₁) + b₂: one hidden layer over channels, the same at every point.
 
@@ -67,8 +69,8 @@ class PointwiseNetwork(Operator):
         dtype = self.readout.weight.dtype
         check_input(values, channels=self.in_channels, dimension=self.dimension, dtype=dtype)
         check_where(grid, query)
-        where = Grid.uniform(tuple(values.shape[2:])) if grid is None else grid
-        check_carries(where, values, periodic=where.periodic)
+        periodic = (True,) * self.dimension if grid is None else grid.periodic
+        where = grid_of_values(values, grid, periodic=periodic)
         resampled = values if query is None else resample(values, where, query)
         features = self.hidden(self.input_normalizer(resampled)).tanh()
         return self.output_normalizer.inverse(self.readout(features))

@@ -30,6 +30,7 @@ from probneural.metrics.comparison import compare
 from probneural.metrics.reliability import coverage, simultaneous_coverage
 from probneural.pairs import Dataset, split_order
 from probneural.randomness import check_seed
+from probneural.registry import stored
 
 MIXTURE, BAND, NOVELTY = "scale mixture", "simultaneous band", "novelty"
 """Parts of a calibration that a small data set leaves out."""
@@ -39,6 +40,7 @@ _LEAST_MIXED = 10
 """Minimum number of samples, or groups, for the scale mixture."""
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class CalibrationReport:
     """Sizes, variances and coverage of a calibration; printing gives a table.
@@ -199,6 +201,7 @@ def _measured(predictor: Predictor, pairs: Dataset, *, level: float) -> dict[str
     }
 
 
+@stored(on_cpu=("report", "measure", "scores", "groups", "calibrated_on"))
 class CalibratedPredictor(Calibrated):
     """A calibrated predictor with its simultaneous band and its novelty test, from `calibrate`.
 

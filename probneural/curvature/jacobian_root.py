@@ -27,6 +27,7 @@ from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.principal_components import narrowed
 from probneural.randomness import stream
+from probneural.registry import stored
 
 if TYPE_CHECKING:
     import scipy.sparse.linalg
@@ -37,6 +38,7 @@ _LARGEST_DENSE = 2**29
 """Entries of a root formed at once (2 GiB in float32)."""
 
 
+@stored()
 @validated
 @dataclass(frozen=True, kw_only=True)
 class VarianceEstimation:
@@ -143,7 +145,7 @@ class JacobianRoot(Root):
         products: dict[int, Tensor] = {}
         for seed, rows in seeds.rows().items():
             (latent,) = replace(seeds, seeds=(seed,)).latents(self.shape[3]).to(self.device).split(1)
-            selected = self.select(torch.tensor(rows, device=self.inputs.values.device))
+            selected = self.select(torch.tensor(rows, device="cpu"))
             products |= dict(zip(rows, selected.product(latent)[0], strict=True))
         return torch.stack([products[row] for row in range(len(products))])
 

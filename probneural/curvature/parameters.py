@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from probneural.checks import check_instance, check_sequence, validated
 from probneural.errors import ArgumentError, ShapeError
+from probneural.registry import stored
 
 
+@stored(build="_from_parts")
 @validated
 @dataclass(frozen=True, kw_only=True)
 class ParameterVector:
@@ -40,6 +42,13 @@ class ParameterVector:
                 got=f"{len(self.names)} names, {len(self.shapes)} shapes, {len(self.is_complex)} flags",
                 remedy="ParameterVector.of(module) lays out a module's parameters",
             )
+
+    @classmethod
+    def _from_parts(
+        cls, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], is_complex: tuple[bool, ...]
+    ) -> ParameterVector:
+        """Build the layout from the parts in a file."""
+        return cls(names=names, shapes=tuple(map(torch.Size, shapes)), is_complex=is_complex)
 
     @classmethod
     def of(cls, module: nn.Module, chosen: Sequence[str] | None = None) -> ParameterVector:

@@ -14,6 +14,7 @@ from probneural.errors import ShapeError, UnsupportedError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.conjugate_gradients import solve
 from probneural.linear_algebra.symmetric_maps import Map
+from probneural.registry import stored
 
 
 class WeightRoot(ABC):
@@ -70,6 +71,7 @@ class WeightRoot(ABC):
         return root @ root.mT
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class DenseWeights(WeightRoot):
     """A root held as a matrix.
@@ -103,6 +105,7 @@ class DenseWeights(WeightRoot):
         return self.factor
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class DiagonalWeights(WeightRoot):
     """Independent weights.
@@ -127,6 +130,7 @@ class DiagonalWeights(WeightRoot):
         return vectors.to(self.std) * self.std
 
 
+@stored(mixes_precisions=True)
 @dataclass(frozen=True, eq=False)
 class LowRankWeights(WeightRoot):
     """A diagonal prior sharpened in r directions: R = diag(prior_std) (I + V (diag(factors) - 1) V^T).
@@ -173,6 +177,7 @@ class LowRankWeights(WeightRoot):
         return LowRankUpdate(self.directions.mT, self.factors.to(self.directions)).product(vectors)
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class LowRankPlusDiagonalWeights(WeightRoot):
     """Independent weights plus some columns: R = [diag(std) C].
@@ -218,6 +223,7 @@ class LowRankPlusDiagonalWeights(WeightRoot):
         return torch.cat([vectors * self.std, vectors @ self.columns], dim=1)
 
 
+@stored(parts="tensors")
 @dataclass(frozen=True, eq=False)
 class IterativeWeights(WeightRoot):
     """R = diag(prior_std) (F^T F + I)^-1 [F^T, I], whose covariance is diag(prior_std) (F^T F + I)^-1 diag(prior_std) exactly.

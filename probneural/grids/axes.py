@@ -21,6 +21,7 @@ from probneural.linear_algebra.interpolation import (
     polynomial_stencils,
     trigonometric_matrix,
 )
+from probneural.registry import stored
 
 CIRCLE, POLE = 360.0, 90.0
 """Degrees of longitude around the sphere, and of latitude from the equator to a pole."""
@@ -30,6 +31,7 @@ SPACING_TOLERANCE = 1e-4
 """Largest deviation of a coordinate in degrees from equal spacing, as a fraction of the spacing."""
 
 
+@stored()
 @dataclass(frozen=True)
 class Axis:
     """One equispaced axis of a grid.

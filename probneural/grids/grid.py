@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,8 +26,10 @@ from probneural.checks import (
 from probneural.contexts import Undisturbed, outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
+from probneural.registry import stored
 
 
+@stored(build="_from_parts", on_cpu=("_points", "_weights", "_observed"))
 @dataclass(frozen=True, eq=False, repr=False)
 class Grid(Undisturbed):
     """Points, quadrature weights, and the shape of values on them.
@@ -47,6 +49,25 @@ class Grid(Undisturbed):
     _points: Tensor | None = None
     _weights: Tensor | None = None
     _observed: Tensor | None = None
+
+    @classmethod
+    def _from_parts(
+        cls,
+        shape: tuple[int, ...],
+        axes: tuple[Axis, ...],
+        _points: Float64[Tensor, "p d"] | None,
+        _weights: Float64[Tensor, " p"] | None,
+        _observed: Bool[Tensor, " p"] | Bool[Tensor, "n p"] | None = None,
+    ) -> Grid:
+        """Build the grid from the parts in a file."""
+        grid = cls.of_axes(axes) if _points is None or _weights is None else cls.scattered(_points, _weights)
+        if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
+            raise GridError(
+                expected="the axes of a uniform grid, or points and weights",
+                got=f"a mixture of shape {shape}",
+                remedy="make it anew",
+            )
+        return grid if _observed is None else grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
 
     @classmethod
     def uniform(

@@ -2,18 +2,18 @@
 
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.ensembles.mc_dropout import MCDropout
 from probneural.heads.ensembles.snapshot_ensemble import SnapshotEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
-from probneural.heads.laplace_ensemble import LaplaceEnsemble
+from probneural.heads.laplace.swag import SWAG
 from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
 from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
 from probneural.heads.last_layer.laplace import LastLayerLaplace
-from probneural.heads.noise_conditioning import NoiseConditioning
-from probneural.heads.swag import SWAG
-from probneural.heads.whole_network.bayesian_operator import BayesianOperator
+from probneural.heads.sampled.bayesian_operator import BayesianOperator
+from probneural.heads.sampled.noise_conditioning import NoiseConditioning
 
 __all__ = [
     "NUTS",

@@ -25,7 +25,7 @@ from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads.layer_evidence import LayeredEvidence
+from probneural.heads.evidence import LayeredEvidence
 from probneural.heads.residuals import ResidualSums, given_noise, given_per_channel, given_precision
 from probneural.heads.training_data import TrainingData, check_predicted, in_memory, training_data
 from probneural.pairs import FieldPairs

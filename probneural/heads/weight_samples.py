@@ -20,6 +20,7 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import check_some
 from probneural.randomness import stream
+from probneural.registry import stored
 
 _BATCH_POINTS = 2**16
 """Members times functions times grid points evaluated at once."""
@@ -27,6 +28,7 @@ _VMAP_POINTS = 2**11
 """Functions times grid points up to which members are evaluated together: vmap saves the overhead of calls and no work."""
 
 
+@stored(on_cpu=("effective_observations",))
 class WeightSampledPredictor(Predictor):
     """An ensemble of operators that differ in their weights; its predictions are empirical fields, one sample per member.
 

@@ -21,6 +21,7 @@ from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import MLP, HiddenLayers, joined
 from probneural.operators.layers.position import REMEMBERED_POINTS
 from probneural.pairs import Dataset
+from probneural.registry import stored
 
 Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
 """Networks that output channels share; see `DeepONet`."""
@@ -30,6 +31,7 @@ _LAYERS = HiddenLayers()
 _COUPLINGS = ("independent", "split_branch", "split_trunk", "split_both")
 
 
+@stored(parts="configuration")
 class DeepONet(Operator):
     """u_c(x) = sum over k of w_ck b_ck(a) t_ck(x) + w_c: a branch network b of the input, a trunk network t of the point.
 

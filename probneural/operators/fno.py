@@ -27,11 +27,13 @@ from probneural.operators.layers import (
     position_embedding,
 )
 from probneural.pairs import Dataset
+from probneural.registry import stored
 
 _DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """Layers that drop whole channels, by dimension."""
 
 
+@stored(parts="configuration")
 class FNO(Operator):
     """Lift, `depth` blocks h -> gelu(Kh + Wh + b) with spectral convolutions K, and a two-layer pointwise projection.
 

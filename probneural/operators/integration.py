@@ -14,6 +14,7 @@ from torch import Tensor
 
 from probneural.checks import assign, check_choice, check_flag, check_integer, check_positive, missing
 from probneural.errors import SolverError, UnsupportedError
+from probneural.registry import stored
 
 Rate = Callable[[Tensor], Tensor]
 """From a state to its change per unit of time."""
@@ -21,6 +22,7 @@ Rate = Callable[[Tensor], Tensor]
 _ADAPTIVE = ("dopri5", "bosh3", "dopri8", "adaptive_heun")
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class ODESolver:
     """How a `NeuralODEOperator` moves in time.

@@ -13,11 +13,13 @@ from probneural.operators.base import Operator
 from probneural.operators.checks import check_input, check_where
 from probneural.operators.layers import PointwiseLinear
 from probneural.pairs import Dataset, check_dataset, evenly_spread_rows
+from probneural.registry import stored
 
 _MOST_NUMBERS = 2**24
 """Values per side from which the map is taken at most (128 MiB in float64)."""
 
 
+@stored(parts="configuration")
 class LinearRegression(Operator):
     """The least-squares linear map from input values to output values, of smallest norm, on the training grids.
 

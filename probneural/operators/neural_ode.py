@@ -17,6 +17,7 @@ from probneural.operators.checks import check_input, check_modes, check_where, g
 from probneural.operators.integration import ODESolver
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear, SpectralConv, channels_innermost
 from probneural.pairs import Dataset
+from probneural.registry import stored
 
 _SOLVER = ODESolver()
 
@@ -52,6 +53,7 @@ class LatentDynamics(nn.Module):
         return state
 
 
+@stored(parts="configuration")
 class NeuralODEOperator(Operator):
     """z(0) = E(a), dz/dt = F(z), u(t) = R(z(t)): encode the initial state, move in latent space, read at any time.
 

@@ -21,11 +21,17 @@ from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.noise_field import NoiseField
 from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
 from probneural.randomness import check_seed
+from probneural.registry import stored
 
 _MOST_PAIRS = 1024
 """Pairs that units are taken from at most, where noise is among the channels."""
 
 
+@stored(
+    parts="parts",
+    build="from_parts",
+    state=lambda parts: {**parts["operator"].state_dict(), **(parts["weights"] or {})},
+)
 class NoiseConditionedOperator(Operator):
     """G(u, z): an operator with noise z as a second input, so that each draw of z gives a draw of the output function.
 

@@ -15,8 +15,10 @@ from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid, per_axis
 from probneural.grids.axes import Axis
 from probneural.operators.checks import check_modes
+from probneural.registry import stored
 
 
+@stored()
 @dataclass(frozen=True)
 class NoiseField:
     """z_q(x) = sum over j of a_qj e_j(x), with independent a_qj ~ N(0, 1): Gaussian noise in a band of frequencies.

@@ -16,12 +16,14 @@ from probneural.operators.layers.branch import Branching, SensorBranch
 from probneural.operators.layers.grouped import GroupedLinear
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.pairs import Dataset, FieldSource, evenly_spread_rows
+from probneural.registry import stored
 
 _LAYERS = HiddenLayers()
 _MOST_NUMBERS = 2**24
 """Output values from which mean and modes are taken at most (128 MiB in float64), but for four functions per mode."""
 
 
+@stored(parts="configuration")
 class PODDeepONet(Operator):
     """u_c(x) = w_c0 m_c(x) + sum over k of w_ck b_ck(a) p_ck(x) + w_c: learned coefficients of modes p that data gave.
 

@@ -18,8 +18,10 @@ from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, Read
 from probneural.operators.layers.attention import check_heads
 from probneural.operators.layers.recurrent import BlockState, RecurrentBlock
 from probneural.pairs import Dataset
+from probneural.registry import stored
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class SpectralEncoder:
     """How a `RecurrentOperator` sees each state of a field: blocks h -> gelu(Kh + Wh + b) with spectral convolutions K.
@@ -60,6 +62,7 @@ class SpectralEncoder:
         return self.periodic
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class RecurrentLayers:
     """The blocks over time of a `RecurrentOperator`.
@@ -109,6 +112,7 @@ class RecurrentState:
 _LAYERS = RecurrentLayers()
 
 
+@stored(parts="configuration")
 class RecurrentOperator(Operator):
     """Blocks over time, each a long short-term memory, attention over all states so far, and a network, with layer norms.
 

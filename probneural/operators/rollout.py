@@ -14,11 +14,13 @@ from probneural.grids import Grid, resample
 from probneural.operators.base import Operator
 from probneural.operators.checks import check_where, stated_channels
 from probneural.pairs import Dataset, FieldPairs, evenly_spread_rows
+from probneural.registry import stored
 
 _MOST_PAIRS = 1024
 """Pairs that units are taken from at most."""
 
 
+@stored()
 class Rollout(Operator):
     """An operator G that is applied `steps` times: u_l = G(u_{l-h}, ..., u_{l-1}, a, f_{l-1}), or u_{l-1} + G(...).
 

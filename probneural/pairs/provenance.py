@@ -19,6 +19,7 @@ from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid
 from probneural.pairs.field_pairs import Dataset, FieldPairs, batches
 from probneural.pairs.splits import Rows
+from probneural.registry import stored
 
 _VALUES_AT_ONCE = 2**17
 """Values that are read and hashed together."""
@@ -93,6 +94,7 @@ def shared_rows(keys: Int64[Tensor, "n *w k"], used: Int64[Tensor, " m"]) -> int
     return int(is_used.flatten(1).any(1).sum() if is_used.ndim > 1 else is_used.sum())
 
 
+@stored(on_cpu=("row_keys", "input_keys"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingRecord:
     """Record of the pairs that trained an operator or a predictor.

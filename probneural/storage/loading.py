@@ -17,7 +17,8 @@ from probneural.checks import check_device, check_module, check_path
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import FileError
 from probneural.pairs.provenance import TrainingRecord
-from probneural.storage.kinds import KINDS, OPERATORS, Kind
+from probneural.registry import KINDS, Kind
+from probneural.storage.kinds import build_instance, parameters
 from probneural.storage.modules import CONFIGURATION, FOREIGN, RECORD, Bounded, SavedModule
 from probneural.training import files, schema
 
@@ -55,8 +56,8 @@ def load(
         FileError: If the file is missing, damaged, or holds something else.
         ArgumentError: If the operator is needed and not given, if the state does not fit it, or if there is no such device.
     """
-    for one in operator if isinstance(operator, list | tuple) else [] if operator is None else [operator]:
-        check_module(one, "operator")
+    for module in operator if isinstance(operator, list | tuple) else [] if operator is None else [operator]:
+        check_module(module, "operator")
     target = check_device(device)
     tensors, metadata = files.read(check_path(path, "path"))
     loaded: nn.Module | Predictor = Reader(tensors, operator=operator).plan(metadata)(target)
@@ -85,8 +86,7 @@ class Reader:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        known = (*OPERATORS, FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor)))
-        if kind not in known:
+        if kind not in (FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor))):
             shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
             raise FileError(expected="an operator or a predictor", got=shown[:80], remedy="is this a fit's checkpoint?")
         loaded = self._instance(metadata, nn.Module | Predictor, "")
@@ -94,9 +94,9 @@ class Reader:
             schema.refuse("no tensors but those that it describes", sorted(self._unused)[:5], where="the file")
         return loaded
 
-    def _value(self, described: Any, wanted: Any, name: str) -> Plan:
+    def _value(self, described: Any, annotation: Any, name: str) -> Plan:
         """Plan what stands under a name, of an annotated type."""
-        origin, inner = get_origin(wanted), get_args(wanted)
+        origin, inner = get_origin(annotation), get_args(annotation)
         if origin in (Union, types.UnionType):
             return self._one_of(described, inner, name)
         if origin in (tuple, list, Sequence):
@@ -105,71 +105,71 @@ class Reader:
             return lambda device: tuple(plan(device) for plan in plans)
         if origin in (dict, Mapping):
             return self._mapping(described, inner[1], name)
-        if isinstance(wanted, type) and issubclass(wanted, Tensor | AbstractArray):
-            return self._tensor(described, wanted, name)
-        if isinstance(described, dict) and isinstance(wanted, type):
-            return self._instance(described, wanted, name)
-        schema.check(described, wanted, where=name)
-        value = float(described) if wanted is float else described
+        if isinstance(annotation, type) and issubclass(annotation, Tensor | AbstractArray):
+            return self._tensor(described, annotation, name)
+        if isinstance(described, dict) and isinstance(annotation, type):
+            return self._instance(described, annotation, name)
+        schema.check(described, annotation, where=name)
+        value = float(described) if annotation is float else described
         return lambda _: value
 
-    def _one_of(self, described: Any, wanted: tuple[Any, ...], name: str) -> Plan:
+    def _one_of(self, described: Any, members: tuple[Any, ...], name: str) -> Plan:
         unused, claims = dict(self._unused), list(self._claims)
         nothing = type(None)
-        for one in [nothing] if described is None and nothing in wanted else [one for one in wanted if one is not nothing]:
+        for member in [nothing] if described is None and nothing in members else [one for one in members if one is not nothing]:
             try:
-                return self._value(described, one, name)
+                return self._value(described, member, name)
             except FileError as error:
                 last, self._unused, self._claims = error, dict(unused), list(claims)
         raise last
 
-    def _mapping(self, described: Any, wanted: Any, name: str) -> Plan:
+    def _mapping(self, described: Any, annotation: Any, name: str) -> Plan:
         outer = schema.instance(described, dict, where=name)
         schema.check_names(outer, ["mapping"], where=f"a mapping as {name}")
-        plans = self._all(schema.instance(outer["mapping"], dict, where=name), lambda _: wanted, f"{name}.")
+        plans = self._all(schema.instance(outer["mapping"], dict, where=name), lambda _: annotation, f"{name}.")
         return lambda device: {key: plan(device) for key, plan in plans.items()}
 
-    def _all(self, described: Mapping[str, Any], wanted: Callable[[str], Any], prefix: str) -> dict[str, Plan]:
-        return {key: self._value(value, wanted(key), f"{prefix}{key}") for key, value in described.items()}
+    def _all(self, described: Mapping[str, Any], annotation_of: Callable[[str], Any], prefix: str) -> dict[str, Plan]:
+        return {key: self._value(value, annotation_of(key), f"{prefix}{key}") for key, value in described.items()}
 
-    def _tensor(self, described: Any, wanted: Any, name: str) -> Plan:
+    def _tensor(self, described: Any, annotation: Any, name: str) -> Plan:
         if described != {"tensor": name}:
             schema.refuse(f"a tensor named {name}", described, where=name)
         tensor = self._unused.pop(name, None)
         if tensor is None:
             schema.refuse("a tensor", tensor, where=name)
-        self._claims.append((name, tensor, wanted))
+        self._claims.append((name, tensor, annotation))
         return tensor.to
 
-    def _instance(self, described: dict[str, Any], wanted: Any, name: str) -> Plan:
-        named = described.get("kind")
-        if isinstance(named, str) and named in KINDS and issubclass(KINDS[named].cls, wanted):
-            kind = KINDS[named]
-            schema.check_names(described, ["kind", "parts"], where=f"a {named}")
+    def _instance(self, described: dict[str, Any], annotation: Any, name: str) -> Plan:
+        name_of_kind = described.get("kind")
+        kind = KINDS.get(name_of_kind) if isinstance(name_of_kind, str) else None
+        if kind is not None and not kind.is_operator and issubclass(kind.cls, annotation):
+            schema.check_names(described, ["kind", "parts"], where=f"a {name_of_kind}")
             prefix = f"{name}." if name else ""
             plans = self._parts(schema.instance(described["parts"], dict, where=f"{prefix}parts"), kind, prefix)
 
             def built(device: torch.device) -> Any:
                 arguments = {part: plan(_CPU if part in kind.on_cpu else device) for part, plan in plans.items()}
                 with nullcontext() if kind.state is None else Bounded(kind.name, kind.state(arguments)):
-                    return kind.put_together(arguments)
+                    return build_instance(kind, arguments)
 
             return built
-        if isinstance(named, str) and named in (*OPERATORS, FOREIGN) and issubclass(nn.Module, wanted):
+        if (name_of_kind == FOREIGN or (kind is not None and kind.is_operator)) and issubclass(nn.Module, annotation):
             return self._module(described, name)
-        schema.refuse(f"a {getattr(wanted, '__name__', wanted)}", named, where=name)
+        schema.refuse(f"a {getattr(annotation, '__name__', annotation)}", name_of_kind, where=name)
 
     def _parts(self, described: dict[str, Any], kind: Kind, prefix: str) -> dict[str, Plan]:
         """Plan a constructor's arguments; in their annotations, sizes of equal name are equal."""
-        parameters = dict(kind.parameters)
-        others = [name for name, parameter in parameters.items() if parameter.kind is Parameter.VAR_KEYWORD]
-        rest = parameters.pop(others[0]).annotation if others else None
-        if rest is None:
-            optional = [name for name, parameter in parameters.items() if parameter.default is not Parameter.empty]
+        arguments = dict(parameters(kind))
+        others = [name for name, parameter in arguments.items() if parameter.kind is Parameter.VAR_KEYWORD]
+        extra = arguments.pop(others[0]).annotation if others else None
+        if extra is None:
+            optional = [name for name, parameter in arguments.items() if parameter.default is not Parameter.empty]
             where = f"what a {kind.name} of this version is made of"
-            schema.check_names(described, parameters, where=where, optional=optional)
+            schema.check_names(described, arguments, where=where, optional=optional)
         outer, self._claims = self._claims, []
-        plans = self._all(described, lambda key: parameters[key].annotation if key in parameters else rest, prefix)
+        plans = self._all(described, lambda key: arguments[key].annotation if key in arguments else extra, prefix)
         with jaxtyped("context"):  # where axes remember their sizes from one tensor to the next
             misfits = [claim for claim in self._claims if not isinstance(claim[1], claim[2])]
         free = [claim for claim in self._claims if len(getattr(claim[2], "dtypes", ())) > 1 and claim[1].is_floating_point()]
@@ -179,8 +179,8 @@ class Reader:
             if claim[1].dtype not in _REAL or not (kind.mixes_precisions or claim[1].dtype == free[0][1].dtype)
         ]
         self._claims = outer
-        for name, tensor, wanted in misfits:
-            expected = f"a tensor {wanted.__name__}, sizes of equal name being equal, and its dtype that of the others,"
+        for name, tensor, annotation in misfits:
+            expected = f"a tensor {annotation.__name__}, sizes of equal name being equal, and its dtype that of the others,"
             schema.refuse(expected, f"{tensor.dtype} {tuple(tensor.shape)}", where=name)
         return plans
 
@@ -192,18 +192,19 @@ class Reader:
             plans = self._parts(configuration, saved.kind, f"{prefix}{CONFIGURATION}.")
         recorded = self._value(described.get(RECORD), TrainingRecord | None, RECORD)
         state = {key.removeprefix(prefix): self._unused.pop(key) for key in list(self._unused) if key.startswith(prefix)}
-        given = self._given(saved, state)
-        if given is not None or saved.kind is None:
-            return lambda device: _with_record(saved.filled(given, state), recorded(_CPU)).to(device).eval()
+        template = self._template(saved, state)
+        if template is not None or saved.kind is None:
+            return lambda device: _with_record(saved.filled(template, state), recorded(_CPU)).to(device).eval()
         operator = saved.built({part: plan(_CPU) for part, plan in plans.items()}, state)
         return lambda device: _with_record(operator, recorded(_CPU)).to(device).eval()
 
-    def _given(self, saved: SavedModule, state: Mapping[str, Tensor]) -> nn.Module | None:
+    def _template(self, saved: SavedModule, state: Mapping[str, Tensor]) -> nn.Module | None:
         """What to copy a module from, of those that were given: in a list, the first that fits."""
         if self._operator is None or isinstance(self._operator, nn.Module):
             return self._operator
         fitting = sorted(
-            (one for one in self._operator if not saved.misfits(one, state)), key=lambda one: bool(saved.others(one))
+            (module for module in self._operator if not saved.misfits(module, state)),
+            key=lambda module: bool(saved.other_classes(module)),
         )
         return next(iter(fitting or ([] if saved.kind is not None else self._operator)), None)
 

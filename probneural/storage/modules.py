@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from probneural.errors import ArgumentError, DataWarning, FileError, warn
-from probneural.storage.kinds import OPERATORS, Kind
+from probneural.registry import KINDS, Kind
+from probneural.storage.kinds import build_instance, parts_of
 from probneural.training import schema
 
 FOREIGN = "Module"
@@ -50,7 +51,7 @@ class SavedModule:
         Raises:
             FileError: If it is another.
         """
-        kind = OPERATORS.get(described["kind"])
+        kind = KINDS.get(described["kind"])
         maker = CLASSES if kind is None else CONFIGURATION
         where = f"a {described['kind']}"
         schema.check_names(described, ["kind", maker, "prefix", "parameters", RECORD], where=where, optional=[RECORD])
@@ -69,8 +70,8 @@ class SavedModule:
         """
         assert self.kind is not None
         with torch.device("meta"), Bounded(self.kind.name, state):
-            operator: nn.Module = self.kind.put_together(arguments)
-        if self.kind.taken_apart(operator) != arguments:
+            operator: nn.Module = build_instance(self.kind, arguments)
+        if parts_of(self.kind, operator) != arguments:
             schema.refuse("the configuration that an operator gives", arguments, where=f"the configuration of {self.kind.name}")
         current = operator.state_dict()
         misfits = {name for name in {*state, *current} if not _fits(state.get(name), current.get(name))}
@@ -81,7 +82,7 @@ class SavedModule:
         self._set_trained(operator)
         return operator
 
-    def filled(self, given: nn.Module | None, state: Mapping[str, Tensor]) -> nn.Module:
+    def filled(self, template: nn.Module | None, state: Mapping[str, Tensor]) -> nn.Module:
         """A copy of a module with this state, every tensor in the dtype and memory order it had.
 
         Warns:
@@ -90,24 +91,24 @@ class SavedModule:
         Raises:
             ArgumentError: If there is no module, or one that the state does not fit.
         """
-        if given is None:
+        if template is None:
             raise ArgumentError(
                 expected=f"operator=, a module of the architecture that was saved ({self.classes.get('', '')})",
                 got="None",
                 remedy="build it as for training; the file holds its state only",
             )
-        misfits = self.misfits(given, state)
+        misfits = self.misfits(template, state)
         if misfits:
             raise ArgumentError(
-                expected=f"a state that fits {type(given).__name__}",
+                expected=f"a state that fits {type(template).__name__}",
                 got=_differences(misfits),
                 remedy="give operator= in the architecture and dtype of the saved one",
             )
-        others = self.others(given)
-        if others:
-            shown = "; ".join(others[:5])
+        other_classes = self.other_classes(template)
+        if other_classes:
+            shown = "; ".join(other_classes[:5])
             warn(f"operator= fits what was saved, but is of other classes: {shown}", DataWarning)
-        copied = copy.deepcopy(given)
+        copied = copy.deepcopy(template)
         for name, tensor in _tensors(copied).items():
             tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied
         # For modules with a say of their own; not strict, since entries that are no tensors may be known to inner modules only.
@@ -115,17 +116,17 @@ class SavedModule:
         self._set_trained(copied)
         return copied
 
-    def misfits(self, given: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
+    def misfits(self, template: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
         """Names of what a module has and the saved one has not, or otherwise."""
-        now = _tensors(given)
+        now = _tensors(template)
         same = {name for name in {*state, *now} if _fits(state.get(name), now.get(name), dtype=True)}
-        return {*state, *now} - same | self._misfits(given)
+        return {*state, *now} - same | self._misfits(template)
 
-    def others(self, given: nn.Module) -> list[str]:
+    def other_classes(self, template: nn.Module) -> list[str]:
         """Where classes are others than they were, in words; how modules are called or packages named is not asked."""
         if self.kind is not None:
             return []
-        now = class_names(given)
+        now = class_names(template)
         return [
             f"{name or 'the module'}: {now.get(name, 'none')} in place of {self.classes.get(name, 'none')}"
             for name in dict.fromkeys([*self.classes, *now])
@@ -150,7 +151,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def class_names(module: nn.Module) -> dict[str, str]:
     """Classes of a module and of those in it, by name; its own has none."""
-    return {name: f"{type(one).__module__}.{type(one).__qualname__}" for name, one in module.named_modules()}
+    return {name: f"{type(submodule).__module__}.{type(submodule).__qualname__}" for name, submodule in module.named_modules()}
 
 
 def _last(name: str | None) -> str | None:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import UnsupportedError
-from probneural.storage.kinds import KINDS
+from probneural.registry import kind_of
+from probneural.storage.kinds import build_instance, parts_of
 from probneural.training.devices import resolve_device
 
 _CPU = torch.device("cpu")
@@ -36,10 +37,10 @@ def _moved(thing: Any, device: torch.device) -> Any:
         return copy.deepcopy(thing).to(device)
     if isinstance(thing, Tensor):
         return thing.to(device)
-    kind = KINDS.get(type(thing).__name__)
-    if kind is not None and type(thing) is kind.cls:
-        parts = kind.taken_apart(thing).items()
-        return kind.put_together({name: _moved(part, _CPU if name in kind.on_cpu else device) for name, part in parts})
+    kind = kind_of(thing)
+    if kind is not None:
+        parts = parts_of(kind, thing).items()
+        return build_instance(kind, {name: _moved(part, _CPU if name in kind.on_cpu else device) for name, part in parts})
     if isinstance(thing, Mapping):
         return {name: _moved(part, device) for name, part in thing.items()}
     if isinstance(thing, tuple | list):

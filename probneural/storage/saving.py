@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from probneural.checks import check_module, check_path
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import FileError, UnsupportedError
-from probneural.operators import Operator
 from probneural.pairs.provenance import operator_record
-from probneural.storage.kinds import KINDS, OPERATORS
+from probneural.registry import KINDS, kind_of
+from probneural.storage.kinds import parts_of
 from probneural.storage.loading import Reader
 from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, RECORD, class_names, trained_parameters
 from probneural.training import atomic, files, schema
@@ -78,9 +78,9 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
     if name.count(".") > schema.DEEPEST:
         raise _too_deep()
     prefix = f"{name}." if name else ""
-    kind = KINDS.get(type(thing).__name__)
-    if kind is not None and type(thing) is kind.cls:
-        return {"kind": kind.name, "parts": _all_described(kind.taken_apart(thing), prefix, tensors)}
+    kind = kind_of(thing)
+    if kind is not None and not kind.is_operator:
+        return {"kind": kind.name, "parts": _all_described(parts_of(kind, thing), prefix, tensors)}
     if isinstance(thing, Mapping):
         return {"mapping": _all_described(thing, prefix, tensors)}
     if isinstance(thing, tuple | list):
@@ -99,10 +99,9 @@ def _all_described(things: Mapping[str, Any], prefix: str, tensors: dict[str, Te
 
 
 def _architecture(operator: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    cls = type(operator)
-    kind = OPERATORS.get(cls.__name__)
-    if isinstance(operator, Operator) and kind is not None and kind.cls is cls:
-        described = _all_described(kind.taken_apart(operator), f"{prefix}{CONFIGURATION}.", tensors)
+    kind = kind_of(operator)
+    if kind is not None:
+        described = _all_described(parts_of(kind, operator), f"{prefix}{CONFIGURATION}.", tensors)
         return {"kind": kind.name, CONFIGURATION: described}
     return {"kind": FOREIGN, CLASSES: class_names(operator)}
 
@@ -123,7 +122,7 @@ def _state(operator: nn.Module) -> dict[str, Tensor]:
 
 
 def _unknown(thing: object) -> UnsupportedError:
-    predictors = [name for name, kind in KINDS.items() if issubclass(kind.cls, Predictor)]
+    predictors = sorted(name for name, kind in KINDS.items() if issubclass(kind.cls, Predictor))
     return UnsupportedError(
         expected=f"an nn.Module or one of {', '.join(predictors)}, made of what files can hold",
         got=type(thing).__name__,

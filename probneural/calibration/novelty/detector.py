@@ -29,6 +29,7 @@ from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
 from probneural.randomness import check_seed
+from probneural.registry import stored
 
 COMBINED = "combined"
 """Name of the score that joins all others."""
@@ -156,6 +157,7 @@ class Novelty:
         return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores, groups=group_numbers(ranked))
 
 
+@stored(on_cpu=("fitted",))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NoveltyMeasure:
     """Scores of input functions, fitted on some.

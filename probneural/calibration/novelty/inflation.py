@@ -32,6 +32,7 @@ from probneural.fields import Field
 from probneural.grids import check_unmasked
 from probneural.pairs import Dataset, batches, check_dataset
 from probneural.randomness import stream
+from probneural.registry import stored
 
 _POINTS = 64
 """Values of a function whose errors say by how much its variance is to grow."""
@@ -161,6 +162,7 @@ class NoveltyScale:
         return inflated._with_discrepancy(calibration)
 
 
+@stored(on_cpu=("inflation", "measure", "calibrated_on"))
 class InflatedPredictor(Calibrated):
     """A predictor whose covariances grow with the novelty of the input function; means and correlations stay.
 
@@ -280,6 +282,7 @@ def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n 
     return Errors(distances=distances, variance=stated, squares=torch.cat(squares), noise=noise.expand_as(stated))
 
 
+@stored(on_cpu=("knots", "exponents"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inflation:
     """g(s)² = prod over j of max(1, s_j / k_j)^theta_j, with theta_j >= 0: never below 1, and larger for stranger functions.

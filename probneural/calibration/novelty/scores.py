@@ -19,6 +19,7 @@ from probneural.distributions.roots.base import FeatureRoot
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+from probneural.registry import stored
 
 KEPT_VARIANCE = 0.99
 """Fraction of the functions' variance that leading components hold, where there are functions enough."""
@@ -46,6 +47,7 @@ _NARROW = 4.0
 """Wave number, in half periods or periods, from which bands are wider than one."""
 
 
+@stored(on_cpu=("center", "directions", "variances"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeadingComponents:
     """Principal components of input functions: the score distance within them, and the distance that they leave.
@@ -83,6 +85,7 @@ class LeadingComponents:
         return (along.square() / self.variances).sum(1), beyond / self.total
 
 
+@stored(on_cpu=("center", "whitening"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MahalanobisDistance:
     """|W (x - m)|², with W^T W the inverse of a covariance.
@@ -112,6 +115,7 @@ class MahalanobisDistance:
         return ((rows - self.center) @ self.whitening.mT).square().sum(1)
 
 
+@stored(on_cpu=("units", "components", "least_power", "spectrum"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class InputScores:
     """The scores that follow from an input function alone, or from some of its channels.
@@ -157,6 +161,7 @@ class InputScores:
         return {"components": within, "residual": beyond, "spectrum": spectrum}
 
 
+@stored(on_cpu=("inputs", "channels", "features", "variance"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedScores:
     """The scores of an input function that follow from its description, all larger where it is stranger.

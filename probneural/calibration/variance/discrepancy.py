@@ -24,6 +24,7 @@ from probneural.grids import Grid
 from probneural.linear_algebra.densities import lower_gram
 from probneural.pairs import Dataset, evenly_spread_rows
 from probneural.randomness import stream
+from probneural.registry import stored
 
 _POINTS = 1089
 """Points of one function at which the joint likelihood is taken, at most: all, or some at random.
@@ -48,6 +49,7 @@ _NARROW = 0.5
 """Latent dimensions per point below which a density comes from them: at 1,089 points, a covariance takes as long at 0.6."""
 
 
+@stored()
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Decomposition:
     """How much of a variance functions share, and what the rest is: w, f and rho of `VarianceScale`.

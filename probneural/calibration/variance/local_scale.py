@@ -14,6 +14,7 @@ from probneural.contexts import remembered
 from probneural.errors import ShapeError
 from probneural.grids import Grid, along_axis, resample
 from probneural.grids.axes import Axis
+from probneural.registry import stored
 
 _FLOOR = 0.03
 """Slopes and amplitudes, relative to their root mean squares, below which they count as equal."""
@@ -33,6 +34,7 @@ _LEAST_SPAN = 0.1
 """Distance of the outer knots below which there is nothing to bend."""
 
 
+@stored(on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients", "limits"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LocalScale:
     """h_c(x; u) = exp(sum over j of coefficients_cj phi_cj(x; u) + g_c), a factor of the predictive variance t of one function.
@@ -364,6 +366,7 @@ def bends(logs: Float64[Tensor, "*s"], knots: Float64[Tensor, " k"]) -> Float64[
     return torch.cat([clamped, (clamped - knots[1:-1]).clamp_min(0.0)], -1)
 
 
+@stored(on_cpu=("knots", "heights"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VarianceCurve:
     """What is added to the logarithm of a variance, as a function of it: straight between knots, constant beyond.

@@ -25,6 +25,7 @@ from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import scaled_suprema, true_supremum
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream_seed
+from probneural.registry import stored
 
 _LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
 """Logarithms of the scales that weights are found for: a quarter to four times the middle one."""
@@ -208,6 +209,7 @@ def _uncertain(comparison: Comparison) -> Bool[Tensor, " n"]:
     return ~comparison.grid.fill(comparison.certain, 1).flatten(1).all(1).cpu()
 
 
+@stored(on_cpu=("scales", "weights", "calibrated_on"))
 class ScaleMixturePredictor(Calibrated):
     """A predictor whose deviations from the mean have a random scale, one for each function; means and correlations stay.
 

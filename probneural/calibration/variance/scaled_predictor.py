@@ -24,8 +24,10 @@ from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ShapeError
 from probneural.fields import Field
+from probneural.registry import stored
 
 
+@stored(on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local"))
 class ScaledPredictor(Calibrated):
     """A predictor whose covariances and noise are scaled per channel, and whose misfit belongs to the field; the mean stays.
 

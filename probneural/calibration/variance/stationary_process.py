@@ -13,6 +13,7 @@ from torch import Tensor
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid
 from probneural.grids.axes import Axis
+from probneural.registry import stored
 
 LARGEST_RANK = 384
 """Modes kept per channel, at most; divided by the number of channels."""
@@ -22,6 +23,7 @@ _CANDIDATES = 1024
 """Modes of lowest frequency whose power is estimated."""
 
 
+@stored(on_cpu=("modes", "amplitudes", "lower", "lengths"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StationaryProcess:
     """e_c(x) = sum over j of a_cj phi_cj(x) zeta_cj / norm, with zeta standard normal: unit variance at every point.

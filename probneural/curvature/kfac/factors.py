@@ -13,6 +13,7 @@ from torch import Tensor
 from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing
 from probneural.curvature.weights import WeightRoot
 from probneural.errors import ArgumentError, ShapeError
+from probneural.registry import stored
 
 _MIXING = ("first", "second", "cosine", "sine", "sign")
 
@@ -124,6 +125,7 @@ class KroneckerFactors:
         return cls(bases=tuple(rebuilt), mixing=mixing, eigenvalues=tensors["eigenvalues"], layers=tensors["layers"])
 
 
+@stored(parts="tensors", build="from_tensors")
 @dataclass(frozen=True, eq=False)
 class KroneckerWeights(WeightRoot):
     """R = diag(prior_std) U diag(eigenvalues / noise_scale + scale)^(-1/2): a root of the posterior covariance of the weights.
@@ -196,7 +198,7 @@ class KroneckerWeights(WeightRoot):
         return {"prior_std": self.prior_std, "scale": self.scale, "noise_scale": noise_scale, **self.factors.tensors()}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> KroneckerWeights:
+    def from_tensors(cls, **tensors: Tensor) -> KroneckerWeights:
         """Rebuild the root from `tensors()`.
 
         Raises:

@@ -30,6 +30,7 @@ from probneural.grids import Grid, check_grid
 from probneural.pairs import Dataset, batches, evenly_spread_rows
 from probneural.pairs.provenance import Provenance, TrainingRecord, check_units, joined_record, no_keys, warn_of_mask
 from probneural.randomness import check_seed
+from probneural.registry import stored
 
 _DRAWN_VALUES = 2**20
 """Values of draws that are evaluated at once, some 600 bytes each."""
@@ -462,6 +463,7 @@ def _contents(part: object) -> object:
     return identity_of(part.state_dict() if isinstance(part, nn.Module) else part)
 
 
+@stored()
 class FunctionDraw(Undisturbed, nn.Module):
     """One draw from a predictor's distribution over operators; callable like an operator.
 

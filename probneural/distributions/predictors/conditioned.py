@@ -20,8 +20,10 @@ from probneural.functionals import Functional
 from probneural.functionals.base import MatrixFunctional, check_functional
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.registry import stored
 
 
+@stored(on_cpu=("matrix", "values", "measurement_noise"))
 class ConditionedPredictor(Predictor):
     """What `predictor.condition(...)` returns: all predictions know of measurements of n output functions.
 

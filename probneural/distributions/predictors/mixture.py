@@ -23,11 +23,13 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError, U
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs.provenance import joined_record
+from probneural.registry import stored
 
 _SAME_NOISE = 1e-6
 """Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""
 
 
+@stored(on_cpu=("weights", "calibrated_on"))
 class MixturePredictor(Predictor):
     """Predicts the mixture of what m predictors predict: one of them is right, with the probability that is its weight.
 

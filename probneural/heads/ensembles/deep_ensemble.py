@@ -13,9 +13,17 @@ from probneural.checks import assign, check_flag, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError
-from probneural.heads.ensembles.members import MemberTask, State, TrainFunction, exchanged, state_of, train_members
+from probneural.heads.ensembles.members import (
+    MemberTask,
+    State,
+    TrainFunction,
+    copied_operator,
+    exchanged,
+    predictor_of_members,
+    state_of,
+    train_members,
+)
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
-from probneural.heads.ensembles.trained_members import copied_operator, predictor_of_members
 from probneural.heads.training_data import owned, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor

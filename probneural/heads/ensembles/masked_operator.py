@@ -19,10 +19,12 @@ from probneural.errors import ArgumentError, ProbneuralError, UnsupportedError
 from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
 from probneural.pairs import FieldPairs
+from probneural.registry import stored
 
 _POINTWISE, _CHANNELWISE = (nn.Dropout,), (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
+@stored()
 class MaskedOperator(nn.Module):
     """An operator in which each dropout layer multiplies its input by a mask of its own, whatever its mode.
 

@@ -13,8 +13,7 @@ from probneural.checks import assign, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.heads.ensembles.masked_operator import MaskedOperator, dropout_layers, feature_shapes
-from probneural.heads.ensembles.members import state_of
-from probneural.heads.ensembles.trained_members import copied_operator, predictor_of_members
+from probneural.heads.ensembles.members import copied_operator, predictor_of_members, state_of
 from probneural.heads.training_data import recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor

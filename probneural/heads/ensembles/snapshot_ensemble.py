@@ -10,9 +10,13 @@ from torch import nn
 from probneural.checks import assign, check_callable, check_flag, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
-from probneural.heads.ensembles.members import TrainFunction, state_of
-from probneural.heads.ensembles.trained_members import copied_operator, predictor_of_members
-from probneural.heads.ensembles.trajectory import training_trajectory
+from probneural.heads.ensembles.members import (
+    TrainFunction,
+    copied_operator,
+    predictor_of_members,
+    state_of,
+    training_trajectory,
+)
 from probneural.heads.training_data import recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.heads.weight_samples import WeightSampledPredictor

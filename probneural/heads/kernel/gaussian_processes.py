@@ -12,6 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.errors import ArgumentError, DataError
+from probneural.registry import stored
 
 STATIONARY = ("rbf", "matern12", "matern32", "matern52", "rational_quadratic")
 """Kernels that depend on a distance between inputs."""
@@ -34,6 +35,7 @@ LEAST_NOISE = 1e-12
 """Of the noise, in units of the mean prior variance: what a Cholesky factorisation in double precision still resolves."""
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class Covariance:
     """The covariance k(z, z') between coordinates of two inputs, at unit amplitude.
@@ -122,6 +124,7 @@ def squared_distances(left: Float64[Tensor, "a r"], right: Float64[Tensor, "b r"
     return squares.clamp_min(0.0)
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class Process:
     """Independent Gaussian processes f_k ~ N(0, amplitude_k² (k + nugget δ)) given training values, all of one kernel.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from probneural.errors import ArgumentError
 from probneural.heads.kernel.gaussian_processes import JITTER, LEAST_NOISE, Covariance, rows_of_variance, triangular_root
+from probneural.registry import stored
 
 _CHUNK = 2**22
 """Entries of a matrix between pairs, or queries, and inducing points held at once (32 MiB)."""
@@ -22,6 +23,7 @@ _NOISES = 40
 """How many of them at most."""
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class InducingProcess:
     """Independent Gaussian processes f_k ~ N(0, amplitude_k² k) given noisy values, seen through their values at m points Z.

@@ -12,6 +12,7 @@ from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
+from probneural.registry import stored
 
 _FOLDS = 5
 """Parts into which the training functions are divided to see what the components of the others leave out."""
@@ -20,6 +21,7 @@ _RESOLVED = 1e-13
 """Fraction of the largest eigenvalue of a Gram matrix below which the others are rounding."""
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class PrincipalComponents:
     """An affine subspace of functions: u = centre + unit * sum over j of z_j modes_j.
@@ -133,6 +135,7 @@ class PrincipalComponents:
         return (self.modes.square() @ mean_weights) * self.unit.square()
 
 
+@stored()
 @dataclass(frozen=True, eq=False)
 class PredictedComponents:
     """Components of what an operator predicts, as coordinates of its inputs.

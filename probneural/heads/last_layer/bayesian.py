@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from probneural.checks import assign, check_choice, check_flag, check_integer
 from probneural.contexts import GLOBAL_GENERATORS, undisturbed
 from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError, warn
-from probneural.heads.chain_diagnostics import chain_report
+from probneural.heads.inference import chain_report, optimise, pyro_module
 from probneural.heads.last_layer.laplace import LastLayerLaplace, LastLayerPredictor
 from probneural.heads.last_layer.predictors import (
     FAMILIES,
@@ -24,7 +24,6 @@ from probneural.heads.last_layer.predictors import (
     VariationalLastLayerPredictor,
 )
 from probneural.heads.last_layer.target import Target
-from probneural.heads.pyro_inference import optimise, pyro_module
 from probneural.heads.training_data import recorded
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream

@@ -1,8 +1,9 @@
-"""A second read-out that gives the covariance of the field, trained by its joint Gaussian density."""
+"""A second read-out for the covariance of the field, trained by its joint Gaussian density, and its predictor."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -11,16 +12,165 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_integer, check_module, check_positive, check_real, check_text
 from probneural.contexts import undisturbed
-from probneural.errors import ReadoutError, TrainingError
+from probneural.distributions import (
+    DenseRoot,
+    FeatureRoot,
+    FieldDistribution,
+    GaussianField,
+    Latent,
+    Predictor,
+    PredictorTraits,
+    Root,
+)
+from probneural.distributions.latent import digest
+from probneural.distributions.roots.base import square_root
+from probneural.distributions.roots.modulated import DiagonalRoot
+from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.errors import ReadoutError, ShapeError, TrainingError
 from probneural.fields import Field
 from probneural.grids import Grid, check_unmasked
-from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor, diagonal, with_constant
 from probneural.heads.last_layer.laplace import statistics
-from probneural.heads.last_layer.low_rank_density import log_density_per_value
 from probneural.heads.last_layer.readout import VERIFIED, Readout, find_readout
+from probneural.heads.residuals import check_some
 from probneural.heads.training_data import TrainingData, recorded, training_data
+from probneural.linear_algebra.densities import LOG_TWO_PI
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
+from probneural.registry import stored
+
+LEAST_VARIANCE = 1e-6
+"""Least variance of the diagonal, in units of the mean square residual: the density of finite rank stays finite."""
+_BATCH_ELEMENTS = 2**23
+"""Feature values evaluated at once (32 MiB in float32)."""
+
+
+@stored()
+class HeteroscedasticPredictor(Predictor):
+    """Gaussian fields whose covariance is a second read-out of the operator's last features, low rank plus diagonal.
+
+    With features phi(x; a), the last of which is 1, and the unit s_c of a channel,
+
+        u_c(x) = mean_c(x) + s_c sum over j of (F_cj . phi(x)) zeta_j + s_c (1e-6 + softplus(v_c . phi(x)))^1/2 e_c(x).
+
+    Both parts are each function's own: data on one function say nothing about another. The diagonal e is independent from point
+    to point, on every grid, so it averages out in integrals; `draw` and roll-outs leave it out, because it is another one on
+    every grid.
+
+    Attributes:
+        readout: The predictor's own copy of the operator, split into features and last layer.
+        variance_weights: v, `(c, f)`, dimensionless; float64.
+        factor_weights: F, `(c, f, r)`, dimensionless; float64.
+        unit: s, `(c,)`, in physical units; float64.
+        report: `nats_per_value`, the mean log density of the training outputs, and `rank`.
+    """
+
+    def __init__(
+        self,
+        *,
+        readout: Readout,
+        variance_weights: Float64[Tensor, "c f"],
+        factor_weights: Float64[Tensor, "c f r"],
+        unit: Float64[Tensor, " c"],
+        noise: Float64[Tensor, " c"],
+        report: Mapping[str, float],
+        domain: Grid,
+        in_channels: int,
+    ) -> None:
+        like = next(readout.operator.parameters())
+        super().__init__(PredictorTraits(in_channels=in_channels, noise=noise, domain=domain, like=like))
+        features = readout.weight.shape[1] + (0 if readout.has_bias else 1)
+        wanted = (len(noise), features)
+        if tuple(variance_weights.shape) != wanted or tuple(factor_weights.shape[:2]) != wanted or factor_weights.ndim != 3:
+            raise ShapeError(
+                expected=f"weights {wanted} and {(*wanted, 'r')}",
+                got=f"{tuple(variance_weights.shape)} and {tuple(factor_weights.shape)}",
+                remedy="fit the head",
+            )
+        self.readout = readout
+        self.variance_weights = variance_weights
+        self.factor_weights = factor_weights
+        self.unit = unit
+        self.report = dict(report)
+        self._latent = Latent(id=f"heteroscedastic-{digest(variance_weights, factor_weights, unit)}", rank=0)
+
+    @property
+    def operator(self) -> nn.Module:
+        """The predictor's own copy of the operator."""
+        return self.readout.operator
+
+    @property
+    def rank(self) -> int:
+        """Columns r of the low-rank part."""
+        return self.factor_weights.shape[2]
+
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
+        mean, rows = self._evaluated(inputs, query)
+        where = inputs.grid if query is None else query
+        discrepancy: Root = DiagonalRoot(square_root(self._variance(rows)).to(mean))
+        if self.rank:
+            discrepancy = SideBySideRoot(self._low_rank(rows), discrepancy)
+        nothing = DenseRoot(mean.new_zeros(*mean.shape[:2], where.size, 0))
+        return GaussianField(mean, nothing, latent=self._latent, grid=where, discrepancy=discrepancy)
+
+    def _evaluated(self, inputs: Field, query: Grid | None) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n p f"]]:
+        """The operator's values and its features, with a constant."""
+        check_some(inputs)
+        where = inputs.grid if query is None else query
+        step = max(1, _BATCH_ELEMENTS // (where.size * self.variance_weights.shape[1]))
+        parts = [self.readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]
+        rows = torch.cat([with_constant(features, self.readout) for _, features in parts])
+        return torch.cat([values for values, _ in parts]), rows
+
+    def _low_rank(self, rows: Float[Tensor, "n p f"]) -> FeatureRoot:
+        return FeatureRoot(rows, (self.unit[:, None, None] * self.factor_weights)[None])
+
+    def _variance(self, rows: Float[Tensor, "n p f"]) -> Float[Tensor, "n c p"]:
+        """The diagonal, in physical units squared."""
+        return self.unit.square()[:, None] * diagonal(rows.to(torch.float64), self.variance_weights)
+
+
+def diagonal(rows: Float64[Tensor, "n p f"], weights: Float64[Tensor, "c f"]) -> Float64[Tensor, "n c p"]:
+    """The diagonal variances, in units of the mean square residual."""
+    return LEAST_VARIANCE + nn.functional.softplus(torch.einsum("npf,cf->ncp", rows, weights))
+
+
+def with_constant(rows: Float[Tensor, "n p f"], readout: Readout) -> Float[Tensor, "n p f2"]:
+    """Features, the last of which is 1."""
+    return rows if readout.has_bias else torch.cat([rows, torch.ones_like(rows[..., :1])], dim=-1)
+
+
+def log_density_per_value(
+    residual: Float64[Tensor, "n v"], variance: Float64[Tensor, "n v"], factors: Float64[Tensor, "n v r"]
+) -> Float64[Tensor, " n"]:
+    """Log density of N(0, F F^T + D) at a residual, divided by the number of values v, in nats.
+
+    By the matrix determinant lemma and Woodbury's identity, with C = I + F^T D^-1 F of r x r:
+
+        log det = log det D + log det C,        e^T (F F^T + D)^-1 e = e^T D^-1 e - b^T C^-1 b,  b = F^T D^-1 e.
+
+    Args:
+        residual: e.
+        variance: The diagonal of D, positive, in the residual's units squared.
+        factors: F, in the residual's units; r may be 0.
+
+    Examples:
+        >>> ones = torch.ones(1, 1, dtype=torch.float64)
+        >>> density = log_density_per_value(ones, 3.0 * ones, ones[..., None])  # N(0, 4) at 1
+        >>> round(float(density + 0.5 * (0.25 + LOG_TWO_PI)) / torch.tensor(2.0).log().item(), 6)
+        -1.0
+    """
+    weighted = factors / variance[..., None]
+    capacitance = factors.mT @ weighted
+    capacitance = capacitance + torch.eye(factors.shape[2], dtype=factors.dtype, device=factors.device)
+    triangle, _ = torch.linalg.cholesky_ex(capacitance)  # what overflows gives NaN, which the caller refuses
+    along = torch.linalg.solve_triangular(triangle, (weighted.mT @ residual[..., None]), upper=False)[..., 0]
+    log_determinant = variance.log().sum(1) + 2.0 * triangle.diagonal(dim1=1, dim2=2).log().sum(1)
+    squares = (residual.square() / variance).sum(1) - along.square().sum(1)
+    return -0.5 * ((squares + log_determinant) / residual.shape[1] + LOG_TWO_PI)
+
 
 _KEPT_ELEMENTS = 2**25
 """Feature values kept over all epochs, at most (128 MiB in float32); more are evaluated again in each."""

@@ -24,6 +24,7 @@ from probneural.heads.weight_posterior import weight_posterior
 from probneural.linear_algebra.conditioning import posterior_root
 from probneural.pairs import Dataset
 from probneural.pairs.provenance import record_of
+from probneural.registry import stored
 
 _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
@@ -205,6 +206,7 @@ def centred_weights(split: Readout, gram: Float64[Tensor, "f f"], moments: Float
     return weight
 
 
+@stored(on_cpu=("prior_precision", "effective_observations"))
 class LastLayerPredictor(Predictor):
     """What `LastLayerLaplace` fits.
 

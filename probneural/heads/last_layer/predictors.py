@@ -17,6 +17,7 @@ from probneural.grids import Grid
 from probneural.heads.last_layer.laplace import LastLayerPredictor
 from probneural.heads.last_layer.readout import Readout
 from probneural.heads.residuals import check_some
+from probneural.registry import stored
 
 _LARGEST_R_HAT = 1.01
 """Chains agree up to here (Vehtari et al., 2021, section 4)."""
@@ -30,6 +31,7 @@ _BATCH_ELEMENTS = 2**23
 """Feature values evaluated at once (32 MiB in float32)."""
 
 
+@stored(on_cpu=("prior_factors", "prior_precision", "effective_observations"))
 class SampledLastLayerPredictor(Predictor):
     """What `BayesianLastLayer` fits with NUTS: the last layer's weights as draws.
 
@@ -146,6 +148,7 @@ class SampledLastLayerPredictor(Predictor):
         return torch.cat(parts, dim=0 if each else 1)
 
 
+@stored(on_cpu=("history",))
 class VariationalLastLayerPredictor(Predictor):
     """What `BayesianLastLayer` fits by variational inference: Gaussian weights.
 

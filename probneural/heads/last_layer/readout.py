@@ -18,6 +18,7 @@ from probneural.fields import Field, evaluate, takes_grid
 from probneural.grids import Grid, resample
 from probneural.heads.training_data import check_predicted
 from probneural.randomness import stream
+from probneural.registry import stored
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 """Relative deviation from an affine map that is still put down to rounding."""
@@ -25,6 +26,7 @@ _ROUNDING = 32
 """Roundings of what is added to a map's response that may be seen in it."""
 
 
+@stored()
 @dataclass(frozen=True)
 class Readout:
     """An operator split into features and a pointwise affine last layer: u_c(x) = a_c(x) + m(x) sum over j of W_cj phi_j(x).

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_choice, check_instance, check_integer
 from probneural.errors import ArgumentError
+from probneural.registry import stored
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
@@ -21,6 +22,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@stored()
 @dataclass(frozen=True, kw_only=True)
 class HiddenLayers:
     """The hidden layers of a fully connected network, h -> s(Wh + b).

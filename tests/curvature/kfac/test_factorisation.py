@@ -438,7 +438,7 @@ def test_rotations_are_orthogonal(seed: int, name: str) -> None:
 @pytest.mark.parametrize("name", ["fno-2d", "odd"])
 def test_file_round_trip(name: str) -> None:
     weights = root(name)
-    restored = KroneckerWeights.from_tensors(load(save(weights.tensors())))
+    restored = KroneckerWeights.from_tensors(**load(save(weights.tensors())))
     latents = torch.randn(3, weights.rank, generator=generator(0), dtype=F64)
     assert torch.equal(restored.product(latents), weights.product(latents))
     assert torch.equal(restored.transposed_product(latents), weights.transposed_product(latents))
@@ -528,8 +528,8 @@ def test_bad_roots_and_files() -> None:
         if name.endswith("positions"):
             continue
         with pytest.raises(ArgumentError, match=f"no {name}"):
-            KroneckerWeights.from_tensors(kept)
+            KroneckerWeights.from_tensors(**kept)
     with pytest.raises(ArgumentError, match="no eigenvalues"):
-        KroneckerWeights.from_tensors({})
+        KroneckerWeights.from_tensors()
     with pytest.raises(ShapeError, match="cover each"):
         KroneckerFactors.from_tensors({**tensors, "eigenvalues": tensors["eigenvalues"][1:]})

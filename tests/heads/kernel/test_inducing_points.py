@@ -11,10 +11,10 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.heads import KernelOperator
 from probneural.heads.kernel import kernel_operator
-from probneural.heads.kernel.evidence import Evidence
-from probneural.heads.kernel.function_draws import Path
 from probneural.heads.kernel.gaussian_processes import Covariance, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
+from probneural.heads.kernel.kernel_operator import Path
+from probneural.heads.kernel.search import Evidence
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from tests.heads.cases import PERIODIC, fields

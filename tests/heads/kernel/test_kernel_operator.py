@@ -23,8 +23,6 @@ from probneural.grids import Grid
 from probneural.heads import KernelOperator
 from probneural.heads.kernel import search
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
-from probneural.heads.kernel.evidence import Evidence, Objective, Point
-from probneural.heads.kernel.function_draws import Path, _precisions
 from probneural.heads.kernel.gaussian_processes import (
     KERNELS,
     LEAST_NOISE,
@@ -33,9 +31,9 @@ from probneural.heads.kernel.gaussian_processes import (
     Process,
 )
 from probneural.heads.kernel.inducing_points import InducingProcess
-from probneural.heads.kernel.kernel_operator import KernelPredictor
+from probneural.heads.kernel.kernel_operator import KernelPredictor, Path, _precisions
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out
-from probneural.heads.kernel.search import Search, minimise
+from probneural.heads.kernel.search import Evidence, Objective, Point, Search, minimise
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.metrics import score
 from probneural.pairs import FieldPairs

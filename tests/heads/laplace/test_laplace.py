@@ -11,7 +11,7 @@ import torch
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
 from probneural.heads import Laplace
-from probneural.heads.laplace.structures import full
+from probneural.heads.laplace.structures import closed_form
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import operator_case
 from tests.helpers import one_of_each
@@ -95,7 +95,7 @@ def test_infinite_precision_fixes_parameters() -> None:
 
 def test_chosen_parameters_must_be_few(monkeypatch: pytest.MonkeyPatch) -> None:
     case = operator_case("fno-1d")
-    monkeypatch.setattr(full, "LARGEST", 10)
+    monkeypatch.setattr(closed_form, "LARGEST", 10)
     with pytest.raises(UnsupportedError, match="at most 10 parameters"):
         Laplace("full").fit(case.operator, case.data)
     assert Laplace("full", parameters=["readout"]).fit(case.operator, case.data).latent.rank == 7

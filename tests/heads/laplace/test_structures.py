@@ -15,8 +15,8 @@ from probneural.fields import Field, evaluate
 from probneural.functionals import integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import Kronecker, Laplace, LowRank
+from probneural.heads.evidence import LayeredEvidence
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative
-from probneural.heads.layer_evidence import LayeredEvidence
 from probneural.pairs import FieldPairs
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import OperatorCase, fields, operator_case, structured

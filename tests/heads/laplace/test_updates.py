@@ -10,7 +10,7 @@ import torch
 
 from probneural.errors import UnsupportedError
 from probneural.heads import Laplace, LastLayerLaplace, LowRank
-from probneural.heads.laplace import updates
+from probneural.heads.laplace import laplace
 from probneural.pairs import FieldPairs
 from tests.heads.cases import OperatorCase, operator_case, structured
 from tests.heads.test_head_contract import close, own_output
@@ -114,7 +114,7 @@ def test_the_original_is_unchanged_and_draws_follow_the_new_mean(head: str) -> N
 def test_bounds_of_a_truncation_hold_after_an_update(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New data may not fit into the span: what stays outside counts into the bounds."""
     case = operator_case(operator)
-    monkeypatch.setattr(updates, "LARGEST_RANK", 12)
+    monkeypatch.setattr(laplace, "LARGEST_RANK", 12)
     given = settings(case)
     predictor = Laplace(LowRank(rank=12), **given).fit(case.operator, case.data[:2])
     result = predictor.update(case.data[2:])

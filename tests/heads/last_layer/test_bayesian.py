@@ -23,7 +23,7 @@ from probneural.errors import ArgumentError, ConvergenceWarning, DataError, Read
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import NUTS, BayesianLastLayer, LastLayerLaplace, VariationalInference
-from probneural.heads.chain_diagnostics import chain_report, effective_size, split_r_hat
+from probneural.heads.inference import chain_report, effective_size, split_r_hat
 from probneural.metrics import score
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs

@@ -18,8 +18,7 @@ from probneural.fields import Field, evaluate
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.heads import HeteroscedasticGaussian
-from probneural.heads.last_layer.heteroscedastic_predictor import HeteroscedasticPredictor
-from probneural.heads.last_layer.low_rank_density import log_density_per_value
+from probneural.heads.last_layer.heteroscedastic import HeteroscedasticPredictor, log_density_per_value
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from tests.heads.cases import fitted, operator_case

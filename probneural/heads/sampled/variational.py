@@ -16,11 +16,11 @@ from tqdm.auto import tqdm
 from probneural.contexts import GLOBAL_GENERATORS
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.weights import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
-from probneural.heads.ensembles.trajectory import with_state
+from probneural.heads.ensembles.members import with_state
+from probneural.heads.inference import optimise, pyro_module
 from probneural.heads.laplace.laplace import VARIATIONAL, LaplacePredictor
 from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference
-from probneural.heads.pyro_inference import optimise, pyro_module
-from probneural.heads.whole_network.target import NetworkTarget
+from probneural.heads.sampled.target import NetworkTarget
 from probneural.randomness import seeded, stream
 
 _PARTICLES = 2

@@ -11,9 +11,9 @@ from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError, warn
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
 from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference
+from probneural.heads.sampled.target import NetworkTarget
+from probneural.heads.sampled.variational import variational_posterior
 from probneural.heads.training_data import recorded
-from probneural.heads.whole_network.target import NetworkTarget
-from probneural.heads.whole_network.variational import variational_posterior
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed
 

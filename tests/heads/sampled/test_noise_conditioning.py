@@ -13,7 +13,7 @@ from probneural.errors import ArgumentError, ShapeError, TrainingError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import NoiseConditioning
-from probneural.heads.noise_conditioning import NoiseConditionedPredictor
+from probneural.heads.sampled.noise_conditioning import NoiseConditionedPredictor
 from probneural.operators import FNO, NoiseConditionedOperator, NoiseField
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
@@ -74,7 +74,7 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     predictor, inputs = fitted("noise-conditioned", "fno-1d"), operator_case("fno-1d").inputs
     u, seeds = predictor(inputs), [number % 3 for number in range(len(inputs))]
     together = predictor.evaluate_draws(inputs, seeds=seeds, each=True)
-    monkeypatch.setattr("probneural.heads.noise_conditioning._BATCH_POINTS", 1)
+    monkeypatch.setattr("probneural.heads.sampled.noise_conditioning._BATCH_POINTS", 1)
     torch.testing.assert_close(predictor(inputs).samples, u.samples, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(predictor.evaluate_draws(inputs, seeds=seeds, each=True), together, rtol=1e-12, atol=1e-12)
 

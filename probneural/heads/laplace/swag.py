@@ -16,8 +16,7 @@ from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.errors import ArgumentError
-from probneural.heads.ensembles.members import TrainFunction
-from probneural.heads.ensembles.trajectory import training_trajectory, with_state
+from probneural.heads.ensembles.members import TrainFunction, training_trajectory, with_state
 from probneural.heads.laplace.laplace import TRAJECTORY, LaplacePredictor
 from probneural.heads.residuals import NOISE_FLOOR
 from probneural.heads.training_data import recorded, training_data

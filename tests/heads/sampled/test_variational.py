@@ -16,7 +16,7 @@ from probneural.heads import BayesianLastLayer, BayesianOperator, Laplace, Varia
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.storage import load, save
 from tests.heads.cases import operator_case
-from tests.heads.whole_network.test_bayesian_operator import (
+from tests.heads.sampled.test_bayesian_operator import (
     COUNT,
     DATA,
     DIAGONAL,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.heads import BayesianOperator, Laplace
 from probneural.heads.laplace.structures import Iterative
-from probneural.heads.whole_network.target import NetworkTarget
+from probneural.heads.sampled.target import NetworkTarget
 from tests.heads.cases import PERIODIC, data_for, fields
 
 NOISE, PRIOR, OBSERVATIONS, COUNT = 0.05, 2.0, 5.0, 12

@@ -23,6 +23,7 @@ from probneural.heads.residuals import NOISE_FLOOR, check_some, given_noise
 from probneural.heads.training_data import TrainingData, owned, recorded, training_data
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
+from probneural.registry import stored
 
 _BATCH_POINTS = 2**16
 """Members times functions times grid points evaluated at once."""
@@ -146,6 +147,7 @@ class NoiseConditioning:
         return predictor
 
 
+@stored()
 class NoiseConditionedPredictor(Predictor):
     """What `NoiseConditioning` fits.
 

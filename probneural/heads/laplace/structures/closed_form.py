@@ -1,0 +1,219 @@
+"""Dense, diagonal and Kronecker-factored covariances of weights, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.checks import check_flag
+from probneural.curvature.kfac.factorisation import kronecker
+from probneural.curvature.kfac.factors import KroneckerWeights
+from probneural.curvature.spectra import diagonals
+from probneural.curvature.weights import DiagonalWeights
+from probneural.errors import UnsupportedError
+from probneural.heads.evidence import LayeredEvidence
+from probneural.heads.laplace.structures.base import Structure
+from probneural.heads.weight_posterior import WeightPosterior, learn, weight_posterior
+from probneural.heads.weight_problem import WeightProblem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kronecker(Structure):
+    """A Kronecker product for every linear layer and every mode of a spectral convolution; layers are independent.
+
+    Where modes have several channels, prior precisions of a real and an imaginary part have to be equal, or one of them
+    infinite.
+
+    Args:
+        probes: Random projections per function that replace its output values; by default every value counts.
+        eigenvalue_correction: Whether eigenvalues are estimated anew in the eigenbasis (EKFAC).
+
+    Raises:
+        ArgumentError: If `probes` is not a positive integer, or `eigenvalue_correction` is neither True nor False.
+
+    Reference:
+        George et al. (2018), Fast approximate natural gradient descent in a Kronecker-factored eigenbasis.
+    """
+
+    name: ClassVar[str] = "kronecker"
+    probes: int | None = None
+    eigenvalue_correction: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        self._check_count("probes")
+        check_flag(self.eigenvalue_correction, "eigenvalue_correction")
+
+    def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
+        """Find the factors from whitened gradients, and solve in their eigenbasis.
+
+        Raises:
+            UnsupportedError: If the prior treats real and imaginary parts differently where that leaves no Kronecker product.
+            EvidenceError: If the evidence determines no noise or prior.
+        """
+        rows = problem.rows(probes=self.probes, seed=seed)
+        factors = kronecker(
+            problem.layout,
+            problem.operator,
+            rows=rows,
+            eigenvalue_correction=self.eigenvalue_correction,
+            prior_std=problem.prior_std,
+            summed=problem.data.summed,
+        )
+        each = problem.weights.numel() if self.probes is None else self.probes
+        present, groups = torch.unique(factors.layers, return_inverse=True)
+        names = [problem.layout.names[number] for number in present.tolist()]
+        learned = learn(problem, factors.eigenvalues, groups=groups, names=names)
+        return WeightPosterior(
+            root=KroneckerWeights(factors, prior_std=problem.prior_std, noise_scale=learned.noise, scale=learned.scales),
+            noise=learned.noise,
+            prior_precision=learned.prior_precision,
+            log_evidence=learned.log_evidence,
+            report={
+                "null_directions": float((factors.eigenvalues == 0).sum()),
+                "rows": float(problem.data.functions * each),
+            },
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagonal(Structure):
+    """Parameters are independent: only the diagonal of the Gauss-Newton matrix counts.
+
+    Args:
+        probes: Products that XDiag may use; by default the diagonal is exact.
+
+    Raises:
+        ArgumentError: If `probes` is not a positive integer.
+    """
+
+    name: ClassVar[str] = "diagonal"
+    probes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the number of products."""
+        self._check_count("probes")
+
+    def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
+        """Find the diagonal, and solve entry by entry.
+
+        Raises:
+            EvidenceError: If the evidence determines no noise or prior.
+        """
+        report: dict[str, float] = {}
+        diagonal = _exact(problem) if self.probes is None else _estimated(problem, self.probes, report, seed=seed)
+        learned = learn(problem, diagonal)
+        std = problem.prior_std * (diagonal / learned.noise + learned.scales).rsqrt()
+        return WeightPosterior(
+            root=DiagonalWeights(std),
+            noise=learned.noise,
+            prior_precision=learned.prior_precision,
+            log_evidence=learned.log_evidence,
+            report=report,
+        )
+
+
+def _exact(problem: WeightProblem) -> Float64[Tensor, " P"]:
+    diagonal = torch.zeros(problem.layout.size, dtype=torch.float64, device=problem.vector.device)
+    for rows in problem.rows()():
+        diagonal += rows.to(torch.float64).square().sum(0)
+    return problem.data.summed(diagonal)
+
+
+def _estimated(problem: WeightProblem, products: int, report: dict[str, float], *, seed: int) -> Float64[Tensor, " P"]:
+    """XDiag; an estimate below zero is replaced by zero, the bound that is certain, and counted."""
+    estimate = diagonals.xdiag(
+        lambda vectors: problem.product(vectors.to(problem.vector)).to(vectors),
+        problem.layout.size,
+        products=products,
+        seed=seed,
+    )
+    below = estimate.values < 0
+    total = float(estimate.values.abs().sum())
+    report["relative_error"] = float(estimate.errors.square().sum().sqrt() / estimate.values.square().sum().sqrt())
+    report["below_zero"] = float(below.sum())
+    report["below_zero_share"] = float(estimate.values[below].abs().sum()) / total if total > 0 else 0.0
+    return torch.where(below, 0.0, estimate.values)
+
+
+LARGEST = 5000
+"""Parameters beyond which a dense covariance (200 MB) stops being reasonable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full(Structure):
+    """Nothing is assumed: the covariance is dense. The exact reference, for at most 5,000 parameters.
+
+    Args:
+        probes: Random projections per function that replace its output values; by default everything is exact.
+
+    Raises:
+        ArgumentError: If `probes` is not a positive integer.
+    """
+
+    name: ClassVar[str] = "full"
+    probes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the number of projections."""
+        self._check_count("probes")
+
+    def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
+        """Form the Gauss-Newton matrix, and solve.
+
+        Raises:
+            UnsupportedError: If there are too many parameters.
+            EvidenceError: If the evidence determines no noise or prior.
+        """
+        size = problem.layout.size
+        if size > LARGEST:
+            raise UnsupportedError(
+                expected=f"at most {LARGEST} parameters for a dense covariance",
+                got=str(size),
+                remedy="choose parameters=, another structure=, or LastLayerLaplace",
+            )
+        curvature = torch.zeros(size, size, dtype=torch.float64, device=problem.vector.device)
+        prior_std = problem.prior_std
+        for rows in problem.rows(probes=self.probes, seed=seed)():
+            flat = rows.to(torch.float64)
+            curvature += flat.mT @ flat
+        problem.data.summed(curvature)
+        safe = torch.where(prior_std > 0, prior_std, 1.0)  # rows came whitened; `weight_posterior` whitens by itself
+        curvature = curvature / safe / safe[:, None]
+        centre = problem.vector.to(torch.float64)
+        prior, noise, evidence = problem.prior, problem.noise, None
+        if problem.given.learns_layers:
+            shared = weight_posterior(
+                curvature,
+                centre,
+                observations=problem.observations,
+                residual_sum_of_squares=problem.residual_sum_of_squares,
+                noise=noise,
+                prior=None,
+            )
+            evidence = _layered(problem, curvature)
+            start = (shared.noise, float(shared.prior_precision[0]))
+            noise, priors = evidence.maximise(start=start, noise=noise)
+            prior = priors.to(curvature.device)[problem.groups]
+        return weight_posterior(
+            curvature,
+            centre,
+            observations=problem.observations,
+            residual_sum_of_squares=problem.residual_sum_of_squares,
+            noise=noise,
+            prior=prior,
+        )
+
+
+def _layered(problem: WeightProblem, curvature: Tensor) -> LayeredEvidence:
+    groups = problem.groups
+
+    def log_determinant(log_noise: Tensor, log_priors: Tensor) -> Tensor:
+        matrix = curvature * torch.exp(-log_noise).to(curvature) + log_priors.to(curvature).exp()[groups].diag()
+        return 2.0 * torch.linalg.cholesky(matrix).diagonal().log().sum().cpu()
+
+    return problem.layered(log_determinant)
