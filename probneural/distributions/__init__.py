@@ -7,6 +7,7 @@ from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Predictor, PredictorTraits
+from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, Root
 from probneural.distributions.scale_mixture import ScaleMixtureField
 
@@ -19,6 +20,7 @@ __all__ = [
     "GaussianField",
     "Latent",
     "MixtureField",
+    "MixturePredictor",
     "Predictor",
     "PredictorTraits",
     "Root",
