@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -27,6 +27,7 @@ Forcing = Callable[[int], Field | Tensor]
 """From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
 
 
+@runtime_checkable
 class StepPredictor(Protocol):
     """The part of a predictor that a roll-out depends on; see [`Predictor`][probneural.distributions.Predictor]."""
 
