@@ -210,9 +210,10 @@ class MixtureField(FieldDistribution):
         self, sample_shape: torch.Size | Sequence[int], *, seed: int | None, base_samples: Tensor | None
     ) -> tuple[Float[Tensor, "s _"], Int64[Tensor, "s n"]]:
         """Base samples of s draws, and the component of each function in each draw."""
+        count = sample_size(sample_shape)
         numbers = normal_base_samples(
             sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=self._latent_name
-        ).reshape(sample_size(sample_shape), *self.base_shape)
+        ).reshape(count, *self.base_shape)
         uniform = torch.special.ndtr(numbers[:, 0].detach().to("cpu", torch.float64))
         return numbers, choose(self.weights.detach().cpu(), uniform, len(self))
 

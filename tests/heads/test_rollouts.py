@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 
 import pytest
@@ -32,7 +33,7 @@ PAIRS = [
 def other(name: str) -> Predictor:
     """Heads and calibrators beyond the list of cases, by name."""
     case = operator_case("fno-1d")
-    held_out = data_for(case.operator.eval(), fields(case.data.inputs.grid, 6, 1, seed=31), seed=32)
+    held_out = data_for(copy.deepcopy(case.operator).eval(), fields(case.data.inputs.grid, 6, 1, seed=31), seed=32)
     if name == "kernel":
         return KernelOperator(groups=1, iterations=2).fit(None, case.data)
     if name == "variational":

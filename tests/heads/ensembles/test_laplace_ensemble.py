@@ -60,7 +60,8 @@ def test_kept_operators_and_factories() -> None:
 
 def test_frozen_parameters_stay_frozen_and_buffers_are_the_members_own() -> None:
     case = operator_case("conv")
-    deep = DeepEnsemble(3, train=briefly, show_progress=False).fit(case.operator, case.data)
+    operator = copy.deepcopy(case.operator).train()
+    deep = DeepEnsemble(3, train=briefly, show_progress=False).fit(operator, case.data)
     for member, sample in zip(deep.operators(), deep(case.inputs).samples, strict=True):
         with torch.no_grad():
             torch.testing.assert_close(member(case.inputs.values), sample)
