@@ -16,12 +16,12 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from probneural.arrays.plausibility import warn_of_fill_values
-from probneural.checks import check_device, check_finite, check_flag, check_instance, check_sequence, missing_attribute
+from probneural.checks import check_device, check_finite, check_flag, check_instance, missing_attribute
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.forecasts.members import Forcing, members_of
 from probneural.distributions.forecasts.trajectory import Trajectory
-from probneural.distributions.latent import Latent, common_random_numbers, digest
+from probneural.distributions.latent import Latent, checked_seeds, common_random_numbers, digest
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import MISSING, Field, check_field
 from probneural.fingerprints import identity_of
@@ -328,11 +328,10 @@ class Predictor(Undisturbed, ABC):
             GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
             UnsupportedError: If the predictor returns no field distribution.
         """
-        check_flag(each, "each")
-        seeds = [check_seed(seed) for seed in check_sequence(seeds, "seeds", remedy="give non-negative integers")]
+        checked = self._checked(inputs, query)
+        seeds = checked_seeds(seeds, each=each, samples=len(checked))
         if not seeds and not each:
             raise ArgumentError(expected="at least one seed", got="none", remedy="give seeds=[0]")
-        checked = self._checked(inputs, query)
         size = max(self.in_channels * checked.grid.size, self.out_channels * (query or checked.grid).size)
         step = max(1, _DRAWN_VALUES // max(1, size * (1 if each else len(seeds))))
         starts = range(0, max(1, len(checked)), step)
