@@ -62,8 +62,12 @@ def log_density_of_function(
     matrix = root.dense().to(torch.float64).flatten(0, 2)
     if bool((noise > 0).all()):
         return log_density(matrix, residual, noise, groups=root.shape[1])
-    matrix = torch.cat([matrix, square_root(noise).diag()[:, noise > 0]], dim=1)
-    density = log_density_without_noise(matrix, residual, dtype=dtype)
+    rows = noise.nonzero()[:, 0]
+    if rank + len(rows) < size:  # fewer directions than values: nothing of size p² is formed
+        _check_positive(noise)
+    columns = noise.new_zeros(size, len(rows))
+    columns[rows, torch.arange(len(rows))] = square_root(noise)[rows]
+    density = log_density_without_noise(torch.cat([matrix, columns], dim=1), residual, dtype=dtype)
     _check_positive(~density.isnan())
     return density
 

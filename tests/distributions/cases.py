@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Root
+from probneural.distributions.roots.lazy import LazyFeatureRoot
 from probneural.distributions.roots.weighted import weigh
 from probneural.functionals import Functional, MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
@@ -125,6 +126,15 @@ def feature_root(
     return FeatureRoot(features, factor), torch.einsum("npf,ncfk->ncpk", features.double(), expanded)
 
 
+def lazy_features(name: str, shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Root, Tensor]:
+    """Features that are evaluated in parts."""
+    root, matrix = shared_features(name, shape, dtype)
+    assert isinstance(root, FeatureRoot)
+    features = root.features
+    rows = torch.arange(shape[0])
+    return LazyFeatureRoot(lambda indices: features[indices], rows, (shape[2], 8), root.factor, features), matrix
+
+
 def transform(name: str, *shape: int) -> tuple[LowRankUpdate, Tensor]:
     """A map of shape `(..., r, k)` and, made without it, its matrix."""
     basis = torch.linalg.qr(normal(name, *shape[:-2], shape[-1], shape[-1]))[0]
@@ -210,6 +220,10 @@ GAUSSIAN_CASES = [
     gaussian("features, float32", shared_features, "scattered", 8, channels=2, dtype=SINGLE),
     gaussian("features per input", own_features, "2-D", 6, channels=2),
     gaussian("features per input, high rank", own_features, "2-D", 11, channels=2),
+    gaussian("lazy features", lazy_features, "2-D", 16, channels=2),
+    gaussian("lazy features, float32", lazy_features, "ends", 6, dtype=SINGLE),
+    gaussian("lazy features, all changes", lazy_features, "1-D", 7, selected, composed_with_own, scaled, channels=2),
+    gaussian("lazy features, weighted", lazy_features, "1-D", 7, composed_with_one, weighted, channels=2),
     gaussian("features, composed", shared_features, "1-D", 8, composed_with_one),
     gaussian("features, composed per input", shared_features, "2-D", 8, composed_with_own, channels=2),
     gaussian("features, scaled", shared_features, "2-D", 6, scaled, channels=2),

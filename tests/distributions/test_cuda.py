@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from probneural.distributions import (
     Root,
     ScaleMixtureField,
 )
+from probneural.distributions.roots.lazy import LazyFeatureRoot
 from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.fields import Field
@@ -43,8 +47,16 @@ def root_on_cuda(root: Root) -> Root:
         return WeightedRoot(root_on_cuda(root.base), root.weights.to(accelerator()))
     if isinstance(root, CorrectedRoot):
         return CorrectedRoot(root_on_cuda(root.base), root.columns.to(accelerator()), root.rows.to(accelerator()))
+    if isinstance(root, LazyFeatureRoot):
+        example = root.example.to(accelerator())
+        evaluate = partial(_evaluated_on_cuda, root)
+        return replace(root, evaluate=evaluate, factor=root.factor.to(accelerator()), example=example)
     assert isinstance(root, FeatureRoot)
     return FeatureRoot(root.features.to(accelerator()), root.factor.to(accelerator()))
+
+
+def _evaluated_on_cuda(root: LazyFeatureRoot, indices: Tensor) -> Tensor:
+    return root.evaluate(indices).to(accelerator())
 
 
 def on_cuda(field: GaussianField) -> GaussianField:

@@ -16,6 +16,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.roots.base import FeatureRoot
+from probneural.distributions.roots.lazy import LazyFeatureRoot
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
@@ -360,12 +361,15 @@ def _missed(
 
 def pooled_features(u: FieldDistribution) -> Float64[Tensor, "n f"] | None:
     """Averages and standard deviations over the domain of a last layer's features, or None where the head has none."""
-    if not isinstance(u, GaussianField) or not isinstance(u.root, FeatureRoot):
+    if not isinstance(u, GaussianField) or not isinstance(u.root, FeatureRoot | LazyFeatureRoot):
         return None
-    features = u.root.features.to("cpu", torch.float64).mT
-    average = u.grid.mean(features)
-    std = u.grid.mean((features - average[..., None]).square()).sqrt()
-    return torch.cat([average, std], 1)
+    pooled = []
+    for root in [u.root] if isinstance(u.root, FeatureRoot) else u.root.parts():
+        features = root.features.to("cpu", torch.float64).mT
+        average = u.grid.mean(features)
+        std = u.grid.mean((features - average[..., None]).square()).sqrt()
+        pooled.append(torch.cat([average, std], 1))
+    return torch.cat(pooled)
 
 
 def bands_of(frequencies: Int64[Tensor, "k d"], *, all_periodic: bool) -> Int64[Tensor, " k"]:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_module
 from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
+from probneural.distributions.roots.lazy import HELD_ELEMENTS, LazyFeatureRoot
 from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -319,11 +320,28 @@ class LastLayerPredictor(Predictor):
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         check_some(inputs)
         where = inputs.grid if query is None else query
-        step = max(1, _BATCH_ELEMENTS // (where.size * self.factor.shape[2]))
-        parts = [self.readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]
-        mean = torch.cat([values for values, _ in parts])
-        features: Float[Tensor, "n p f"] = torch.cat([rows for _, rows in parts])
-        if self.shift is not None:
-            moved = torch.einsum("npf,cf->ncp", features, self.shift.to(features))
-            mean = mean + moved.unflatten(-1, where.shape)
-        return GaussianField(mean, FeatureRoot(features, self.factor), latent=self.latent, grid=where)
+        size = where.size, self.factor.shape[2]
+        step = max(1, _BATCH_ELEMENTS // (size[0] * size[1]))
+        is_held = len(inputs) * size[0] * size[1] <= HELD_ELEMENTS
+        means, features = [], []
+        for start in range(0, len(inputs), step):
+            values, rows = self.readout.evaluate(inputs[start : start + step], query)
+            if self.shift is not None:
+                moved = torch.einsum("npf,cf->ncp", rows, self.shift.to(rows))
+                values = values + moved.unflatten(-1, where.shape)
+            means.append(values)
+            if is_held:
+                features.append(rows)
+        mean = torch.cat(means)
+        root = (
+            FeatureRoot(torch.cat(features), self.factor)
+            if is_held
+            else LazyFeatureRoot(
+                lambda indices: self.readout.evaluate(inputs[indices], query)[1],
+                torch.arange(len(inputs)),
+                size,
+                self.factor,
+                mean,
+            )
+        )
+        return GaussianField(mean, root, latent=self.latent, grid=where)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from probneural.distributions import DenseRoot, FeatureRoot, Root
+from probneural.distributions.latent import Seeds
+from probneural.distributions.roots.lazy import LazyFeatureRoot
 from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.errors import GridError, ShapeError
@@ -109,6 +111,31 @@ class TestEveryRoot:
             assert (result.dtype, result.device) == (root.dtype, root.device)
         assert isinstance(root.compose(one), kinds.get(type(root), type(root)))
         assert type(root.scale(torch.ones(root.shape[1]))) is type(root.select(slice(1))) is type(root)
+
+
+@pytest.mark.parametrize("held", [0, 2**28])
+def test_lazy_features_equal_held_ones_in_any_parts(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    """Parts of one sample each, and pushed features that are held or evaluated again."""
+    monkeypatch.setattr("probneural.distributions.roots.lazy._PART_ELEMENTS", 1)
+    monkeypatch.setattr("probneural.distributions.roots.lazy.HELD_ELEMENTS", held)
+    features, factor, sizes = normal("features", 5, 6, 4), normal("factor", 1, 2, 4, 3), []
+
+    def evaluate(indices: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(indices))
+        return features[indices]
+
+    root = FeatureRoot(features, factor)
+    lazy = LazyFeatureRoot(evaluate, torch.arange(5), (6, 4), factor, features)
+    functional = functionals(GRIDS["1-D"])[-1]
+    seeds = Seeds((3, 1, 4, 1, 5), "weights")
+    assert_close(lazy.draw(seeds, each=True), root.draw(seeds, each=True), 1e-14)
+    assert_close(lazy.draw(seeds), root.draw(seeds), 1e-14)
+    pushed = lazy.push(functional)
+    assert_close(pushed.select(slice(1, 3)).row_squares(), root.push(functional).select(slice(1, 3)).row_squares(), 1e-13)
+    assert set(sizes) == {1}
+    evaluations = len(sizes)
+    assert_close(pushed.row_squares(), root.push(functional).row_squares(), 1e-13)
+    assert (len(sizes) == evaluations) == (held > 0)
 
 
 def test_row_squares_of_a_wide_factor_have_gradients() -> None:
