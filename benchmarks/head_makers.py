@@ -20,8 +20,6 @@ from probneural.randomness import stream_seed
 MEMBERS = 4
 QUARTERS = "ensemble of 4 quarters"
 """Four members, each trained for a quarter of the epochs: an ensemble at the cost of one training."""
-DROPOUT = 0.05
-"""Probability of dropping a feature."""
 BATCH = 20
 """Functions per gradient, as in training."""
 DEFAULT = "last layer"
@@ -179,13 +177,6 @@ def snapshots(shop: Workshop) -> tuple[Predictor, float]:
     return head.fit(shop.recipe.build(shop.pairs, seed=shop.seed_of(0)), shop.pairs), 0.0
 
 
-def mc_dropout(shop: Workshop) -> tuple[Predictor, float]:
-    """The same recipe, trained with dropout: a training of its own."""
-    recipe = replace(shop.recipe, options={**shop.recipe.options, "dropout": DROPOUT})
-    operator, _, _ = recipe.train(shop.pairs, seed=shop.seed_of(0), tick=lambda: None)
-    return pn.heads.MCDropout(seed=shop.seed_of(0)).fit(operator, shop.pairs), 0.0
-
-
 def variational(shop: Workshop) -> tuple[Predictor, float]:
     """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
     operator, seconds = shop.member(0)
@@ -289,7 +280,6 @@ HEADS: dict[str, Maker] = {
     "SWAG": swag,
     QUARTERS: partial(ensemble, count=MEMBERS, length=1 / MEMBERS),
     "snapshots": snapshots,
-    "MC dropout": mc_dropout,
     "noise-conditioned": noise_conditioned,
     "variational": variational,
     PROCESS: residual_process,

@@ -87,7 +87,6 @@ PURPOSES: Final = MappingProxyType(
         "ensemble member": "seed of a member's recipe, per member",
         "vmap check": "input at which members that are evaluated together are compared with single ones",
         "training snapshot": "seed of the training function that leads from one snapshot of weights to the next",
-        "dropout masks": "which features a member of Monte Carlo dropout drops, per member",
         "member training": "weights of a member, and what its recipe draws from torch's global generators",
         "anchored member": "anchor and noise of a member, per member",
         "operator noise": "noise of the members and draws of an operator that is conditioned on it",

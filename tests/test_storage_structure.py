@@ -152,7 +152,6 @@ THINGS: dict[str, Any] = {
     "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),
     "noise": lambda: cases.fitted("noise-conditioned", "fno-1d"),
-    "dropout": lambda: cases.fitted("mc-dropout", cases.WITH_DROPOUT),
     "swag": lambda: cases.fitted("swag", "fno-1d"),
 }
 
@@ -527,7 +526,6 @@ DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("kronecker draw", "predictor.inner.weights.blocks.0.rows", lambda tensor: tensor[..., None]),
     ("kronecker draw", "predictor.inner.weights.blocks.0.positions", Tensor.double),
     ("kronecker draw", "predictor.inner.weights.noise_scale", lambda tensor: tensor.new_ones(0)),
-    ("dropout", "buffers.mask_0", lambda tensor: tensor.new_ones(())),
     ("swag", "weights.std", Tensor.half),
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),

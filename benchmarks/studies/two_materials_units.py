@@ -29,12 +29,10 @@ from probneural.randomness import stream_seed
 
 SCRATCH = "energy score, from scratch"
 TUNED = "energy score, fine-tuned"
-DROPOUT = "MC dropout"
 COPIES = "last layer, with copies"
 LONGER = f"{DEFAULT}, {MEMBERS} times as long"
 HEADS = {
     DEFAULT: DEFAULT,
-    DROPOUT: DROPOUT,
     SCRATCH: SCRATCH,
     TUNED: "noise-conditioned",
     ENSEMBLE: ENSEMBLE,

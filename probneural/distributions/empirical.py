@@ -1,4 +1,4 @@
-"""Empirical fields: weighted samples, as ensembles, dropout or Markov chains produce them."""
+"""Empirical fields: weighted samples, as ensembles produce them."""
 
 from __future__ import annotations
 

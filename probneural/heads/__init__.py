@@ -3,7 +3,6 @@
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
-from probneural.heads.ensembles.mc_dropout import MCDropout
 from probneural.heads.ensembles.snapshot_ensemble import SnapshotEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
@@ -33,7 +32,6 @@ __all__ = [
     "LastLayerLaplace",
     "LevenbergMarquardt",
     "LowRank",
-    "MCDropout",
     "NoiseConditioning",
     "SnapshotEnsemble",
     "VariationalInference",

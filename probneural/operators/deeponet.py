@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_instance, check_integer, check_real
+from probneural.checks import check_choice, check_instance, check_integer
 from probneural.contexts import outside_of_export, remembered, unrounded
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid
@@ -70,12 +70,10 @@ class DeepONet(Operator):
         coupling: Networks that output channels share.
         branching: `"joint"`: one branch sees all input channels. `"product"`: each input channel has a branch, and their
             outputs multiply.
-        dropout: Probability with which training drops each output of the branch, and so a product, of a whole function; for
-            [`MCDropout`][probneural.heads.MCDropout].
         seed: Names the initial weights; by default they come from torch's global generator.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, the dropout no probability below 1, or a word is another one.
+        ArgumentError: If a size is not a positive integer, or a word is another one.
         GridError: If the sensors are no grid, or the domain is no uniform one.
 
     Reference:
@@ -102,7 +100,6 @@ class DeepONet(Operator):
         frequencies: int = 4,
         coupling: Coupling = "split_both",
         branching: Branching = "joint",
-        dropout: float = 0.0,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -129,8 +126,6 @@ class DeepONet(Operator):
             coordinates = sum(2 * frequencies if flag else 1 for flag in self.domain.periodic)
             self.trunk = nn.ModuleList(MLP(coordinates, outputs, layers=layers) for _ in range(count))
             self.readout = GroupedLinear(out_channels, basis)
-        self.dropout = check_real(dropout, "dropout", least=0.0, below=1.0)
-        self.drop = nn.Dropout(self.dropout)
         self.output_normalizer = ChannelNormalizer(out_channels)
 
     def forward(
@@ -147,7 +142,7 @@ class DeepONet(Operator):
         where = self.branch.locate(values, grid)
         target = where if query is None else check_grid(query, "query")
         _check_query(target, self.domain)
-        branch = self.drop(self.branch(values, where))
+        branch = self.branch(values, where)
         if target.is_uniform and target.size <= REMEMBERED_POINTS:
             position = _embedding_of_grid(target, self.domain, self.frequencies, branch.dtype, branch.device).detach()
         else:
@@ -183,7 +178,7 @@ class DeepONet(Operator):
             )
         flat = points.flatten(0, 1)
         _check_query(Grid.scattered(flat, torch.ones(len(flat))), self.domain)
-        branch = self.drop(self.branch(values, where))
+        branch = self.branch(values, where)
         position = _embedding(flat.double(), self.domain, self.frequencies).to(branch)
         trunk = self._trunk(position).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
         with unrounded(values.device):

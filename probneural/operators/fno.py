@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_flag, check_integer, check_real
+from probneural.checks import check_choice, check_flag, check_integer
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
@@ -28,9 +28,6 @@ from probneural.operators.layers import (
 )
 from probneural.pairs import Dataset
 from probneural.registry import stored
-
-_DROPOUT = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Layers that drop whole channels, by dimension."""
 
 
 @stored(parts="configuration")
@@ -61,13 +58,10 @@ class FNO(Operator):
         embeds_position: Whether coordinates are added as input channels: sine and cosine of a periodic axis, or with
             `"linear"` coordinates of every axis. Off by default. Give it to problems with boundaries: the error
             was a third on the one problem and seed it was tried on.
-        dropout: Probability with which training drops each channel of a hidden state, of a whole function, behind the
-            activation of every block but the last; for [`MCDropout`][probneural.heads.MCDropout].
         seed: Names the initial weights; by default they come from torch's global generator.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, the dropout no probability below 1, the dimension is not 1, 2 or
-            3, or a word is another one.
+        ArgumentError: If a size is not a positive integer, the dimension is not 1, 2 or 3, or a word is another one.
 
     Reference:
         Li et al. (2021), Fourier neural operator for parametric partial differential equations; blocks with pointwise
@@ -79,7 +73,7 @@ class FNO(Operator):
         torch.Size([3, 2, 16, 16])
     """
 
-    def __init__(  # noqa: PLR0913 (eleven keyword-only settings, each with a default that works)
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,
@@ -93,7 +87,6 @@ class FNO(Operator):
         periodic: bool | Sequence[bool] = True,
         continuation: Literal["even", "odd", "alternating", "periodic"] = "even",
         embeds_position: Embedding = False,
-        dropout: float = 0.0,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -107,7 +100,6 @@ class FNO(Operator):
         self.continuation = check_choice(continuation, ("even", "odd", "alternating", "periodic"), "continuation")
         self.embeds_position = check_embedding(embeds_position)
         self.lifting = None if lifting is None else check_integer(lifting, "lifting")
-        self.dropout = check_real(dropout, "dropout", least=0.0, below=1.0)
         self.channel_mlp = None if channel_mlp is None else check_integer(channel_mlp, "channel_mlp", least=0)
         lifted = in_channels + position_channels(self.embeds_position, self.periodic)
         self.input_normalizer = ChannelNormalizer(in_channels)
@@ -122,8 +114,6 @@ class FNO(Operator):
             self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
             hidden = self.channel_mlp or 0
             self.mixers = nn.ModuleList(ChannelMLP(width, hidden) for _ in range(depth if hidden else 0))
-            channelwise = _DROPOUT[len(self.modes) - 1]
-            self.drops = nn.ModuleList(channelwise(self.dropout) for _ in range(depth - 1 if self.dropout > 0 else 0))
             self.projection = PointwiseLinear(width, projection)
             self.readout = ReadoutLinear(projection, out_channels)
 
@@ -150,8 +140,6 @@ class FNO(Operator):
             hidden = self.lift_output(_gelu_of_output(hidden, self.lift))
         for number in range(self.depth):
             hidden = self._block(hidden, number, where)
-            if number < len(self.drops):
-                hidden = self.drops[number](hidden)
         if query is not None:
             hidden = resample(hidden, where, query)
         features = _gelu_of_output(self.projection(hidden), self.projection)

@@ -31,7 +31,6 @@ from probneural.heads import (
     LastLayerLaplace,
     LevenbergMarquardt,
     LowRank,
-    MCDropout,
     NoiseConditioning,
     SnapshotEnsemble,
     VariationalInference,
@@ -219,7 +218,6 @@ def operator_cases() -> tuple[OperatorCase, ...]:
         _case("no-bias", lambda: ConvStack(bias=False), PERIODIC, 1, "last"),
         _case("channels-last", ChannelsLast, PERIODIC, 2, "layers.2"),
         _case("complex", ComplexSpectral, PERIODIC, 1, "head"),
-        _case("fno-dropout", small_fno(dropout=0.3), PERIODIC, 1, "readout", train=True),
         OperatorCase("denormalised", denormalised, FieldPairs(scaled.inputs, Field(perturbed, PERIODIC)), "readout"),
     )
 
@@ -306,7 +304,6 @@ ENSEMBLES = {
     "network-variational": BayesianOperator(
         VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
     ),
-    "mc-dropout": MCDropout(4),
     "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "swag": SWAG(4, train=briefly, show_progress=False),
@@ -331,9 +328,7 @@ def operator_case(name: str) -> OperatorCase:
     return next(case for case in operator_cases() if case.name == name)
 
 
-WITH_DROPOUT = "fno-dropout"
-"""The operator for the head that needs dropout; to all others it is that without."""
-OPERATORS = [case.name for case in operator_cases() if case.name != WITH_DROPOUT]
+OPERATORS = [case.name for case in operator_cases()]
 
 
 def operators_of(head: str) -> tuple[str, ...]:
@@ -342,7 +337,7 @@ def operators_of(head: str) -> tuple[str, ...]:
         return ("fno-1d", "conv", "complex")
     if head == "laplace-ensemble":  # draws weights anew, so every parameter has to belong to a module that can
         return ("fno-1d", "fno-ends", "conv")
-    return (WITH_DROPOUT, "conv") if head == "mc-dropout" else ("fno-1d", "fno-ends", "conv", "complex")
+    return ("fno-1d", "fno-ends", "conv", "complex")
 
 
 _SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}

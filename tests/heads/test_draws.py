@@ -16,7 +16,7 @@ from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.fields import Field
 from probneural.functionals import sensors
 from probneural.pairs import FieldPairs
-from tests.heads.cases import ALL_HEADS, FRESH_DRAWS, fields, fitted, operator_case, operators_of
+from tests.heads.cases import ALL_HEADS, FRESH_DRAWS, fields, fitted, operator_case
 from tests.helpers import generator
 
 pytestmark = pytest.mark.filterwarnings("ignore::probneural.errors.ConvergenceWarning")
@@ -42,7 +42,6 @@ CALIBRATORS: dict[str, Callable[[Predictor, FieldPairs], Predictor]] = {
     "conditioned": lambda predictor, data: conditioned(VarianceScale().fit(predictor, data), data),
     "mixture": lambda predictor, data: MixturePredictor([predictor, VarianceScale().fit(predictor, data)]),
 }
-OPERATOR = {head: "fno-1d" if head not in ("mc-dropout",) else operators_of(head)[0] for head in ALL_HEADS}
 HEADS = [head for head in ALL_HEADS if not head.endswith(("-given", "-grown", "-corrected")) and head != "calibrated-scale"]
 FAST = {(head, "none") for head in HEADS} | {
     (head, calibrator)
@@ -53,9 +52,9 @@ FAST = {(head, "none") for head in HEADS} | {
 
 @cache
 def predictor_of(head: str, calibrator: str) -> Predictor:
-    case = operator_case(OPERATOR[head])
+    case = operator_case("fno-1d")
     inputs = fields(case.data.inputs.grid, 40, case.data.inputs.channels, seed=50)
-    predictor = fitted(head, OPERATOR[head])
+    predictor = fitted(head, "fno-1d")
     u = predictor(inputs)
     errors = u.std * torch.randn(u.mean.shape, generator=generator(3), dtype=torch.float64)
     return CALIBRATORS[calibrator](predictor, FieldPairs(inputs, Field(u.mean + 2.0 * errors, u.grid)))
@@ -93,7 +92,7 @@ def moments(x: Float64[Tensor, "s m"]) -> tuple[Tensor, Tensor, Tensor]:
     ],
 )
 def test_draws_by_seed_have_the_moments_of_random_samples(head: str, calibrator: str) -> None:
-    inputs = operator_case(OPERATOR[head]).inputs
+    inputs = operator_case("fno-1d").inputs
     u = without_white(predictor_of(head, calibrator)(inputs))
     drawn, expected = numbers(u, u.draw(range(DRAWS))), numbers(u, u.rsample((SAMPLES,), seed=1))
     (mean, variance, kurtosis), (_, spread, peak) = moments(drawn), moments(expected)
