@@ -164,19 +164,6 @@ def swag(shop: Workshop) -> tuple[Predictor, float]:
     return head.fit(operator, shop.pairs).sampled(16, seed=shop.seed_of(1)), seconds
 
 
-def snapshots(shop: Workshop) -> tuple[Predictor, float]:
-    """The ends of four cycles of one training, of as many epochs as the others in all; nothing of it is shared."""
-    cycle = partial(
-        pn.fit,
-        epochs=max(1, shop.recipe.epochs // MEMBERS),
-        learning_rate=shop.recipe.learning_rate,
-        optimization=shop.recipe.optimization,
-        show_progress=False,
-    )
-    head = pn.heads.SnapshotEnsemble(MEMBERS, train=cycle, seed=shop.seed_of(0), show_progress=False)
-    return head.fit(shop.recipe.build(shop.pairs, seed=shop.seed_of(0)), shop.pairs), 0.0
-
-
 def variational(shop: Workshop) -> tuple[Predictor, float]:
     """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
     operator, seconds = shop.member(0)
@@ -279,7 +266,6 @@ HEADS: dict[str, Maker] = {
     "heteroscedastic": heteroscedastic,
     "SWAG": swag,
     QUARTERS: partial(ensemble, count=MEMBERS, length=1 / MEMBERS),
-    "snapshots": snapshots,
     "noise-conditioned": noise_conditioned,
     "variational": variational,
     PROCESS: residual_process,

@@ -3,7 +3,6 @@
 from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
-from probneural.heads.ensembles.snapshot_ensemble import SnapshotEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
@@ -33,6 +32,5 @@ __all__ = [
     "LevenbergMarquardt",
     "LowRank",
     "NoiseConditioning",
-    "SnapshotEnsemble",
     "VariationalInference",
 ]

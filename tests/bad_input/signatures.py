@@ -347,7 +347,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.HeteroscedasticGaussian: lambda: heads.HeteroscedasticGaussian(epochs=1),
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
-    heads.SnapshotEnsemble: lambda: heads.SnapshotEnsemble(train=halve, show_progress=False),
     KernelPredictor: world.kernel,
     LaplacePredictor: world.laplace,
     LastLayerPredictor: world.build_predictor,
@@ -512,7 +511,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "functionals.line_integral": of(path=lambda: [[0.1], [0.5]]),
     "heads.DeepEnsemble": of(train=lambda: halve),
     "heads.SWAG": of(train=lambda: halve),
-    "heads.SnapshotEnsemble": of(train=lambda: halve),
     "metrics.gaussian_crps": of(residual=lambda: normal(3), variance=lambda: torch.ones(3)),
     "metrics.gaussian_nll": of(residual=lambda: normal(3), variance=lambda: torch.ones(3)),
     "metrics.gaussian_mixture_crps": of(

@@ -32,7 +32,6 @@ from probneural.heads import (
     LevenbergMarquardt,
     LowRank,
     NoiseConditioning,
-    SnapshotEnsemble,
     VariationalInference,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
@@ -304,7 +303,6 @@ ENSEMBLES = {
     "network-variational": BayesianOperator(
         VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
     ),
-    "snapshots": SnapshotEnsemble(4, train=briefly, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "swag": SWAG(4, train=briefly, show_progress=False),
     "heteroscedastic": HeteroscedasticGaussian(2, epochs=2),
