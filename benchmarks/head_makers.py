@@ -148,22 +148,6 @@ def heteroscedastic(shop: Workshop) -> tuple[Predictor, float]:
     return pn.heads.HeteroscedasticGaussian(seed=shop.seed_of(0)).fit(operator, shop.pairs), seconds
 
 
-def swag(shop: Workshop) -> tuple[Predictor, float]:
-    """Weights around those of the same operator, from ten further epochs at a constant learning rate."""
-    operator, seconds = shop.member(0)
-    rate, constant = 0.1 * shop.recipe.learning_rate, replace(shop.recipe.optimization, schedule=None)
-    train = partial(
-        pn.fit,
-        epochs=1,
-        learning_rate=rate,
-        optimization=constant,
-        data=pn.training.DataOptions(validation=0.0),
-        show_progress=False,
-    )
-    head = pn.heads.SWAG(10, train=train, seed=shop.seed_of(0), show_progress=False)
-    return head.fit(operator, shop.pairs).sampled(16, seed=shop.seed_of(1)), seconds
-
-
 def variational(shop: Workshop) -> tuple[Predictor, float]:
     """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
     operator, seconds = shop.member(0)
@@ -264,7 +248,6 @@ def _modulated(operator: torch.nn.Module) -> list[str]:
 HEADS: dict[str, Maker] = {
     DEFAULT: last_layer,
     "heteroscedastic": heteroscedastic,
-    "SWAG": swag,
     QUARTERS: partial(ensemble, count=MEMBERS, length=1 / MEMBERS),
     "noise-conditioned": noise_conditioned,
     "variational": variational,

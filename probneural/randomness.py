@@ -86,7 +86,6 @@ PURPOSES: Final = MappingProxyType(
         "reinitialisation check": "weights that test whether a reinitialisation draws all of them",
         "ensemble member": "seed of a member's recipe, per member",
         "vmap check": "input at which members that are evaluated together are compared with single ones",
-        "training snapshot": "seed of the training function that leads from one snapshot of weights to the next",
         "member training": "weights of a member, and what its recipe draws from torch's global generators",
         "anchored member": "anchor and noise of a member, per member",
         "operator noise": "noise of the members and draws of an operator that is conditioned on it",

@@ -25,7 +25,16 @@ from probneural.calibration import VarianceScale
 from probneural.calibration.variance.discrepancy import Decomposition
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, DataError, DataWarning, FileError, ProbneuralError, ReadoutError, UnsupportedError
+from probneural.errors import (
+    ArgumentError,
+    ConvergenceWarning,
+    DataError,
+    DataWarning,
+    FileError,
+    ProbneuralError,
+    ReadoutError,
+    UnsupportedError,
+)
 from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
@@ -90,6 +99,13 @@ def variational_last_layer() -> Predictor:
     )
 
 
+def _variational() -> Predictor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # three steps
+        predictor: Predictor = cases.fitted("network-variational", "fno-1d")
+    return predictor
+
+
 def _updated() -> Predictor:
     case = cases.operator_case("fno-ends")
     operator = copy.deepcopy(case.operator).eval()
@@ -152,7 +168,7 @@ THINGS: dict[str, Any] = {
     "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),
     "noise": lambda: cases.fitted("noise-conditioned", "fno-1d"),
-    "swag": lambda: cases.fitted("swag", "fno-1d"),
+    "variational": _variational,
 }
 
 
@@ -526,7 +542,7 @@ DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("kronecker draw", "predictor.inner.weights.blocks.0.rows", lambda tensor: tensor[..., None]),
     ("kronecker draw", "predictor.inner.weights.blocks.0.positions", Tensor.double),
     ("kronecker draw", "predictor.inner.weights.noise_scale", lambda tensor: tensor.new_ones(0)),
-    ("swag", "weights.std", Tensor.half),
+    ("variational", "weights.std", Tensor.half),
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),

@@ -6,7 +6,6 @@ from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
-from probneural.heads.laplace.swag import SWAG
 from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
 from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
 from probneural.heads.last_layer.laplace import LastLayerLaplace
@@ -15,7 +14,6 @@ from probneural.heads.sampled.noise_conditioning import NoiseConditioning
 
 __all__ = [
     "NUTS",
-    "SWAG",
     "AnchoredEnsemble",
     "BayesianLastLayer",
     "BayesianOperator",

@@ -341,7 +341,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     Maximum: lambda: pn.functionals.maximum(GRID),
     heads.LastLayerLaplace: heads.LastLayerLaplace,
     heads.Laplace: lambda: heads.Laplace("diagonal"),
-    heads.SWAG: lambda: heads.SWAG(train=halve),
     heads.AnchoredEnsemble: lambda: heads.AnchoredEnsemble(2, prior_precision=1.0, noise=0.1, parameters=["readout"]),
     heads.DeepEnsemble: lambda: heads.DeepEnsemble(2, train=halve, show_progress=False),
     heads.HeteroscedasticGaussian: lambda: heads.HeteroscedasticGaussian(epochs=1),
@@ -510,7 +509,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "forecasts.Observation": of(values=lambda: torch.zeros(3, 1, 2)),
     "functionals.line_integral": of(path=lambda: [[0.1], [0.5]]),
     "heads.DeepEnsemble": of(train=lambda: halve),
-    "heads.SWAG": of(train=lambda: halve),
     "metrics.gaussian_crps": of(residual=lambda: normal(3), variance=lambda: torch.ones(3)),
     "metrics.gaussian_nll": of(residual=lambda: normal(3), variance=lambda: torch.ones(3)),
     "metrics.gaussian_mixture_crps": of(

@@ -18,7 +18,6 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
     NUTS,
-    SWAG,
     AnchoredEnsemble,
     BayesianLastLayer,
     BayesianOperator,
@@ -304,7 +303,6 @@ ENSEMBLES = {
         VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
     ),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
-    "swag": SWAG(4, train=briefly, show_progress=False),
     "heteroscedastic": HeteroscedasticGaussian(2, epochs=2),
     "nuts": BayesianLastLayer(method=NUTS(samples=4, warmup=4, chains=1), noise=0.01, prior_precision=2.0, show_progress=False),
     "variational": BayesianLastLayer(method=VariationalInference("full_rank", steps=3), show_progress=False),

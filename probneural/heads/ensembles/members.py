@@ -16,18 +16,17 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from probneural.curvature import ParameterVector
 from probneural.errors import TrainingError, UnsupportedError
 from probneural.fields import Field
 from probneural.heads.ensembles.reinitialisation import Initialisation
 from probneural.heads.residuals import NOISE_FLOOR
-from probneural.heads.training_data import TrainingData, owned
+from probneural.heads.training_data import TrainingData
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset
 from probneural.processes import alone, gathered, rank, world_size
-from probneural.randomness import seeded, stream_seed
+from probneural.randomness import seeded
 
 State = dict[str, Tensor]
 """Parameters and buffers of one member by name."""
@@ -289,32 +288,6 @@ def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData)
         mean = predictor(batch.inputs, data.query).mean.to(torch.float64)
         total += Field(batch.outputs.values.to(torch.float64) - mean, batch.outputs.grid).mean_square().sum(0)
     return data.summed(total) / data.functions
-
-
-def training_trajectory(
-    module: nn.Module, data: TrainingData, train: TrainFunction, *, calls: int, seed: int, show_progress: bool
-) -> list[State]:
-    """Parameters and buffers after each of some calls, each from where the last one ended.
-
-    Args:
-        module: Where the first call starts; it is not changed.
-        data: Training pairs.
-        train: Called as `train(operator, data, seed=seed)`, trains in place.
-        calls: How many.
-        seed: Random seed of the calls.
-        show_progress: Whether to show a progress bar over them.
-
-    Raises:
-        TrainingError: If a call fails, or leaves the weights as they were.
-    """
-    pairs, current, states = owned(data), module, list[State]()
-    for number in tqdm(range(calls), desc="snapshots", disable=not show_progress):
-        start = copy.deepcopy(current)
-        where = Initialisation(build=lambda _, start=start: start)  # type: ignore[misc]
-        task = MemberTask(start, pairs, train, where, calls, data.inputs.device)
-        states.append(task.run(number, stream_seed(seed, "training snapshot", number)))
-        current = with_state(start, states[-1])
-    return states
 
 
 @torch.no_grad()

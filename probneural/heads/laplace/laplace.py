@@ -124,11 +124,8 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
 _MATERIALISED = 2**25
 """Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
 
-TRAJECTORY = "trajectory"
-"""Name of the structure of weights that were observed while training went on; no curvature is behind it."""
 VARIATIONAL = "variational"
 """Name of the structure of weights that variational inference fitted."""
-_OTHERS = (TRAJECTORY, VARIATIONAL)
 _VARIANCE_ESTIMATION = VarianceEstimation()
 _STRUCTURE = Kronecker(probes=16)
 """What fits operators of any size in about the time that training them takes."""
@@ -239,7 +236,7 @@ class Laplace:
 
 @stored()
 class LaplacePredictor(Predictor):
-    """What `Laplace`, `SWAG` and `BayesianOperator(VariationalInference(...))` fit.
+    """Linearised Gaussian posteriors of weights, as `Laplace` and `BayesianOperator` fit them.
 
     Attributes:
         operator: The predictor's own copy of the operator.
@@ -273,12 +270,7 @@ class LaplacePredictor(Predictor):
         shift: Float[Tensor, " P"] | None = None,
     ) -> None:
         layout.check(operator)
-        if structure not in (*STRUCTURES, *_OTHERS):
-            raise ArgumentError(
-                expected=f"one of {', '.join((*STRUCTURES, *_OTHERS))}",
-                got=repr(structure),
-                remedy="name the weights' structure",
-            )
+        check_choice(structure, (*STRUCTURES, VARIATIONAL), "structure")
         layout.check_size("weights", weights.size)
         layout.check_size("shift", layout.size if shift is None else len(shift))
         self._vector = layout.flatten(dict(operator.named_parameters()))

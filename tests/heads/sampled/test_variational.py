@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.distributions import GaussianField
-from probneural.errors import ConvergenceWarning, UnsupportedError
+from probneural.errors import ConvergenceWarning, ShapeError, UnsupportedError
 from probneural.heads import BayesianLastLayer, BayesianOperator, Laplace, VariationalInference
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.storage import load, save
@@ -27,6 +28,7 @@ from tests.heads.sampled.test_bayesian_operator import (
     exact,
     linear,
 )
+from tests.helpers import normal
 
 BRIEF = pytest.mark.filterwarnings("ignore:(mean_field|low_rank) has not converged")
 
@@ -118,6 +120,16 @@ def test_weights_that_the_prior_fixes_stay() -> None:
     assert isinstance(predictor, LaplacePredictor)
     assert float(trained(predictor)[1]) == -0.4
     assert predictor.weight_covariance.diagonal()[1] == 0 < predictor.weight_covariance.diagonal()[0]
+
+
+def test_the_low_rank_root_is_a_diagonal_beside_columns() -> None:
+    root = LowRankPlusDiagonalWeights(normal(5, seed=1).abs(), normal(5, 3, seed=2))
+    torch.testing.assert_close(root.covariance(), root.std.square().diag() + root.columns @ root.columns.mT)
+    vectors = normal(4, 5, seed=3)
+    torch.testing.assert_close(root.transposed_product(vectors), vectors @ root.dense())
+    assert (root.size, root.rank) == (5, 8)
+    with pytest.raises(ShapeError, match="columns of 2 parameters"):
+        LowRankPlusDiagonalWeights(torch.ones(2), torch.ones(3, 1))
 
 
 def test_too_few_steps_are_told() -> None:
