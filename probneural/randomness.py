@@ -87,7 +87,6 @@ PURPOSES: Final = MappingProxyType(
         "ensemble member": "seed of a member's recipe, per member",
         "vmap check": "input at which members that are evaluated together are compared with single ones",
         "member training": "weights of a member, and what its recipe draws from torch's global generators",
-        "anchored member": "anchor and noise of a member, per member",
         "operator noise": "noise of the members and draws of an operator that is conditioned on it",
         "noise-conditioned training": "what the training of such an operator draws from torch's global generators",
         "heteroscedastic factors": "initial factors of a read-out of covariances",

@@ -30,9 +30,6 @@ HEADS = {
         structure: pn.heads.Laplace(structure=structure, **GIVEN) for structure in ("full", "low_rank", "kronecker", "diagonal")
     },
     "ensemble": pn.heads.DeepEnsemble(2, train=TRAIN, build=build, show_progress=False),
-    "anchored": pn.heads.AnchoredEnsemble(
-        2, **GIVEN, effective_observations=4.0, optimizer=pn.heads.LevenbergMarquardt(max_iterations=2)
-    ),
     "residual kernel": pn.heads.KernelOperator(iterations=2),
 }
 every_head = pytest.mark.parametrize("name", HEADS)
@@ -65,14 +62,14 @@ def test_heads_calibrate_score_and_become_models(name: str) -> None:
     test, fine = data(4, 2), data(4, 2, points=32)
     predictor = pn.calibration.VarianceScale().fit(build_predictor(name), data(8, 1))
     u = predictor(test.inputs)
-    if name not in ("ensemble", "anchored", "residual kernel"):
+    if name not in ("ensemble", "residual kernel"):
         with torch.no_grad():
             torch.testing.assert_close(u.mean, operator()(test.inputs.values), rtol=1e-4, atol=1e-5)
     assert float(u.variance.min()) > 0
     assert pn.metrics.score(u, test.outputs, noise=predictor.noise).functions == 4
     assert predictor(fine.inputs).mean.shape == fine.outputs.values.shape
     probe = pn.functionals.sensors(test.outputs.grid, [[0.25], [0.75]])
-    matched = {"moment_matched": True} if name in ("ensemble", "anchored") else {}
+    matched = {"moment_matched": True} if name == "ensemble" else {}
     model = pn.active.OperatorModel(predictor, encode=encode, functional=probe, **matched)
     design = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mean = model.posterior(design).mean.detach().reshape(3, 2).float()
@@ -144,7 +141,6 @@ def test_every_road_to_a_module_says_so() -> None:
         lambda: pn.fit(module, pairs, epochs=1, show_progress=False),
         lambda: pn.heads.Laplace(structure="diagonal", **GIVEN).fit(module, pairs),
         lambda: pn.heads.DeepEnsemble(2, train=TRAIN, show_progress=False).fit(module, pairs),
-        lambda: pn.heads.AnchoredEnsemble(2, **GIVEN).fit(module, pairs),
         lambda: pn.heads.KernelOperator().fit(module, pairs),
         lambda: pn.heads.LastLayerLaplace().fit(module, pairs),
         lambda: pn.heads.Laplace(structure="diagonal", **GIVEN).fit(module, data(6, 0))(pairs.inputs),

@@ -1,6 +1,5 @@
 """Uncertainty heads: `.fit(operator, data)` turns any operator into a predictor of field distributions."""
 
-from probneural.heads.ensembles.anchored_ensemble import AnchoredEnsemble, LevenbergMarquardt
 from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
 from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
@@ -14,7 +13,6 @@ from probneural.heads.sampled.noise_conditioning import NoiseConditioning
 
 __all__ = [
     "NUTS",
-    "AnchoredEnsemble",
     "BayesianLastLayer",
     "BayesianOperator",
     "DeepEnsemble",
@@ -27,7 +25,6 @@ __all__ = [
     "Laplace",
     "LaplaceEnsemble",
     "LastLayerLaplace",
-    "LevenbergMarquardt",
     "LowRank",
     "NoiseConditioning",
     "VariationalInference",

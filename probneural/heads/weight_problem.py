@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -182,11 +181,6 @@ class WeightProblem:
             grid=self.query,
             batches=Minibatches(is_sharded=self.data.is_sharded),
         )
-
-    @property
-    def dtype_and_device(self) -> dict[str, Any]:
-        """Dtype and device of vectors."""
-        return {"dtype": self.vector.dtype, "device": self.vector.device}
 
     @cached_property
     def in_double_precision(self) -> WeightProblem:

@@ -44,7 +44,6 @@ class WeightSampledPredictor(Predictor):
         in_channels: Channels of the inputs.
         buffers: Buffers that differ between members (running statistics, for example) by name, `(s, *shape)` each.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless; None if unknown.
-        report: What fitting found out, by name.
 
     Raises:
         ArgumentError: If the layout does not fit the operator.
@@ -61,7 +60,6 @@ class WeightSampledPredictor(Predictor):
         in_channels: int,
         buffers: Mapping[str, Tensor] | None = None,
         effective_observations: Float64[Tensor, " c"] | None = None,
-        report: Mapping[str, float] | None = None,
     ) -> None:
         layout.check(operator)
         layout.check_size("vectors", vectors.shape[1])
@@ -79,7 +77,6 @@ class WeightSampledPredictor(Predictor):
         self.vectors = vectors
         self.buffers = dict(buffers or {})
         self.effective_observations = effective_observations
-        self.report = dict(report or {})
 
     @property
     def members(self) -> int:

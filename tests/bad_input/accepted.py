@@ -79,7 +79,6 @@ HEADS: dict[str, Callable[[], Any]] = {
     "diagonal Laplace": lambda: pn.heads.Laplace("diagonal"),
     "KernelOperator": lambda: pn.heads.KernelOperator(iterations=1),
     "DeepEnsemble": lambda: pn.heads.DeepEnsemble(2, train=halve, show_progress=False),
-    "AnchoredEnsemble": lambda: pn.heads.AnchoredEnsemble(2, prior_precision=1.0, noise=0.1, parameters=["readout"]),
 }
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,

@@ -186,13 +186,6 @@ HEADS = [
         ProbneuralError,
         "member 0",
     ),
-    *refused(
-        "anchored noise",
-        lambda v: pn.heads.AnchoredEnsemble(2, prior_precision=1.0, noise=v).fit(trained(), pairs()),
-        (None, 0.0, NAN, "1", True),
-        ArgumentError,
-        "noise",
-    ),
 ]
 
 NO_VARIANCE = (-1.0, NAN, INF, "1", None, 1j, True, torch.tensor(-1.0), torch.zeros(2), [[1.0]])

@@ -341,7 +341,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     Maximum: lambda: pn.functionals.maximum(GRID),
     heads.LastLayerLaplace: heads.LastLayerLaplace,
     heads.Laplace: lambda: heads.Laplace("diagonal"),
-    heads.AnchoredEnsemble: lambda: heads.AnchoredEnsemble(2, prior_precision=1.0, noise=0.1, parameters=["readout"]),
     heads.DeepEnsemble: lambda: heads.DeepEnsemble(2, train=halve, show_progress=False),
     heads.HeteroscedasticGaussian: lambda: heads.HeteroscedasticGaussian(epochs=1),
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
@@ -595,8 +594,8 @@ SKIP = "|".join(
         # what takes long, other libraries, or a state that the objects above do not have
         r"active\.simulate|export\..*|operators\.from_neuraloperator|active\.OperatorModel\.fantasize|Grid\.on_sphere",
         r"active\.ResultStore\.(inputs|pairs)|plots\.(active_learning|snapshots)",
-        r"distributions\.Mixture(Predictor\.(condition|with_predictors)|Field\.marginal)|heads\.(Bayesian|Snapshot|Deep|Laplace)\w*Ensemble\.fit",
-        r"heads\.(AnchoredEnsemble|KernelPredictor\.centre|LaplacePredictor\.(of|variance_bounds)|BayesianLastLayer|BayesianOperator)",
+        r"distributions\.Mixture(Predictor\.(condition|with_predictors)|Field\.marginal)|heads\.(Deep|Laplace)Ensemble\.fit",
+        r"heads\.(KernelPredictor\.centre|LaplacePredictor\.(of|variance_bounds)|BayesianLastLayer|BayesianOperator)",
     )
 )
 """Public callables, as a pattern of whole names, that are not swept."""

@@ -18,7 +18,6 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
     NUTS,
-    AnchoredEnsemble,
     BayesianLastLayer,
     BayesianOperator,
     DeepEnsemble,
@@ -28,7 +27,6 @@ from probneural.heads import (
     Laplace,
     LaplaceEnsemble,
     LastLayerLaplace,
-    LevenbergMarquardt,
     LowRank,
     NoiseConditioning,
     VariationalInference,
@@ -295,9 +293,6 @@ _SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}
 _GIVEN = Laplace("diagonal", noise=0.01, prior_precision=2.0, effective_observations=5.0, show_progress=False)
 ENSEMBLES = {
     "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
-    "anchored": AnchoredEnsemble(
-        4, noise=0.01, prior_precision=2.0, effective_observations=5.0, optimizer=LevenbergMarquardt(max_iterations=2)
-    ),
     "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
     "network-variational": BayesianOperator(
         VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False

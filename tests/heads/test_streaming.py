@@ -16,7 +16,6 @@ from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import (
-    AnchoredEnsemble,
     DeepEnsemble,
     KernelOperator,
     Laplace,
@@ -46,12 +45,11 @@ HEADS = {
     **{name: Laplace(name, parameters=["readout"], show_progress=False) for name in ("full", "low_rank", "kronecker")},
     "iterative": Laplace("iterative", parameters=["readout"], show_progress=False),
     "default": Laplace(show_progress=False),
-    "anchored": AnchoredEnsemble(3, prior_precision=1.0, noise=0.1, parameters=["readout"], show_progress=False),
     "deep": DeepEnsemble(3, train=halve, show_progress=False),
     "kernel": KernelOperator("linear"),
 }
-IN_MEMORY = {"iterative", "anchored", "kernel"}
-SOLVERS = {"iterative", "anchored"}
+IN_MEMORY = {"iterative", "kernel"}
+SOLVERS = {"iterative"}
 """What iterates until a tolerance is met: rounding depends on where tensors lie in memory, and shows."""
 
 

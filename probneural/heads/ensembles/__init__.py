@@ -1,1 +1,1 @@
-"""Ensembles: of independently trained operators, and of draws from a posterior by randomised optimisation."""
+"""Ensembles of independently trained operators."""

@@ -41,7 +41,7 @@ class DeepEnsemble:
     `False` unless it was set. Around each call torch's global generators are seeded, and put back afterwards.
 
     The spread of the members is what initial weights and the order of batches leave open; it is no posterior. Where data
-    determine the weights, members that have converged agree however few data there are: see `AnchoredEnsemble`. Calibrate
+    determine the weights, members that have converged agree however few data there are: see `LaplaceEnsemble`. Calibrate
     it on held-out fields.
 
     Training time is M times that of `train`, spread over the workers. Starting processes takes seconds; from half a minute per
@@ -100,8 +100,7 @@ class DeepEnsemble:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        members, seed = check_members(self.members, self.seed)
-        assign(self, members=members, seed=seed)
+        assign(self, members=check_integer(self.members, "members", most=2**20), seed=check_seed(self.seed))
         if not callable(self.train):
             raise ArgumentError(
                 expected="train=, a training function called as train(operator, data, seed=seed) that trains in place",
@@ -169,8 +168,3 @@ class DeepEnsemble:
             states |= exchanged(trained, jobs, like=state_of(copied))
         members = [states[number] for number in range(self.members)]
         return predictor_of_members(copied, layout, members, training_data(data, copied))
-
-
-def check_members(members: object, seed: object) -> tuple[int, int]:
-    """Return number and seed of an ensemble, or raise an ArgumentError unless they are integers in range."""
-    return check_integer(members, "members", most=2**20), check_seed(seed)
