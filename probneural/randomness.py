@@ -91,13 +91,10 @@ PURPOSES: Final = MappingProxyType(
         "noise-conditioned training": "what the training of such an operator draws from torch's global generators",
         "heteroscedastic factors": "initial factors of a read-out of covariances",
         "heteroscedastic batches": "order of the pairs while such a read-out is trained, per epoch",
-        "chain starts": "where Markov chains start",
-        "chain": "a Markov chain, per chain",
         "weight batches": "which functions the steps of a posterior over all weights see, per chain",
         "stiffest direction": "the first vector of a power iteration",
         "weight units": "draws whose mean squares are the units of a variational posterior over all weights",
         "network variational": "draws of a variational posterior over all weights",
-        "variational": "steps of a variational posterior",
         # active learning
         "paths": "seeds of the functions that a model draws, per function after the first",
         "ties": "the order of equal scores in a pool",

@@ -45,7 +45,6 @@ LARGE_CONSTRUCTORS = {
     "probneural.heads.kernel.kernel_operator.KernelOperator": "what processes are, and of what",
     "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "likewise",
-    "probneural.heads.last_layer.predictors.SampledLastLayerPredictor": "likewise",
     "probneural.metrics.lead_table.LeadScores": "a record with one field per kind of score, which only `score_by_lead` builds",
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
     "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products, layers and couplings",

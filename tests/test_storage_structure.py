@@ -39,7 +39,6 @@ from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.heads import KernelOperator, Laplace
-from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.operators import (
     FNO,
     DeepONet,
@@ -70,33 +69,6 @@ def _scattered(count: int) -> Grid:
     generator = cases.generator(1)
     points = torch.rand(count, 1, generator=generator, dtype=torch.float64)
     return Grid.scattered(points, torch.rand(count, generator=generator, dtype=torch.float64))
-
-
-def sampled_last_layer() -> Predictor:
-    predictor: Any = cases.fitted("last-layer", "fno-outputs")
-    draws = torch.randn(6, *predictor.factor.shape[1:3], generator=cases.generator(2), dtype=torch.float64)
-    return SampledLastLayerPredictor(
-        readout=predictor.readout,
-        deviations=draws,
-        noise_draws=predictor.noise.expand(6, -1).clone(),
-        prior_factors=torch.ones(6, 2, dtype=torch.float64),
-        prior_precision=predictor.prior_precision,
-        effective_observations=predictor.effective_observations,
-        chains=2,
-        report={"r_hat_max": 1.0, "bulk_size_min": 6.0, "tail_size_min": 5.0, "divergences": 0.0, "trained_offset": 0.5},
-        domain=predictor.domain,
-        in_channels=predictor.in_channels,
-    )
-
-
-def variational_last_layer() -> Predictor:
-    return VariationalLastLayerPredictor(
-        posterior=cases.fitted("last-layer", "regression"),
-        method="mean_field",
-        history=torch.linspace(-2.0, -1.0, 4, dtype=torch.float64),
-        report={"bound": -1.0, "windows": 4.0},
-        converged=True,
-    )
 
 
 def _variational() -> Predictor:
@@ -155,8 +127,6 @@ THINGS: dict[str, Any] = {
     "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
-    "sampled last layer": sampled_last_layer,
-    "variational last layer": variational_last_layer,
     "updated": _updated,
     "calibrated": lambda: _calibrated("low-rank", "fno-outputs"),
     "kronecker draw": lambda: _calibrated("kronecker", "fno-2d").draw(3),
@@ -492,7 +462,6 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("updated", "domain.parts.shape.0", 12, "axes of a uniform grid"),
     ("updated", "domain.parts.axes.0.parts.length", float("nan"), "a finite number above 0 as lengths"),
     ("updated", "domain.parts.axes.0.parts.size", 2**63, "fewer than 2.63 points"),
-    ("variational last layer", "method", "low_rank", "mean_field"),
     ("kernel", "in_channels", 1, "made of"),
     ("kernel", "operator", None, "no tensors but those"),
     ("kernel of predictions", "inputs.parts.in_channels", 7, "input channels"),
@@ -531,9 +500,9 @@ def test_every_tensor_has_its_place(corpus: dict[str, change.Opened], tmp_path: 
 
 
 def test_a_readout_of_another_width_is_refused_in_use(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
-    content = copy.deepcopy(corpus["sampled last layer"].content)
+    content = copy.deepcopy(corpus["last-layer"].content)
     content["metadata"]["parts"]["readout"]["parts"]["has_bias"] = False
-    change.write(tmp_path / "file", corpus["sampled last layer"], content)
+    change.write(tmp_path / "file", corpus["last-layer"], content)
     with pytest.raises(ReadoutError, match="expected 7 features; got 6"):
         load(tmp_path / "file")(cases.operator_case("fno-outputs").data.inputs)
 

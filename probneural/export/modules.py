@@ -19,7 +19,6 @@ from probneural.grids import Grid, resample
 from probneural.heads.kernel.kernel_operator import KernelPredictor
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.heads.last_layer.laplace import LastLayerPredictor
-from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.heads.last_layer.readout import Readout, with_factor
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.randomness import stream
@@ -60,17 +59,11 @@ def moments(predictor: Predictor, grid: Grid, query: Grid, *, units: Float64[Ten
     """
     if isinstance(predictor, ScaledPredictor):
         return ScaledMoments(predictor, moments(predictor.inner, grid, query, units=units), query, units=units)
-    if isinstance(predictor, VariationalLastLayerPredictor):
-        return moments(predictor.posterior, grid, query, units=units)
     if isinstance(predictor, LastLayerPredictor):
-        factor, shift = predictor.factor[0], predictor.shift
-        return LastLayerMoments(_placed(predictor, grid, query), factor=factor, shift=shift, units=units)
-    if isinstance(predictor, SampledLastLayerPredictor):
-        shift = predictor.deviations.mean(0)
-        factor = (predictor.deviations - shift).movedim(0, -1) / len(predictor.deviations) ** 0.5
-        return LastLayerMoments(_placed(predictor, grid, query), factor=factor, shift=shift, units=units)
+        features = PlacedFeatures(predictor.readout, grid, query, in_channels=predictor.in_channels)
+        return LastLayerMoments(features, factor=predictor.factor[0], shift=predictor.shift, units=units)
     if isinstance(predictor, WeightSampledPredictor):
-        members = [Evaluation(member, grid, query) for member in _members(predictor)]
+        members = [Evaluation(member, grid, query) for member in predictor.operators()]
         return SampleMoments(members, units=units)
     raise unsupported(predictor)
 
@@ -276,24 +269,6 @@ class ScaledMoments(nn.Module):
             exact = total.to(torch.float64) * units.to(torch.float64).square()
             total = total * self.local(mean, exact).to(total).reshape(total.shape)
         return mean, (total - noise).clamp_min(0.0).sqrt() * units
-
-
-def _placed(predictor: LastLayerPredictor | SampledLastLayerPredictor, grid: Grid, query: Grid) -> PlacedFeatures:
-    """The features of a predictor's last layer on fixed grids."""
-    return PlacedFeatures(predictor.readout, grid, query, in_channels=predictor.in_channels)
-
-
-def _members(predictor: WeightSampledPredictor) -> list[nn.Module]:
-    """The operators of an ensemble, one by one."""
-    members = []
-    for number, vector in enumerate(predictor.vectors):
-        member = copy.deepcopy(predictor.operator)
-        state = predictor.layout.unflatten(vector) | {name: rows[number] for name, rows in predictor.buffers.items()}
-        for name, tensor in [*member.named_parameters(), *member.named_buffers()]:
-            if name in state:
-                tensor.data = state[name].detach().clone()
-        members.append(member)
-    return members
 
 
 def _spread(numbers: Float[Tensor, " c"], values: Tensor) -> Tensor:

@@ -5,15 +5,13 @@ from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
-from probneural.heads.last_layer.bayesian import NUTS, BayesianLastLayer, VariationalInference
 from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
 from probneural.heads.last_layer.laplace import LastLayerLaplace
 from probneural.heads.sampled.bayesian_operator import BayesianOperator
 from probneural.heads.sampled.noise_conditioning import NoiseConditioning
+from probneural.heads.sampled.variational import VariationalInference
 
 __all__ = [
-    "NUTS",
-    "BayesianLastLayer",
     "BayesianOperator",
     "DeepEnsemble",
     "Diagonal",

@@ -23,7 +23,6 @@ from probneural.pairs import FieldPairs
 from probneural.storage import load, save
 from tests.heads import cases
 from tests.helpers import held_out, normal
-from tests.test_storage_structure import sampled_last_layer, variational_last_layer
 
 FOREIGN = ("conv", "channels-last", "complex", "denormalised", "no-bias")
 OPERATORS = ("fno-1d", "fno-outputs", "fno-ends", "fno-2d", "deeponet", "pod-deeponet", "regression", *FOREIGN)
@@ -61,11 +60,6 @@ def test_moved_means() -> None:
     assert moved.shift is not None
     compare(moved, case.inputs)
     compare(cases.fitted("last-layer", "fno-outputs").update(case.data[:2]), case.inputs)
-
-
-def test_draws_and_variational_posteriors() -> None:
-    compare(sampled_last_layer(), cases.operator_case("fno-outputs").inputs)
-    compare(variational_last_layer(), cases.operator_case("regression").inputs)
 
 
 @pytest.mark.parametrize("operator", ["fno-1d", "conv", "complex"])

@@ -17,8 +17,6 @@ from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import (
-    NUTS,
-    BayesianLastLayer,
     BayesianOperator,
     DeepEnsemble,
     HeteroscedasticGaussian,
@@ -299,8 +297,6 @@ ENSEMBLES = {
     ),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "heteroscedastic": HeteroscedasticGaussian(2, epochs=2),
-    "nuts": BayesianLastLayer(method=NUTS(samples=4, warmup=4, chains=1), noise=0.01, prior_precision=2.0, show_progress=False),
-    "variational": BayesianLastLayer(method=VariationalInference("full_rank", steps=3), show_progress=False),
     "residual-process": KernelOperator(groups=1, iterations=2),
     "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),

@@ -119,7 +119,7 @@ def test_the_draw_of_a_calibrated_ensemble_is_no_member(calibrator: str) -> None
 
 def test_each_sample_in_the_draw_of_its_own_seed() -> None:
     inputs = operator_case("fno-1d").inputs
-    for head in ("last-layer", "full", "deep-ensemble", "nuts", "noise-conditioned", "residual-process", "mixture"):
+    for head in ("last-layer", "full", "deep-ensemble", "noise-conditioned", "residual-process", "mixture"):
         predictor = fitted(head, "fno-1d")
         u, seeds = predictor(inputs), [7, 3]
         draws = u.draw(seeds)

@@ -33,7 +33,7 @@ from tests.heads.cases import (
 )
 
 # four draws are for contracts only
-pytestmark = pytest.mark.filterwarnings("ignore:(low_rank|nuts|full_rank) has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:low_rank has not converged")
 
 PAIR = pytest.mark.parametrize(("head", "operator"), parameters(PAIRS))
 EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), parameters(EVIDENCE_PAIRS))

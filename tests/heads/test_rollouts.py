@@ -14,13 +14,11 @@ from probneural.distributions import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.fields import Field, evaluate
 from probneural.heads import KernelOperator, LastLayerLaplace, weight_samples
-from probneural.heads.last_layer.predictors import SampledLastLayerPredictor, VariationalLastLayerPredictor
 from probneural.operators import FNO, Rollout
 from tests.heads.cases import ALL_PAIRS, data_for, fields, fitted, operator_case, small_fno
-from tests.helpers import normal
 
 # four draws are for contracts only
-pytestmark = pytest.mark.filterwarnings("ignore:(low_rank|nuts|full_rank) has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:low_rank has not converged")
 MORE = [("last-layer", "fno-outputs"), ("last-layer", "channels-last"), ("kronecker", "fno-outputs"), ("deep-ensemble", "conv")]
 """Beside every head on one operator: several channels, channels last, running statistics that differ between members."""
 QUICK = ("last-layer", "diagonal", "deep-ensemble")
@@ -36,27 +34,6 @@ def other(name: str) -> Predictor:
     held_out = data_for(copy.deepcopy(case.operator).eval(), fields(case.data.inputs.grid, 6, 1, seed=31), seed=32)
     if name == "kernel":
         return KernelOperator(groups=1, iterations=2).fit(None, case.data)
-    if name == "variational":
-        posterior = fitted("last-layer", "fno-1d")
-        history = torch.zeros(1, dtype=torch.float64)
-        return VariationalLastLayerPredictor(
-            posterior=posterior, method="full_rank", history=history, report={}, converged=True
-        )
-    if name == "sampled last layer":
-        predictor = fitted("last-layer", "fno-1d")
-        rows = normal(4, *predictor.readout.weight.shape)
-        return SampledLastLayerPredictor(
-            readout=predictor.readout,
-            deviations=0.1 * rows,
-            noise_draws=predictor.noise.expand(4, -1),
-            prior_factors=torch.ones(4, 1, dtype=torch.float64),
-            prior_precision=predictor.prior_precision,
-            effective_observations=predictor.effective_observations,
-            chains=1,
-            report={},
-            domain=predictor.domain,
-            in_channels=1,
-        )
     if name == "updated":
         return LastLayerLaplace(noise=0.01, prior_precision=2.0).fit(case.operator, case.data).update(held_out)
     if name == "kernel paths":
@@ -75,8 +52,6 @@ def other(name: str) -> Predictor:
 
 OTHERS = (
     "kernel",
-    "variational",
-    "sampled last layer",
     "updated",
     "kernel paths",
     "weight samples",

@@ -45,7 +45,7 @@ class LastLayerLaplace:
     What training left of the data counts as noise. With `moves_mean` it does not: the mean weights are those of Bayesian linear
     regression on the features, with a prior centred at zero (the bias at the mean training output), so with little noise and
     features that outnumber the data the mean interpolates them. It is the exact posterior of the last layer at this noise and
-    prior, of which `BayesianLastLayer` draws.
+    prior.
 
     Args:
         readout: Name of the last layer; found by itself where it can be.

@@ -6,19 +6,18 @@ from dataclasses import KW_ONLY, dataclass
 
 from torch import nn
 
-from probneural.checks import assign, check_choice, check_flag, check_instance, check_integer
+from probneural.checks import assign, check_flag, check_instance, check_integer
 from probneural.contexts import undisturbed
-from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError, warn
+from probneural.errors import ArgumentError, ConvergenceWarning, warn
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
-from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference
 from probneural.heads.sampled.target import NetworkTarget
-from probneural.heads.sampled.variational import variational_posterior
+from probneural.heads.sampled.variational import VariationalInference, variational_posterior
 from probneural.heads.training_data import recorded
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed
 
 _LAPLACE = Laplace(show_progress=False)
-_METHOD = VariationalInference("mean_field")
+_METHOD = VariationalInference()
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,9 @@ class BayesianOperator:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        remedy = 'give VariationalInference("mean_field")'
-        check_instance(self.method, VariationalInference, "method", remedy=remedy, error=ArgumentError)
-        remedy = 'Laplace("full") has all of a Gaussian'
-        check_choice(self.method.family, ("mean_field", LOW_RANK), "family", remedy=remedy, error=UnsupportedError)
+        check_instance(
+            self.method, VariationalInference, "method", remedy='give VariationalInference("mean_field")', error=ArgumentError
+        )
         check_instance(self.laplace, Laplace, "laplace", remedy='give Laplace("diagonal")', error=ArgumentError)
         assign(
             self,

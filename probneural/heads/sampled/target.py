@@ -97,13 +97,6 @@ class NetworkTarget:
         fraction = problem.data.functions / len(batch)
         return 0.5 * (fraction * squares + (self.prior_precision * vector.square()).sum())
 
-    def gradient(self, vector: Float64[Tensor, " P"], rows: Tensor | slice) -> Float64[Tensor, " P"]:
-        """Of U on a batch."""
-        with torch.enable_grad():
-            leaf = vector.detach().clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.potential(leaf, rows), leaf)
-        return gradient
-
     def batches(self, seed: int, number: int) -> Iterator[Tensor]:
         """Rows of one batch after the other, all functions once before any comes twice; without end."""
         generator = stream(seed, "weight batches", number)

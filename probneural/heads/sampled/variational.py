@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,22 +14,60 @@ from jaxtyping import Float64
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from probneural.checks import assign, check_choice, check_integer, missing
 from probneural.contexts import GLOBAL_GENERATORS
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.weights import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
 from probneural.heads.ensembles.members import with_state
-from probneural.heads.inference import optimise, pyro_module
 from probneural.heads.laplace.laplace import VARIATIONAL, LaplacePredictor
-from probneural.heads.last_layer.bayesian import LOW_RANK, VariationalInference
 from probneural.heads.sampled.target import NetworkTarget
 from probneural.randomness import seeded, stream
 
+LOW_RANK = "low_rank"
+"""Independent weights plus some directions."""
+_WINDOW = 250
+"""Steps between looks at the bound."""
+_RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
+"""Learning rates, one after the other."""
 _PARTICLES = 2
 """Draws per step."""
 _SCALE = 0.1
 """First standard deviations, in units of those of the Gaussian approximation."""
 _DRAWS, _AT_ONCE = 64, 8
 """Draws of the Gaussian approximation whose mean squares are the units, and how many at once."""
+
+
+@dataclass(frozen=True)
+class VariationalInference:
+    """The Gaussian of a family that is nearest to the posterior in KL(q | p).
+
+    The optimiser is Adam, with two draws per step, each on a batch of functions, in units of the standard deviations of the
+    Gaussian approximation. Learning rates are divided by the root of the largest curvature in those units. Every 250 steps the
+    parameters are averaged over the later half. Where the bound, the mean over half a window, gains less than twice its
+    standard error, the learning rate falls to the next of 0.1, 0.03, 0.01, 0.003 and 0.001; after the last, it has converged.
+
+    Args:
+        family: `"mean_field"`, independent weights; or `"low_rank"`, independent weights plus some directions.
+        steps: Maximum number of steps.
+        rank: Directions of `"low_rank"`.
+
+    Raises:
+        ArgumentError: If a setting is out of range.
+
+    Reference:
+        Kucukelbir et al. (2017), Automatic differentiation variational inference; Ong, Nott and Smith (2018), Gaussian
+        variational approximation with a factor covariance structure, for `"low_rank"`.
+    """
+
+    family: str = "mean_field"
+    _: KW_ONLY
+    steps: int = 20_000
+    rank: int = 10
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_choice(self.family, ("mean_field", LOW_RANK), "family", remedy='Laplace("full") has all of a Gaussian')
+        assign(self, steps=check_integer(self.steps, "steps"), rank=check_integer(self.rank, "rank"))
 
 
 def variational_posterior(
@@ -39,7 +78,11 @@ def variational_posterior(
     Raises:
         ImportError: If Pyro is not installed.
     """
-    pyro = pyro_module("BayesianOperator(VariationalInference(...))")
+    try:  # imported when it is needed and not before
+        import pyro
+        import pyro.infer.autoguide
+    except ModuleNotFoundError as error:
+        raise missing("BayesianOperator", error, "pyro") from error
     coordinates = _Coordinates(target)
     with (
         torch.inference_mode(False),
@@ -50,22 +93,15 @@ def variational_posterior(
         tqdm(total=method.steps, desc=method.family, unit="step", disable=not show_progress, leave=False) as bar,
     ):
         guide = _guide(pyro, coordinates.model(pyro, seed), method, coordinates.centre)
-        history, converged = optimise(
-            pyro,
-            guide.model,
-            guide,
-            loss=pyro.infer.Trace_ELBO(num_particles=_PARTICLES),
-            steps=method.steps,
-            rate=target.largest_curvature() ** -0.5,
-            tick=bar.update,
-            bound=_noisy_bound,
+        history, converged = _optimised(
+            pyro, guide, steps=method.steps, rate=target.largest_curvature() ** -0.5, tick=bar.update
         )
         gaussian = guide.get_posterior()
         is_low_rank = method.family == LOW_RANK
         std = gaussian.cov_diag.sqrt() if is_low_rank else gaussian.base_dist.scale
         columns = gaussian.cov_factor.detach() if is_low_rank else None
         location, std = gaussian.mean.detach(), std.detach()
-    report = {"bound": float(history[-1]), "windows": float(len(history))}
+    report = {"bound": history[-1], "windows": float(len(history))}
     return _predictor(target, coordinates, location=location, std=std, columns=columns, report=report), converged
 
 
@@ -123,6 +159,49 @@ def _guide(pyro: Any, model: Callable[[], None], method: VariationalInference, s
     )
     guide()  # which makes its parameters
     return guide
+
+
+def _optimised(
+    pyro: ModuleType, guide: Any, *, steps: int, rate: float, tick: Callable[[], object]
+) -> tuple[list[float], bool]:
+    """Run stochastic variational inference.
+
+    Args:
+        pyro: The module.
+        guide: The family with its model, for Pyro; a module.
+        steps: Maximum number of steps.
+        rate: Factor of all learning rates.
+        tick: Called after every step.
+
+    Returns:
+        The bound after every window, in nats, and whether it has converged.
+    """
+    history: list[float] = []
+    parameters = list(guide.parameters())
+    remaining = steps
+    loss = pyro.infer.Trace_ELBO(num_particles=_PARTICLES)
+    for factor in _RATES:
+        step = pyro.infer.SVI(guide.model, guide, pyro.optim.Adam({"lr": rate * factor}), loss=loss).step
+        gain, least = math.inf, 0.0
+        while gain >= least:
+            if remaining == 0:
+                return history, False
+            length = min(_WINDOW, remaining)
+            sums, losses = [torch.zeros_like(parameter) for parameter in parameters], list[float]()
+            for number in range(length):
+                losses.append(step())
+                tick()
+                if number >= length // 2:
+                    for total, parameter in zip(sums, parameters, strict=True):
+                        total += parameter.detach()
+            remaining -= length
+            with torch.no_grad():
+                for total, parameter in zip(sums, parameters, strict=True):
+                    parameter.copy_(total / (length - length // 2))
+            bound, least = _noisy_bound(losses)
+            history.append(bound)
+            gain = history[-1] - history[-2] if len(history) > 1 else math.inf
+    return history, True
 
 
 def _noisy_bound(losses: Sequence[float]) -> tuple[float, float]:

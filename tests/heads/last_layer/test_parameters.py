@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads import BayesianLastLayer, LastLayerLaplace, VariationalInference
+from probneural.heads import LastLayerLaplace
 from probneural.operators import DeepONet
 from probneural.pairs import FieldPairs
 from tests.heads.cases import data_for, fields
@@ -47,11 +47,3 @@ def test_variances_are_those_of_the_parameters(channels: int) -> None:
     assert u.root.shape[3] == 7 * channels
     together = LastLayerLaplace(**SETTINGS).fit(operator, data[:5]).update(data[5:])
     torch.testing.assert_close(together(inputs).variance, u.variance, rtol=1e-8, atol=0)
-
-
-def test_bayesian_last_layers_have_no_others() -> None:
-    operator = network(2)
-    data, inputs = data_for(operator, fields(GRID, 8, 1, seed=1)), fields(GRID, 3, 1, seed=5)
-    predictor = BayesianLastLayer(method=VariationalInference("full_rank"), show_progress=False, **SETTINGS).fit(operator, data)
-    torch.testing.assert_close(predictor(inputs).variance, reference(operator, data, inputs), rtol=0.1, atol=0)
-    assert int(torch.count_nonzero(predictor.weight_covariance.diagonal())) == 14

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.heads import BayesianOperator, Laplace
@@ -47,7 +49,7 @@ def test_mean_over_batches_is_the_energy_of_all_data() -> None:
     seen = [next(rows) for _ in range(3)]
     assert sorted(torch.cat(seen).tolist()) == list(range(COUNT))
     mean, precision = exact()
-    whole = torch.stack([target.gradient(vector, batch) for batch in seen]).mean(0)
+    whole = torch.stack([grad(target.potential)(vector, batch) for batch in seen]).mean(0)
     torch.testing.assert_close(whole, precision @ (vector - mean))
     difference = target.potential(vector, slice(None)) - target.potential(mean, slice(None))
     torch.testing.assert_close(difference, 0.5 * (vector - mean) @ precision @ (vector - mean))
@@ -60,6 +62,12 @@ def test_largest_curvature_is_that_of_the_dense_matrix() -> None:
     assert target.largest_curvature(iterations=60) == pytest.approx(expected, rel=1e-6)
     full = NetworkTarget.of(linear(), DATA, laplace=Laplace("full", **GIVEN), batch_size=4)
     assert full.largest_curvature() == pytest.approx(1.0)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyro", None)
+    with pytest.raises(ImportError, match=r"BayesianOperator needs pyro: pip install pyro-ppl"):
+        BayesianOperator(laplace=DIAGONAL, show_progress=False).fit(linear(), DATA)
 
 
 @pytest.mark.bad_input
