@@ -42,7 +42,6 @@ EXCEPTIONS = {
 LARGE_CONSTRUCTORS = {
     "probneural.calibration.variance.local_scale.LocalScale": "made by a fit and by `load`: its arguments are the file's",
     "probneural.distributions.forecasts.members.Members": "the settings of a roll-out, which only `rollout` builds",
-    "probneural.heads.kernel.kernel_operator.KernelOperator": "what processes are, and of what",
     "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "likewise",
     "probneural.metrics.lead_table.LeadScores": "a record with one field per kind of score, which only `score_by_lead` builds",

@@ -14,11 +14,7 @@ from torch import Tensor, nn
 from probneural.checks import check_module, check_scale, real_tensor
 from probneural.curvature import ParameterVector
 from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
-from probneural.curvature.products.functions import (
-    gauss_newton_vector_product,
-    jacobian_vector_product,
-    vector_jacobian_product,
-)
+from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
 from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
@@ -228,14 +224,6 @@ class WeightProblem:
         """Read this process's pairs, as many at a time as products do, with outputs minus the operator's own."""
         for batch in self.data.batches(self.curvature.batches.size):
             yield batch, residuals_of(self.operator, batch, self.query).flatten(2)
-
-    def jacobian_product(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
-        """The Jacobian at the training inputs times s changes of the parameters."""
-        return jacobian_vector_product(self.curvature, self.vector, tangents)
-
-    def transposed_jacobian_product(self, cotangents: Float[Tensor, "s n c p"]) -> Float[Tensor, "s P"]:
-        """Its transpose."""
-        return vector_jacobian_product(self.curvature, self.vector, cotangents)
 
     def rows(self, *, probes: int | None = None, seed: int = 0) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
         """Rows of the Gauss-Newton matrix, whitened by the prior: those of this process's functions, at every call."""

@@ -83,19 +83,9 @@ class WeightSampledPredictor(Predictor):
         """Number of operators s."""
         return len(self.vectors)
 
-    @torch.no_grad()
     def operators(self) -> list[nn.Module]:
         """Copies of the operators, one per member, in evaluation mode."""
-        modules = []
-        for index in range(self.members):
-            vectors, buffers = self._rows(slice(index, index + 1))
-            own = {**self.layout.unflatten(vectors[0]), **{name: rows[0] for name, rows in buffers.items()}}
-            module = copy.deepcopy(self.operator)
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                if name in own:
-                    tensor.data = own[name].clone()  # as `Module.to` does it: what is tied stays tied
-            modules.append(module)
-        return modules
+        return [with_state(self.operator, self._state(member)) for member in range(self.members)]
 
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         return [self._field(inputs, query) for inputs, query in sets]
@@ -128,32 +118,32 @@ class WeightSampledPredictor(Predictor):
         members = drawn_members(torch.ones(self.members), seeds, name=self._key)
         outputs: dict[int, Tensor] = {}
         for member in members.unique().tolist():
-            vectors, buffers = self._rows(slice(member, member + 1))
-            state = {name: rows[0] for name, rows in buffers.items()}
             rows = torch.nonzero(members == member).flatten() if each else torch.arange(len(inputs))
             batches = (inputs[part.to(inputs.values.device)] for part in rows.split(step))
-            values = torch.cat([self._evaluate(vectors[0], state, batch, query) for batch in batches])
+            values = torch.cat([self._evaluate(self._state(member), batch, query) for batch in batches])
             outputs |= dict(zip(rows.tolist(), values, strict=True)) if each else {member: values}
         return torch.stack([outputs[row] for row in (range(len(members)) if each else members.tolist())])
 
-    def _evaluate(self, vector: Tensor, buffers: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
+    def _evaluate(self, state: Mapping[str, Tensor], inputs: Field, query: Grid | None) -> Tensor:
         """One member."""
-        return evaluate(copy_for_call(self.operator, {**self.layout.unflatten(vector), **buffers}), inputs, query)
+        return evaluate(copy_for_call(self.operator, state), inputs, query)
 
-    def _rows(self, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.vectors[rows], {name: values[rows] for name, values in self.buffers.items()}
+    def _state(self, member: int) -> dict[str, Tensor]:
+        """Parameters and buffers of one member that differ from the operator's, by name."""
+        return self.layout.unflatten(self.vectors[member]) | {name: values[member] for name, values in self.buffers.items()}
 
     def _samples(self, inputs: Field, query: Grid | None, width: int) -> Float[Tensor, "s n c *grid"]:
         """All members, `width` at a time."""
+        if width == 1:
+            return torch.stack([self._evaluate(self._state(member), inputs, query) for member in range(self.members)])
 
         def one(vector: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
-            return self._evaluate(vector, buffers, inputs, query)
+            return self._evaluate({**self.layout.unflatten(vector), **buffers}, inputs, query)
 
-        if width == 1:
-            rows = ({name: values[i] for name, values in self.buffers.items()} for i in range(self.members))
-            return torch.stack([one(vector, buffers) for vector, buffers in zip(self.vectors, rows, strict=True)])
         together = vmap(one)
-        return torch.cat([together(*self._rows(slice(i, i + width))) for i in range(0, self.members, width)])
+        blocks = [slice(start, start + width) for start in range(0, self.members, width)]
+        buffers = [{name: values[block] for name, values in self.buffers.items()} for block in blocks]
+        return torch.cat([together(self.vectors[block], some) for block, some in zip(blocks, buffers, strict=True)])
 
     @cached_property
     def _is_followed_by_vmap(self) -> bool:
@@ -168,3 +158,13 @@ class WeightSampledPredictor(Predictor):
                 return False
         rounding = torch.finfo(self.dtype).eps ** 0.5 * one_by_one.abs().max()
         return bool((together - one_by_one).abs().max() <= rounding)  # a module may have a state that vmap does not see
+
+
+@torch.no_grad()
+def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy with these values of parameters and buffers; others stay."""
+    copied = copy.deepcopy(module)
+    for name, tensor in (*copied.named_parameters(), *copied.named_buffers()):
+        if name in state:
+            tensor.data = state[name].clone()  # as `Module.to` does it: what is tied stays tied
+    return copied

@@ -97,7 +97,7 @@ def kernel(out_channels: int = 1) -> Predictor:
     inputs = encode(torch.rand(5, DIMENSION, generator=generator, dtype=torch.float64))
     outputs = FeaturePredictor(feature_root, out_channels=out_channels)(inputs).mean
     outputs = outputs + 0.05 * torch.randn(outputs.shape, generator=generator, dtype=torch.float64)
-    head = KernelOperator("matern52", output_components=3, groups=1, learns_relevances=False, iterations=5)
+    head = KernelOperator("matern52", output_components=3, groups=1, iterations=5)
     return head.fit(None, FieldPairs(inputs, Field(outputs, INPUT_GRID)))
 
 

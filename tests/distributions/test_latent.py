@@ -132,7 +132,7 @@ def test_a_latent_of_a_single_call_stays_one() -> None:
     assert not single.renamed("scaled").is_shared_across_calls
     assert FIRST.is_shared_across_calls
     pairs = Heat(dimension=1).sample(6, resolution=32, seed=0)
-    head = KernelOperator("rbf", output_components=2, groups=1, learns_relevances=False, iterations=1)
+    head = KernelOperator("rbf", output_components=2, groups=1, iterations=1)
     field = head.fit(None, pairs)(pairs.inputs)
     assert field.marginal(2).latent.rank < field.latent.rank
     for found in (field, field.marginal(2), field[1:3], field.scale(torch.tensor([2.0]))):

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from torch import nn
 from tqdm.auto import tqdm
 
-from probneural.checks import assign, check_flag, check_integer, check_module
+from probneural.checks import assign, check_callable, check_flag, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError
@@ -30,6 +30,8 @@ from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.pairs import Dataset
 from probneural.processes import alone, own_rows
 from probneural.randomness import check_seed, stream_seed
+
+TRAIN_REMEDY = "pass train=functools.partial(pn.fit, epochs=50): it is called as train(operator, data, seed=seed)"
 
 
 @dataclass(frozen=True)
@@ -101,22 +103,12 @@ class DeepEnsemble:
     def __post_init__(self) -> None:
         """Check the settings."""
         assign(self, members=check_integer(self.members, "members", most=2**20), seed=check_seed(self.seed))
-        if not callable(self.train):
-            raise ArgumentError(
-                expected="train=, a training function called as train(operator, data, seed=seed) that trains in place",
-                got=repr(self.train),
-                remedy="pass train=functools.partial(pn.fit, epochs=50), with the settings that suit the operator",
-            )
-        if self.reinitialise is not None and not callable(self.reinitialise):
-            raise ArgumentError(
-                expected="reinitialise= as a function of a module", got=repr(self.reinitialise), remedy="or leave it out"
-            )
-        if self.build is not None and not callable(self.build):
-            raise ArgumentError(
-                expected="build= as a function from a seed to an operator",
-                got=repr(self.build),
-                remedy="write build=lambda seed: FNO(...); torch's generator is seeded around the call",
-            )
+        check_callable(self.train, "train", remedy=TRAIN_REMEDY)
+        if self.reinitialise is not None:
+            check_callable(self.reinitialise, "reinitialise", remedy="give a function of a module, or leave it out")
+        if self.build is not None:
+            remedy = "write build=lambda seed: FNO(...); torch's generator is seeded around the call"
+            check_callable(self.build, "build", remedy=remedy)
         if self.reinitialise is not None and self.build is not None:
             raise ArgumentError(
                 expected="reinitialise= or build=", got="both", remedy="build= makes new operators; drop reinitialise="

@@ -9,11 +9,11 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from probneural.checks import assign, check_instance, check_module
+from probneural.checks import assign, check_callable, check_instance, check_module
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, DataError
-from probneural.heads.ensembles.deep_ensemble import DeepEnsemble
+from probneural.errors import DataError
+from probneural.heads.ensembles.deep_ensemble import TRAIN_REMEDY, DeepEnsemble
 from probneural.heads.ensembles.members import TrainFunction
 from probneural.heads.ensembles.reinitialisation import Build
 from probneural.heads.last_layer.laplace import LastLayerLaplace
@@ -85,12 +85,9 @@ class LaplaceEnsemble:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not callable(getattr(self.head, "fit", None)):
-            raise ArgumentError(
-                expected="a head, an object with fit(operator, data)",
-                got=repr(self.head),
-                remedy="for example head=pn.heads.LastLayerLaplace()",
-            )
+        check_callable(
+            getattr(self.head, "fit", None), "fit of the head", remedy="for example head=pn.heads.LastLayerLaplace()"
+        )
         checked = self._ensemble(_untrained if self.train is None else self.train)
         for name in ("members", "seed", "workers", "keeps_operator", "show_progress"):
             assign(self, **{name: getattr(checked, name)})
@@ -136,13 +133,8 @@ class LaplaceEnsemble:
 
     def _trained(self, operator: nn.Module, data: Dataset) -> list[nn.Module]:
         """The members of the deep ensemble of these settings."""
-        if self.train is None:
-            raise ArgumentError(
-                expected="train=, a training function called as train(operator, data, seed=seed) that trains in place",
-                got="none, and one operator",
-                remedy="pass train=functools.partial(pn.fit, epochs=50), or fit to a list of trained operators",
-            )
-        members = self._ensemble(self.train).fit(operator, data).operators()
+        train = check_callable(self.train, "train", remedy=f"{TRAIN_REMEDY}; or fit to a list of trained operators")
+        members = self._ensemble(train).fit(operator, data).operators()
         for member in members:
             for own, given in zip(member.parameters(), operator.parameters(), strict=True):
                 own.requires_grad_(given.requires_grad)

@@ -23,7 +23,7 @@ from probneural.fields import Field
 from probneural.heads.ensembles.reinitialisation import Initialisation
 from probneural.heads.residuals import NOISE_FLOOR
 from probneural.heads.training_data import TrainingData
-from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.heads.weight_samples import WeightSampledPredictor, with_state
 from probneural.pairs import Dataset
 from probneural.processes import alone, gathered, rank, world_size
 from probneural.randomness import seeded
@@ -251,7 +251,6 @@ def predictor_of_members(
     operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: TrainingData
 ) -> WeightSampledPredictor:
     """Stack what differs between members, and measure the noise."""
-    operator = operator.eval().requires_grad_(False)
     names = [name for name, _ in operator.named_buffers()]
     differ = [name for name in names if not all(torch.equal(state[name], states[0][name]) for state in states)]
     shapes = {name: {tuple(state[name].shape) for state in states} for name in names}
@@ -260,9 +259,7 @@ def predictor_of_members(
         raise UnsupportedError(
             expected="members with buffers of one shape", got=f"{uneven[0]} of {shapes[uneven[0]]}", remedy="fix its shape"
         )
-    with torch.no_grad():
-        for name, tensor in (*operator.named_parameters(), *operator.named_buffers()):
-            tensor.data = states[0][name].clone()  # as `Module.to` does it: what is tied stays tied
+    operator = with_state(operator, states[0]).eval().requires_grad_(False)
     units = data.output_units()[1].square()
 
     def built(noise: Float64[Tensor, " c"]) -> WeightSampledPredictor:
@@ -288,12 +285,3 @@ def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData)
         mean = predictor(batch.inputs, data.query).mean.to(torch.float64)
         total += Field(batch.outputs.values.to(torch.float64) - mean, batch.outputs.grid).mean_square().sum(0)
     return data.summed(total) / data.functions
-
-
-@torch.no_grad()
-def with_state(module: nn.Module, state: State) -> nn.Module:
-    """A copy with these parameters and buffers."""
-    copied = copy.deepcopy(module)
-    for name, tensor in (*copied.named_parameters(), *copied.named_buffers()):
-        tensor.data = state[name].clone()  # as `Module.to` does it: what is tied stays tied
-    return copied

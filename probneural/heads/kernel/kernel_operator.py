@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
-from probneural.checks import assign, check_choice, check_finite, check_flag, check_integer, check_module, check_real
+from probneural.checks import assign, check_choice, check_finite, check_integer, check_module, check_real
 from probneural.contexts import copy_for_call, undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys
@@ -173,7 +173,6 @@ class KernelOperator:
             inputs' variance, at most 512.
         output_components: The same of the outputs; by default all but 1e-12, at most 256.
         groups: Into how many groups to put the output components, each with hyper-parameters of its own.
-        learns_relevances: Learn a length scale for each input component, rather than one power of its standard deviation.
         min_noise: The least noise variance that the evidence may choose, in units of each process's prior variance at the
             training inputs; from 1e-12, which is as little as double precision resolves, up to 1. With an operator this is
             the variance of what the operator leaves.
@@ -209,7 +208,6 @@ class KernelOperator:
     input_components: int | None = None
     output_components: int | None = None
     groups: int = 4
-    learns_relevances: bool = True
     min_noise: float = LEAST_NOISE
     iterations: int = 20
     inducing_points: int | None = None
@@ -219,7 +217,6 @@ class KernelOperator:
         """Check the settings."""
         check_choice(self.kernel, KERNELS, "kernel")
         check_choice(self.features, _SEEN, "features")
-        assign(self, learns_relevances=check_flag(self.learns_relevances, "learns_relevances"))
         for name in ("input_components", "output_components", "groups", "iterations", "inducing_points"):
             if getattr(self, name) is not None or name in ("groups", "iterations"):
                 assign(self, **{name: check_integer(getattr(self, name), name)})
@@ -308,7 +305,6 @@ class KernelOperator:
                 points=points,
                 std=input_components.std,
                 values=values[:, start:end],
-                learns_relevances=self.learns_relevances,
                 min_noise=self.min_noise,
                 iterations=self.iterations,
                 like=fitted.vector if fitted is not None else None,

@@ -414,7 +414,6 @@ class Search:
         points: Training coordinates, `(n, r)`.
         std: Their standard deviations, `(r,)`.
         values: Training values, `(n, f)`, of about unit size.
-        learns_relevances: Whether each coordinate has a relevance of its own.
         min_noise: The least noise variance, in units of the mean prior variance.
         iterations: Of the optimiser on all pairs, at most.
         like: Hyper-parameters of other processes that these may resemble, to start from as well.
@@ -424,7 +423,6 @@ class Search:
     points: Float64[Tensor, "n r"]
     std: Float64[Tensor, " r"]
     values: Float64[Tensor, "n f"]
-    learns_relevances: bool
     min_noise: float
     iterations: int
     like: Float64[Tensor, " h"] | None = None
@@ -467,7 +465,7 @@ class Search:
         # Local optima differ in the noise: the search goes on from the best of each first noise, and from that of `like`.
         kinds = [results[: -len(_STARTS)], results[-len(_STARTS) :: 2], results[1 - len(_STARTS) :: 2]]
         chosen = [min(kind, key=lambda result: result.value) for kind in kinds if kind]
-        relevances = self.learns_relevances and self.kernel != "linear"
+        relevances = self.kernel != "linear"
         is_all = len(self.points) <= _PAIRS[1]
         size, iterations = (_LARGEST, self.iterations) if is_all else (_PAIRS[1], 20)
         rivals = [self._minimised(one.vector, pairs=size, relevances=relevances, iterations=iterations) for one in chosen]

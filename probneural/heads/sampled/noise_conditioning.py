@@ -21,6 +21,7 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.residuals import NOISE_FLOOR, check_some, given_noise
 from probneural.heads.training_data import TrainingData, owned, recorded, training_data
+from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 from probneural.registry import stored
@@ -282,13 +283,7 @@ def _check_outputs(operator: nn.Module, data: TrainingData, size: int) -> None:
     """Raise a ShapeError unless outputs are of the data's shape."""
     some = data.some(1)
     noise = torch.zeros(1, size, dtype=some.inputs.dtype, device=some.inputs.device)
-    found = evaluate(_AtNoise(copy.deepcopy(operator).eval(), noise), some.inputs, data.query)
-    if found.shape != some.outputs.values.shape:
-        raise ShapeError(
-            expected=f"an operator with outputs {tuple(some.outputs.values.shape)}",
-            got=str(tuple(found.shape)),
-            remedy="check its channels",
-        )
+    residuals_of(_AtNoise(copy.deepcopy(operator).eval(), noise), some, data.query)
 
 
 @torch.no_grad()

@@ -18,9 +18,9 @@ from probneural.checks import assign, check_choice, check_integer, missing
 from probneural.contexts import GLOBAL_GENERATORS
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.weights import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
-from probneural.heads.ensembles.members import with_state
 from probneural.heads.laplace.laplace import VARIATIONAL, LaplacePredictor
 from probneural.heads.sampled.target import NetworkTarget
+from probneural.heads.weight_samples import with_state
 from probneural.randomness import seeded, stream
 
 LOW_RANK = "low_rank"
@@ -226,9 +226,8 @@ def _predictor(
     if columns is not None:
         root = LowRankPlusDiagonalWeights(diagonal.std, coordinates.physical(columns))
     centre = problem.layout.unflatten((target.centre + coordinates.physical(location)).to(problem.vector))
-    state = {**dict(problem.operator.named_parameters()), **dict(problem.operator.named_buffers()), **centre}
     return LaplacePredictor(
-        operator=with_state(problem.operator, state),
+        operator=with_state(problem.operator, centre),
         layout=problem.layout,
         weights=root,
         structure=VARIATIONAL,

@@ -387,7 +387,7 @@ def test_a_head_without_a_lasting_latent_compares_designs_of_one_call_only() -> 
     clean = problem.sample(6, resolution=64, seed=0, dtype=torch.float64)
     disturbance = 0.01 * torch.randn(6, 1, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     pairs = FieldPairs(clean.inputs, Field(clean.outputs.values + disturbance, clean.outputs.grid))
-    settings = {"input_components": 3, "output_components": 3, "groups": 1, "learns_relevances": False, "iterations": 1}
+    settings = {"input_components": 3, "output_components": 3, "groups": 1, "iterations": 1}
     predictor = KernelOperator("rbf", **settings).fit(LinearRegression.fitted(pairs[:4]), pairs)
     model = OperatorModel(
         predictor, encode=lambda X: problem.encode(X, grid=pairs.inputs.grid), functional=integral(pairs.inputs.grid)

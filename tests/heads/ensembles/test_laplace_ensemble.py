@@ -76,7 +76,7 @@ def test_zero_shot_resolution() -> None:
 @pytest.mark.bad_input
 class TestBadInput:
     def test_no_training_function(self) -> None:
-        with pytest.raises(ArgumentError, match="train=, a training function"):
+        with pytest.raises(ArgumentError, match="a callable as train; got None"):
             LaplaceEnsemble(2).fit(CASE.operator, CASE.data)
 
     def test_no_operators(self) -> None:

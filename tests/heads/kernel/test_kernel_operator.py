@@ -181,7 +181,7 @@ def test_search_climbs(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(search._NATS, "last", 1e-7)
     points, values = normal(30, 3) * torch.tensor([3.0, 1.0, 0.2]), normal(30, 2, seed=1) * 0.1
     values = values + points[:, :2].sin()
-    rule = Search(kernel, points, points.std(0), values, learns_relevances=True, min_noise=LEAST_NOISE, iterations=200)
+    rule = Search(kernel, points, points.std(0), values, min_noise=LEAST_NOISE, iterations=200)
     fitted = rule.run()
     assert fitted.converged
     assert fitted.evaluations >= 1
@@ -200,7 +200,7 @@ def test_search_climbs(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_search_ends_where_no_noise_helps() -> None:
     points, values = normal(30, 3), torch.zeros(30, 2, dtype=torch.float64)
-    rule = Search("linear", points, points.std(0), values, learns_relevances=False, min_noise=LEAST_NOISE, iterations=5)
+    rule = Search("linear", points, points.std(0), values, min_noise=LEAST_NOISE, iterations=5)
     with pytest.raises(DataError, match="Cholesky factor"):
         rule.run()
 

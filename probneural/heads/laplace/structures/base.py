@@ -21,6 +21,12 @@ class Structure(ABC):
     name: ClassVar[str]
     is_sum: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Check numbers that may be left out."""
+        for name in ("probes", "rank"):
+            if getattr(self, name, None) is not None:
+                assign(self, **{name: check_integer(getattr(self, name), name)})
+
     @abstractmethod
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Fit the covariance, and what hyper-parameters are not given.
@@ -34,8 +40,3 @@ class Structure(ABC):
             UnsupportedError: If the structure does not suit the number of parameters or the prior.
             EvidenceError: If the evidence determines no noise or prior.
         """
-
-    def _check_count(self, name: str) -> None:
-        """Check a number that may be left out."""
-        if getattr(self, name) is not None:
-            assign(self, **{name: check_integer(getattr(self, name), name)})

@@ -45,7 +45,7 @@ class Kronecker(Structure):
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        self._check_count("probes")
+        super().__post_init__()
         check_flag(self.eigenvalue_correction, "eigenvalue_correction")
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
@@ -93,10 +93,6 @@ class Diagonal(Structure):
 
     name: ClassVar[str] = "diagonal"
     probes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the number of products."""
-        self._check_count("probes")
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Find the diagonal, and solve entry by entry.
@@ -146,21 +142,9 @@ LARGEST = 5000
 
 @dataclass(frozen=True, kw_only=True)
 class Full(Structure):
-    """Nothing is assumed: the covariance is dense. The exact reference, for at most 5,000 parameters.
-
-    Args:
-        probes: Random projections per function that replace its output values; by default everything is exact.
-
-    Raises:
-        ArgumentError: If `probes` is not a positive integer.
-    """
+    """Nothing is assumed: the covariance is dense. The exact reference, for at most 5,000 parameters."""
 
     name: ClassVar[str] = "full"
-    probes: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the number of projections."""
-        self._check_count("probes")
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Form the Gauss-Newton matrix, and solve.
@@ -178,7 +162,7 @@ class Full(Structure):
             )
         curvature = torch.zeros(size, size, dtype=torch.float64, device=problem.vector.device)
         prior_std = problem.prior_std
-        for rows in problem.rows(probes=self.probes, seed=seed)():
+        for rows in problem.rows()():
             flat = rows.to(torch.float64)
             curvature += flat.mT @ flat
         problem.data.summed(curvature)

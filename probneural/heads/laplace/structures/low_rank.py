@@ -12,6 +12,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
+from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
 from probneural.curvature.weights import IterativeWeights, LowRankWeights
@@ -111,10 +112,6 @@ class LowRank(Structure):
 
     name: ClassVar[str] = "low_rank"
     rank: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the number of directions."""
-        self._check_count("rank")
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Find eigenpairs of the whitened curvature, to a given rank or until the next carries less than the prior.
@@ -356,10 +353,6 @@ class Iterative(Structure):
     is_sum: ClassVar[bool] = False
     rank: int | None = None
 
-    def __post_init__(self) -> None:
-        """Check the number of directions."""
-        self._check_count("rank")
-
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Learn hyper-parameters from a low-rank structure, which then preconditions.
 
@@ -377,10 +370,11 @@ class Iterative(Structure):
         shape = (problem.data.functions, *weight.shape)
 
         def forward(vectors: Tensor) -> Tensor:
-            return (problem.jacobian_product(vectors * prior_std) * weight).flatten(1)
+            return (jacobian_vector_product(problem.curvature, problem.vector, vectors * prior_std) * weight).flatten(1)
 
         def transposed(numbers: Tensor) -> Tensor:
-            return problem.transposed_jacobian_product(numbers.unflatten(-1, shape) * weight) * prior_std
+            values = numbers.unflatten(-1, shape) * weight
+            return vector_jacobian_product(problem.curvature, problem.vector, values) * prior_std
 
         inputs = in_memory(problem.data.inputs)
         return WeightPosterior(
