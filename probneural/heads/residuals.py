@@ -13,7 +13,6 @@ from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.training_data import TrainingData
-from probneural.pairs import FieldPairs
 from probneural.randomness import stream
 
 NOISE_FLOOR = 1e-12
@@ -147,34 +146,6 @@ def _ratio(independent: Tensor, alike: Tensor) -> Tensor:
     """Their ratio; 1 where nothing is independent."""
     alike = alike.clamp_min(_TINY)
     return torch.where(independent > 0, independent / alike, torch.ones_like(alike))
-
-
-def estimate_effective_observations(residuals: Float64[Tensor, "n c *grid"], *, grid: Grid) -> Float64[Tensor, " c"]:
-    """How many independent observations one field of residuals holds, whatever its grid: see `ResidualSums`.
-
-    Args:
-        residuals: n fields, not centred: a systematic error is one direction like any other.
-        grid: Where they live.
-
-    Returns:
-        `(c,)`, dimensionless, between 1 and the number of grid points; 1 for a single field or zero residuals. A few
-        fields give a rough number: below some ten, set it instead.
-
-    Examples:
-        >>> points = 64
-        >>> noise = torch.randn(400, 1, points, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        >>> round(float(estimate_effective_observations(noise, grid=Grid.uniform((points,)))))
-        64
-    """
-    field = Field(residuals, grid)
-    largest = residuals.abs().flatten(2).amax((0, 2)).clamp_min(_TINY)
-    data = TrainingData(FieldPairs(field, field), functions=len(residuals))
-    sums = ResidualSums(data, channels=field.channels, unit=largest)
-    step = max(1, _KEPT_VALUES // (field.channels * grid.size))
-    for start in range(0, len(residuals), step):
-        rows = slice(start, start + step)
-        sums.add(residuals[rows], grid=grid.select(rows))
-    return sums.effective_observations()
 
 
 def given_per_channel(value: float | Tensor | None, channels: int, *, name: str) -> Float64[Tensor, " c"] | None:

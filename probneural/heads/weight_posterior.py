@@ -51,12 +51,7 @@ def learn(
     Raises:
         EvidenceError: If the evidence determines no noise or prior.
     """
-    model = Evidence(
-        eigenvalues=eigenvalues.cpu(),
-        observations=problem.observations,
-        residual_sum_of_squares=problem.residual_sum_of_squares,
-        squared_norm=float(problem.whitened_centre.square().sum()),
-    )
+    model = problem.evidence(eigenvalues)
     noise, scale = model.maximise(noise=problem.noise, prior=None if problem.prior is None else 1.0)
     ones = torch.ones_like(eigenvalues)
     if problem.given.learns_layers:
@@ -101,22 +96,26 @@ class WeightPosterior:
 
 @stored(on_cpu=("prior_precision", "effective_observations"))
 @dataclass(frozen=True, eq=False)
-class Hyperparameters:
-    """What a fitted posterior stands on, in physical units.
+class FitSummary:
+    """Hyper-parameters and diagnostics of a fitted posterior, in physical units.
 
     Attributes:
+        structure: Form of the weights' covariance.
         noise: Observation variance per channel, `(c,)`, float64, in output units squared.
         prior_precision: `(P,)`, float64, per parameter unit squared.
         effective_observations: Independent observations per field and channel, `(c,)`, float64, dimensionless.
         log_evidence: In nats, of the training outputs.
         log_evidence_error: Its standard error where it is estimated, in nats.
+        report: Diagnostics of the structure by name: ranks, bounds, residuals.
     """
 
+    structure: str
     noise: Float64[Tensor, " c"]
     prior_precision: Float64[Tensor, " P"]
     effective_observations: Float64[Tensor, " c"]
     log_evidence: float
     log_evidence_error: float
+    report: Mapping[str, float]
 
 
 def weight_posterior(

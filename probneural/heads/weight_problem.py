@@ -20,7 +20,7 @@ from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads.evidence import LayeredEvidence
+from probneural.heads.evidence import Evidence, LayeredEvidence
 from probneural.heads.residuals import ResidualSums, given_noise, given_per_channel, given_precision
 from probneural.heads.training_data import TrainingData, check_predicted, in_memory, training_data
 from probneural.pairs import FieldPairs
@@ -144,6 +144,16 @@ class WeightProblem:
         """What the variance units subtract from the log evidence, in nats."""
         logarithms = self.effective_observations.to(self.variance_unit) * self.variance_unit.log()
         return 0.5 * self.data.functions * float(logarithms.sum())
+
+    def evidence(self, eigenvalues: Float64[Tensor, " k"], multiplicities: Float64[Tensor, " k"] | None = None) -> Evidence:
+        """Evidence of a whitened curvature with these eigenvalues at noise scale 1; see `Evidence`."""
+        return Evidence(
+            eigenvalues=eigenvalues.cpu(),
+            observations=self.observations,
+            residual_sum_of_squares=self.residual_sum_of_squares,
+            squared_norm=float(self.whitened_centre.square().sum()),
+            multiplicities=multiplicities,
+        )
 
     def layered(
         self,

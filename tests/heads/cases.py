@@ -30,6 +30,8 @@ from probneural.heads import (
     VariationalInference,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
+from probneural.heads.residuals import ResidualSums
+from probneural.heads.training_data import TrainingData
 from probneural.operators import (
     FNO,
     DeepONet,
@@ -62,6 +64,19 @@ def data_for(operator: nn.Module, inputs: Field, *, query: Grid | None = None, s
         values = evaluate(operator, inputs, query)
     grid = inputs.grid if query is None else query
     return FieldPairs(inputs, Field(values + noise * fields(grid, len(inputs), values.shape[1], seed=seed).values, grid))
+
+
+def estimate_effective_observations(residuals: Tensor, *, grid: Grid) -> Tensor:
+    """Effective observations of fields of residuals `(n, c, *grid)`, a few functions at a time; `(c,)`."""
+    field = Field(residuals, grid)
+    largest = residuals.abs().flatten(2).amax((0, 2)).clamp_min(torch.finfo(torch.float64).tiny)
+    data = TrainingData(FieldPairs(field, field), functions=len(residuals))
+    sums = ResidualSums(data, channels=field.channels, unit=largest)
+    step = max(1, 2**23 // (field.channels * grid.size))
+    for start in range(0, len(residuals), step):
+        rows = slice(start, start + step)
+        sums.add(residuals[rows], grid=grid.select(rows))
+    return sums.effective_observations()
 
 
 class ConvStack(nn.Module):

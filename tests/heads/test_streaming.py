@@ -24,13 +24,12 @@ from probneural.heads import (
     weight_problem,
 )
 from probneural.heads.last_layer import laplace as last_layer
-from probneural.heads.residuals import estimate_effective_observations
 from probneural.heads.training_data import training_data
 from probneural.metrics import score, score_pairs
 from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.statistics import units
-from tests.heads.cases import data_for, fields
+from tests.heads.cases import data_for, estimate_effective_observations, fields
 from tests.helpers import LazyPairs, normal
 
 

@@ -28,7 +28,7 @@ from probneural.heads.laplace.structures import STRUCTURES, Kronecker, Structure
 from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
 from probneural.heads.residuals import check_some
 from probneural.heads.training_data import recorded
-from probneural.heads.weight_posterior import Hyperparameters, WeightPosterior
+from probneural.heads.weight_posterior import FitSummary, WeightPosterior
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.linear_algebra.conditioning import posterior_root
@@ -242,8 +242,8 @@ class LaplacePredictor(Predictor):
         operator: The predictor's own copy of the operator.
         layout: Which parameters vary, and where they lie in the vector.
         weights: Root of their covariance.
-        structure: Its form.
-        learned: The five that follow, in one.
+        summary: The seven that follow, in one.
+        structure: Form of the covariance.
         noise: Observation variance per channel, `(c,)`, in physical units squared.
         prior_precision: `(P,)`, per parameter unit squared.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
@@ -261,55 +261,53 @@ class LaplacePredictor(Predictor):
         operator: nn.Module,
         layout: ParameterVector,
         weights: WeightRoot,
-        structure: str,
-        hyperparameters: Hyperparameters,
-        report: Mapping[str, float],
+        summary: FitSummary,
         domain: Grid,
         in_channels: int,
         variance_estimation: VarianceEstimation,
         shift: Float[Tensor, " P"] | None = None,
     ) -> None:
         layout.check(operator)
-        check_choice(structure, (*STRUCTURES, VARIATIONAL), "structure")
+        check_choice(summary.structure, (*STRUCTURES, VARIATIONAL), "structure")
         layout.check_size("weights", weights.size)
         layout.check_size("shift", layout.size if shift is None else len(shift))
         self._vector = layout.flatten(dict(operator.named_parameters()))
-        traits = PredictorTraits(in_channels=in_channels, noise=hyperparameters.noise, domain=domain, like=self._vector)
+        traits = PredictorTraits(in_channels=in_channels, noise=summary.noise, domain=domain, like=self._vector)
         super().__init__(traits)
         self.operator = operator
         self.layout = layout
         self.weights = weights
-        self.structure = structure
-        self.hyperparameters = hyperparameters
-        self.prior_precision = hyperparameters.prior_precision
-        self.effective_observations = hyperparameters.effective_observations
-        self.log_evidence = hyperparameters.log_evidence
-        self.log_evidence_error = hyperparameters.log_evidence_error
-        self.report = dict(report)
+        self.summary = summary
+        self.structure = summary.structure
+        self.prior_precision = summary.prior_precision
+        self.effective_observations = summary.effective_observations
+        self.log_evidence = summary.log_evidence
+        self.log_evidence_error = summary.log_evidence_error
+        self.report = dict(summary.report)
         self.variance_estimation = variance_estimation
         self.shift = shift
         moved = () if shift is None else (shift,)
-        name = f"laplace-{structure}-{digest(self._vector, *moved)}{weights.fingerprint()}"
+        name = f"laplace-{self.structure}-{digest(self._vector, *moved)}{weights.fingerprint()}"
         self.latent = Latent(id=name, rank=weights.rank)
 
     @classmethod
     def of(
         cls, problem: WeightProblem, posterior: WeightPosterior, *, structure: str, variance_estimation: VarianceEstimation
     ) -> LaplacePredictor:
-        """Put together what was prepared and what a structure posterior."""
+        """The predictor of a structure's posterior."""
         return cls(
             operator=problem.operator,
             layout=problem.layout,
             weights=posterior.root,
-            structure=structure,
-            hyperparameters=Hyperparameters(
+            summary=FitSummary(
+                structure=structure,
                 noise=posterior.noise * problem.variance_unit,
                 prior_precision=posterior.prior_precision.cpu(),
                 effective_observations=problem.effective_observations,
                 log_evidence=posterior.log_evidence - problem.offset,
                 log_evidence_error=posterior.evidence_error,
+                report=posterior.report,
             ),
-            report=posterior.report,
             domain=problem.data.inputs.grid,
             in_channels=problem.data.inputs.channels,
             variance_estimation=replace(variance_estimation, exact_passes=10**9)
@@ -393,9 +391,7 @@ class LaplacePredictor(Predictor):
             operator=self.operator,
             layout=self.layout,
             weights=result.weights,
-            structure=self.structure,
-            hyperparameters=replace(self.hyperparameters, log_evidence=self.log_evidence + result.log_evidence),
-            report=report,
+            summary=replace(self.summary, log_evidence=self.log_evidence + result.log_evidence, report=report),
             domain=self.domain,
             in_channels=self.in_channels,
             variance_estimation=self.variance_estimation,

@@ -179,25 +179,6 @@ class NoiseConditionedPredictor(Predictor):
         """Number of draws s in a prediction."""
         return len(self.latents)
 
-    def with_members(self, members: int, *, seed: int = 0) -> NoiseConditionedPredictor:
-        """Return the predictor with another number of draws in a prediction.
-
-        Args:
-            members: How many.
-            seed: Names them.
-
-        Raises:
-            ArgumentError: If a number is out of range.
-        """
-        members = check_integer(members, "members", least=2, most=2**20)
-        return NoiseConditionedPredictor(
-            operator=self.operator,
-            latents=_drawn(members, self.latents.shape[1], check_seed(seed)).to(self.latents),
-            noise=self.noise,
-            domain=self.domain,
-            in_channels=self.in_channels,
-        )._with_records(self.trained_on)
-
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         return [self._field(inputs, query) for inputs, query in sets]
 
@@ -289,8 +270,10 @@ def _check_outputs(operator: nn.Module, data: TrainingData, size: int) -> None:
 @torch.no_grad()
 def _check_varies(predictor: NoiseConditionedPredictor, data: TrainingData) -> None:
     """Raise a TrainingError unless outputs vary with the noise."""
-    drawn = predictor._samples(data.some(1).inputs, data.query, predictor.latents[:2])
-    if torch.equal(drawn[0], drawn[1]):
+    inputs = data.some(1).inputs
+    noise = predictor.latents[:2, None]
+    first, second = (evaluate(_AtNoise(predictor.operator, one), inputs, data.query) for one in noise)
+    if torch.equal(first, second):
         raise TrainingError(
             expected="draws that vary with the noise",
             got="equal ones",

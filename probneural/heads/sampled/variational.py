@@ -230,9 +230,9 @@ def _predictor(
         operator=with_state(problem.operator, centre),
         layout=problem.layout,
         weights=root,
-        structure=VARIATIONAL,
-        hyperparameters=replace(target.laplace.hyperparameters, log_evidence=math.nan, log_evidence_error=math.nan),
-        report=report,
+        summary=replace(
+            target.laplace.summary, structure=VARIATIONAL, log_evidence=math.nan, log_evidence_error=math.nan, report=report
+        ),
         domain=problem.data.inputs.grid,
         in_channels=problem.data.inputs.channels,
         variance_estimation=VarianceEstimation(),

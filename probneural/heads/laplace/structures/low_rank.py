@@ -266,7 +266,7 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
         known = pairs.values.clamp_min(0.0).cpu()
         values = torch.cat([known, known.new_zeros(min(left, 1))])
         multiplicities = torch.cat([torch.ones_like(known), known.new_full((min(left, 1),), float(left))])
-        return _learned(problem, pairs, None, _evidence(problem, values, multiplicities))
+        return _learned(problem, pairs, None, problem.evidence(values, multiplicities))
     last: Truncation | None = None
 
     def is_settled(measure: SpectralMeasure) -> bool:
@@ -296,17 +296,7 @@ def _evidence_of(problem: WeightProblem, rest: SpectralMeasure) -> Evidence:
     """Evidence of eigenvalues that are known and of the measure of the others."""
     known = rest.deflated.clamp_min(0.0).cpu()
     values = torch.cat([known, rest.nodes.flatten().cpu()])
-    return _evidence(problem, values, torch.cat([torch.ones_like(known), rest.weights.flatten().cpu() / len(rest.weights)]))
-
-
-def _evidence(problem: WeightProblem, values: Tensor, multiplicities: Tensor) -> Evidence:
-    return Evidence(
-        eigenvalues=values,
-        observations=problem.observations,
-        residual_sum_of_squares=problem.residual_sum_of_squares,
-        squared_norm=float(problem.whitened_centre.square().sum()),
-        multiplicities=multiplicities,
-    )
+    return problem.evidence(values, torch.cat([torch.ones_like(known), rest.weights.flatten().cpu() / len(rest.weights)]))
 
 
 def _learned(problem: WeightProblem, pairs: Eigenpairs, rest: SpectralMeasure | None, evidence: Evidence) -> Truncation:
