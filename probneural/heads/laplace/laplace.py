@@ -28,7 +28,7 @@ from probneural.heads.laplace.structures import STRUCTURES, Kronecker, Structure
 from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
 from probneural.heads.residuals import check_some
 from probneural.heads.training_data import recorded
-from probneural.heads.weight_posterior import FitSummary, WeightPosterior
+from probneural.heads.weight_posterior import FitSummary
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.linear_algebra.conditioning import posterior_root
@@ -231,7 +231,24 @@ class Laplace:
             is_shared=structure.is_sum,
         )
         posterior = structure.fit(problem, seed=self.seed, show_progress=self.show_progress)
-        return LaplacePredictor.of(problem, posterior, structure=structure.name, variance_estimation=self.variance_estimation)
+        estimation = self.variance_estimation
+        return LaplacePredictor(
+            operator=problem.operator,
+            layout=problem.layout,
+            weights=posterior.root,
+            summary=FitSummary(
+                structure=structure.name,
+                noise=posterior.noise * problem.variance_unit,
+                prior_precision=posterior.prior_precision.cpu(),
+                effective_observations=problem.effective_observations,
+                log_evidence=posterior.log_evidence - problem.offset,
+                log_evidence_error=posterior.evidence_error,
+                report=posterior.report,
+            ),
+            domain=problem.data.inputs.grid,
+            in_channels=problem.data.inputs.channels,
+            variance_estimation=replace(estimation, exact_passes=10**9) if structure.name == "full" else estimation,
+        )
 
 
 @stored()
@@ -289,31 +306,6 @@ class LaplacePredictor(Predictor):
         moved = () if shift is None else (shift,)
         name = f"laplace-{self.structure}-{digest(self._vector, *moved)}{weights.fingerprint()}"
         self.latent = Latent(id=name, rank=weights.rank)
-
-    @classmethod
-    def of(
-        cls, problem: WeightProblem, posterior: WeightPosterior, *, structure: str, variance_estimation: VarianceEstimation
-    ) -> LaplacePredictor:
-        """The predictor of a structure's posterior."""
-        return cls(
-            operator=problem.operator,
-            layout=problem.layout,
-            weights=posterior.root,
-            summary=FitSummary(
-                structure=structure,
-                noise=posterior.noise * problem.variance_unit,
-                prior_precision=posterior.prior_precision.cpu(),
-                effective_observations=problem.effective_observations,
-                log_evidence=posterior.log_evidence - problem.offset,
-                log_evidence_error=posterior.evidence_error,
-                report=posterior.report,
-            ),
-            domain=problem.data.inputs.grid,
-            in_channels=problem.data.inputs.channels,
-            variance_estimation=replace(variance_estimation, exact_passes=10**9)
-            if structure == "full"
-            else variance_estimation,
-        )
 
     @property
     def weight_covariance(self) -> Float[Tensor, "P P"]:

@@ -10,8 +10,7 @@ from probneural.checks import assign, check_flag, check_instance, check_integer
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, ConvergenceWarning, warn
 from probneural.heads.laplace.laplace import Laplace, LaplacePredictor
-from probneural.heads.sampled.target import NetworkTarget
-from probneural.heads.sampled.variational import VariationalInference, variational_posterior
+from probneural.heads.sampled.variational import NetworkTarget, VariationalInference, variational_posterior
 from probneural.heads.training_data import recorded
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed

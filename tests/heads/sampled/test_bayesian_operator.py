@@ -13,7 +13,7 @@ from torch.func import grad
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.heads import BayesianOperator, Laplace
 from probneural.heads.laplace.structures import Iterative
-from probneural.heads.sampled.target import NetworkTarget
+from probneural.heads.sampled.variational import NetworkTarget
 from tests.heads.cases import PERIODIC, data_for, fields
 
 NOISE, PRIOR, OBSERVATIONS, COUNT = 0.05, 2.0, 5.0, 12

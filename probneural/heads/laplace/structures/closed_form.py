@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -169,28 +170,20 @@ class Full(Structure):
         safe = torch.where(prior_std > 0, prior_std, 1.0)  # rows came whitened; `weight_posterior` whitens by itself
         curvature = curvature / safe / safe[:, None]
         centre = problem.vector.to(torch.float64)
-        prior, noise, evidence = problem.prior, problem.noise, None
-        if problem.given.learns_layers:
-            shared = weight_posterior(
-                curvature,
-                centre,
-                observations=problem.observations,
-                residual_sum_of_squares=problem.residual_sum_of_squares,
-                noise=noise,
-                prior=None,
-            )
-            evidence = _layered(problem, curvature)
-            start = (shared.noise, float(shared.prior_precision[0]))
-            noise, priors = evidence.maximise(start=start, noise=noise)
-            prior = priors.to(curvature.device)[problem.groups]
-        return weight_posterior(
+        prior, noise = problem.prior, problem.noise
+        solve = partial(
+            weight_posterior,
             curvature,
             centre,
             observations=problem.observations,
             residual_sum_of_squares=problem.residual_sum_of_squares,
-            noise=noise,
-            prior=prior,
         )
+        if problem.given.learns_layers:
+            shared = solve(noise=noise, prior=None)
+            start = (shared.noise, float(shared.prior_precision[0]))
+            noise, priors = _layered(problem, curvature).maximise(start=start, noise=noise)
+            prior = priors.to(curvature.device)[problem.groups]
+        return solve(noise=noise, prior=prior)
 
 
 def _layered(problem: WeightProblem, curvature: Tensor) -> LayeredEvidence:
