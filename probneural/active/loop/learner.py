@@ -15,7 +15,7 @@ from probneural.active.loop.history import LearningHistory, Round, RoundSeconds,
 from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, next_target
 from probneural.active.loop.run_log import BatchOutcome, RunLog, SimulationBatch
 from probneural.active.loop.settings import check, digest_of_operator, digest_of_pairs, keys_of, shared
-from probneural.active.selection.selectors import Selector
+from probneural.active.selectors import Selector
 from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
