@@ -105,7 +105,6 @@ PURPOSES: Final = MappingProxyType(
         "paths": "seeds of the functions that a model draws, per function after the first",
         "ties": "the order of equal scores in a pool",
         "stochastic selection": "Gumbel noise on the scores of a pool",
-        "observed directions": "combinations of a root's columns that show what its rows span",
         "designs": "scrambling of designs that fill a space",
         "random start": "the first labels and the calibration functions of a loop",
         "round recipe": "seed of a loop's recipe, per round",

@@ -3,7 +3,6 @@
 from probneural.active.botorch_models import samplers as _samplers  # noqa: F401 (registers the samplers of posteriors)
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.botorch_models.paths import OperatorDraws
-from probneural.active.information.acquisition import FieldAcquisition, FieldInformationGain, FieldIntegratedVariance
 from probneural.active.loop.learner import ActiveLearner
 from probneural.active.loop.plan import Growth, LearningPlan, OperatorTraining
 from probneural.active.selectors import (
@@ -19,9 +18,6 @@ from probneural.active.simulation.worker_pools import SimulationOptions
 
 __all__ = [
     "ActiveLearner",
-    "FieldAcquisition",
-    "FieldInformationGain",
-    "FieldIntegratedVariance",
     "Growth",
     "LearningPlan",
     "OperatorDraws",

@@ -224,6 +224,7 @@ def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | Non
     """
     check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
     grid = pool.grid if query is None else query
+    mean_weights = grid.mean_weights
     step = max(1, _CHUNK_VALUES // (predictor.out_channels * grid.size))
     # Filled in place: lists of small tensors, allocated among large ones that are freed, fragment the heap by gigabytes.
     variances = torch.empty(len(pool), predictor.out_channels, dtype=torch.float64)
@@ -234,10 +235,10 @@ def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | Non
         mean, variance = (part.detach().flatten(2).to("cpu", torch.float64) for part in (field.mean, field.variance))
         check_finite(variance, "predicted variances")
         check_finite(mean, "predicted means")
-        variances[index] = variance @ grid.mean_weights
-        averages[index] = mean @ grid.mean_weights
+        variances[index] = variance @ mean_weights
+        averages[index] = mean @ mean_weights
         # Centred sample by sample: a large offset of a channel cancels before it is squared.
-        spreads[index] = (mean - averages[index][..., None]).square() @ grid.mean_weights
+        spreads[index] = (mean - averages[index][..., None]).square() @ mean_weights
     # scale_c² = Var over samples of the average + mean over samples of (spread + posterior variance)
     squared_scales = averages.var(0, correction=0) + spreads.mean(0) + variances.mean(0)
     squared_scales = torch.where(squared_scales > 0, squared_scales, torch.ones_like(squared_scales))

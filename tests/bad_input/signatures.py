@@ -446,7 +446,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "WindowClock": of(states=lambda: [[0.0, 1.0]]),
     "fit": of(operator=world.fno, epochs=1, show_progress=False),
     "active.ActiveLearner": of(pool=lambda: world.pairs(20).inputs),
-    "active.FieldIntegratedVariance": of(targets=lambda: world.pairs().inputs),
     "active.Growth.__call__": of(labels=4),
     "active.OperatorModel": of(encode=lambda: world.encode),
     "active.ResultStore.key": of(inputs=lambda: world.truth()[:1]),

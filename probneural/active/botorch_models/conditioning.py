@@ -34,7 +34,7 @@ def observation_variance(
     """Noise variance of each number that a functional reads from an observed field, channel by channel.
 
     Observed fields differ from the operator's by noise of pointwise variance s² that amounts to M effective observations on the
-    domain D, at most one per point of the functional's grid, see `observation_weights`. Seen through observations a with
+    domain D, at most one per point of the functional's grid. Seen through observations a with
     A u = ∫ a u, noise of that density has variance
 
         s² |D| / M * ∫ a².

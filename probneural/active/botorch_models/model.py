@@ -226,7 +226,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
         Returns:
             A model whose batch shape is `f x b`, broadcast with this model's. Gradients of its posteriors pass through X, Y and
-            noise; those of a `FieldAcquisition` on it do not.
+            noise.
 
         Raises:
             UnsupportedError: If the predictor is an ensemble.

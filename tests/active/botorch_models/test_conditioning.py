@@ -13,7 +13,6 @@ from probneural.active import OperatorDraws, OperatorModel
 from probneural.active.botorch_models import conditioning
 from probneural.active.botorch_models.conditioning import LatentPosterior, Measurements, check_noise, observation_variance
 from probneural.active.botorch_models.posteriors import FieldPosterior
-from probneural.active.information.observation import observation_weights
 from probneural.distributions import FeatureRoot, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
@@ -190,7 +189,7 @@ def test_observing_whole_fields_equals_the_heads_update(head: str) -> None:
         return later.inputs[places[:, 0].long()]
 
     model = OperatorModel(predictor, encode=stored, functional=whole_field(INPUT_GRID))
-    torch.testing.assert_close(model.noise, observation_weights(predictor, INPUT_GRID).flatten().reciprocal())
+    torch.testing.assert_close(model.noise, torch.full_like(model.noise, 0.02 * INPUT_GRID.size / 4))
     X = torch.arange(2.0, dtype=torch.float64)[:, None]
     known = model.condition_on_observations(X, later.outputs.values[:2].flatten(1))
     posterior = predictor.update(later[:2])
@@ -264,7 +263,6 @@ class TestNoise:
         grid = Grid.uniform((8,))
         variance = observation_variance(self.predictor(64.0), whole_field(grid))
         torch.testing.assert_close(variance, torch.full((16,), 1e-2).double(), rtol=1e-6, atol=0.0)
-        torch.testing.assert_close(variance, observation_weights(self.predictor(64.0), grid).flatten().reciprocal())
 
     def test_only_what_is_read_counts(self) -> None:
         """Of sixteen points read, four observations' worth; the same three points read alone are three observations."""
