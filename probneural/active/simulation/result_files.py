@@ -44,6 +44,12 @@ class _Uniform(TypedDict):
     origin: list[float]
 
 
+class _OnSphere(_Uniform):
+    """A uniform grid with axes of latitudes."""
+
+    latitudes: list[list[float] | None]
+
+
 class _Scattered(TypedDict):
     """A grid whose points and weights are tensors of the file."""
 
@@ -53,13 +59,13 @@ class _Scattered(TypedDict):
 class _Inputs(TypedDict):
     """The grids of a failure."""
 
-    inputs: _Uniform | _Scattered
+    inputs: _OnSphere | _Uniform | _Scattered
 
 
 class _Both(_Inputs):
     """The grids of a result."""
 
-    outputs: _Uniform | _Scattered
+    outputs: _OnSphere | _Uniform | _Scattered
 
 
 class _Result(TypedDict):
@@ -155,9 +161,13 @@ def rebuild_grid(described: dict[str, Any], tensors: dict[str, Tensor]) -> Grid:
         endpoint=described["endpoint"],
         origin=[float(origin) for origin in described["origin"]],
     )
-    ends = described.get("latitudes") or [None] * grid.dimension
-    pairs = (None if pair is None else (float(pair[0]), float(pair[1])) for pair in ends)
-    return Grid.of_axes([replace(axis, latitudes=pair) for axis, pair in zip(grid.axes, pairs, strict=True)])
+    if "latitudes" not in described:
+        return grid
+    ends = described["latitudes"]
+    if len(ends) != grid.dimension:
+        raise GridError(expected=f"ends of latitudes for {grid.dimension} axes", got=str(len(ends)), remedy="restore the file")
+    latitudes = (None if pair is None else tuple(map(float, pair)) for pair in ends)
+    return Grid.of_axes([replace(axis, latitudes=pair) for axis, pair in zip(grid.axes, latitudes, strict=True)])
 
 
 def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float) -> str:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from probneural.active import ResultStore
 from probneural.active.simulation.result_files import describe_grid, function_key, rebuild_grid
 from probneural.active.simulation.store_files import locked, write_json
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests import file_mutations as change
@@ -71,6 +71,17 @@ def test_result_files_are_plain_safetensors(tmp_path):
     assert torch.equal(tensors["outputs"], outputs.values[1:2])
     suffixes = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
     assert suffixes <= {".safetensors", ".json", ".sqlite", ".sqlite-wal", ".sqlite-shm"}
+
+
+def test_results_on_the_sphere_come_back(tmp_path):
+    sphere = Grid.latlon([-60.0, 0.0, 60.0], [0.0, 90.0, 180.0, 270.0])
+    store = ResultStore(tmp_path)
+    key = store.add(some(1, grid=sphere), some(1, grid=sphere), seconds=0.0)
+    assert store.pairs([key]).outputs.grid == sphere
+    described, tensors = describe_grid(sphere)
+    for latitudes in ([], [[1.0], None], [None, [0.0, 1.0, 2.0]]):
+        with pytest.raises(ProbneuralError):
+            rebuild_grid(described | {"latitudes": latitudes}, tensors)
 
 
 def test_adding_again_changes_nothing(tmp_path):
