@@ -224,7 +224,7 @@ def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def plain_text(text: str) -> str:
-    """Escape lone surrogates, which undecodable file names have and SQLite does not take."""
+    """Escape lone surrogates, which undecodable file names have and terminals refuse."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

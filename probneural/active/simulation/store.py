@@ -1,14 +1,13 @@
-"""A durable store of simulated results: one file each, and an index that can be lost."""
+"""A durable store of simulated results, one file each."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from probneural.active.simulation.result_files import (
     function_key,
-    plain_text,
     read_record,
     read_tensors,
     write_failure,
@@ -45,7 +43,6 @@ from probneural.active.simulation.store_files import (
     store_identity,
     write_json,
 )
-from probneural.active.simulation.store_index import Entry, StoreIndex
 from probneural.checks import check_instance, check_path, check_real, check_text
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
@@ -73,23 +70,46 @@ class Failure:
     when: str
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """Metadata of one result or failure that has been read.
+
+    Attributes:
+        key: Of the input function.
+        status: "done" or "failed".
+        seconds: Duration of the simulation.
+        created: When the file was written, in seconds since 1970.
+        reason: Of a failure, else empty.
+        state: Size of the file in bytes and its time of modification in nanoseconds; if they change, it is read again.
+    """
+
+    key: str
+    status: str
+    seconds: float
+    created: float
+    reason: str
+    state: tuple[int, int]
+
+    @property
+    def when(self) -> str:
+        """When the file was written, UTC in ISO 8601."""
+        return datetime.fromtimestamp(self.created, UTC).isoformat(timespec="milliseconds")
+
+
 class ResultStore:
     """Results of simulations, failed attempts and a loop's decisions, in a folder that survives being killed at any moment.
 
     Each result is one safetensors file named after its input function's key, with a digest; it is complete and synced to disk
-    when [`add`][probneural.active.ResultStore.add] returns. An SQLite index spares reading all files when a store is
-    opened. It is an index and no more: where it is missing, stale or corrupt it is made again from the files. Decisions and
-    tensors have digests too, which know the name they were kept under. Under any of these names, a file that is truncated,
-    changed, damaged or foreign, and what is no regular file (a symbolic link, which could lead elsewhere), is renamed to
-    `*.broken` with a warning, and counts as missing. Keys and names cannot lead out of the folder. No pickle is ever read.
+    when [`add`][probneural.active.ResultStore.add] returns. Decisions and tensors have digests too, which include their names.
+    A file is checked when it is first asked for. Under any of these names, a file that is truncated, changed, damaged or
+    foreign, and what is no regular file (a symbolic link, which could lead elsewhere), is renamed to `*.broken` with a warning,
+    and counts as missing. Keys and names cannot lead out of the folder. No pickle is ever read.
 
     What processes that were killed have left half written is removed when a store is opened. A writer holds a lock on its
     temporary file, which the system releases when the process dies, so a file that another process is writing stays.
 
-    Several processes may use one store at once. That they see each other's results only needs a shared file system, but the
-    index is for processes of one machine: SQLite's write-ahead log does not work over a network, so workers elsewhere write
-    result files and leave the index to the process that runs the loop. A folder that cannot be written to can be read, without
-    an index. Advisory locks need `fcntl`; without it (Windows) keep to one process.
+    Several processes may use one store at once, on one machine or over a shared file system with `flock`. A folder that cannot
+    be written to can be read. Advisory locks need `fcntl`; without it (Windows) keep to one process.
 
     Args:
         path: The store's folder, made if it does not exist.
@@ -112,13 +132,9 @@ class ResultStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = check_path(path, "path").expanduser().absolute()
-        self._guard = threading.RLock()
         self.identity = _open_folder(self.path)
         _remove_leftovers(self.path)
-        self._index = StoreIndex(self.path / "index.sqlite")
-        with self._guard:
-            self._entries = self._index.read()
-            self._refresh()
+        self._entries: dict[Path, _Entry] = {}
 
     def key(self, inputs: Field) -> str:
         """Return the key of one input function: a digest of its values, its dtype and its grid.
@@ -136,18 +152,16 @@ class ResultStore:
 
     def __contains__(self, key: str) -> bool:
         """Whether there is a usable result for a key."""
-        with self._guard:
-            return is_key(key) and self._look_at(f"{RESULTS}/{key}{SUFFIX}")
+        return is_key(key) and self._entry(path_of(self.path, RESULTS, f"{key}{SUFFIX}")) is not None
 
     def __len__(self) -> int:
-        """Number of results."""
-        return sum(entry.status == "done" for entry in self._current())
+        """Number of usable results; reads those that have not been read."""
+        return len(self._entries_of(RESULTS))
 
     def add(self, inputs: Field, outputs: Field, *, seconds: float) -> str:
         """Store one result durably: when this returns, it survives a crash of the process and of the machine.
 
-        The file is written under another name, synced, renamed, and its folder synced; then the index follows. Adding a result
-        again changes nothing.
+        The file is written under another name, synced, renamed, and its folder synced. Adding a result again changes nothing.
 
         Args:
             inputs: One function, `(1, c, *grid)`.
@@ -167,7 +181,7 @@ class ResultStore:
             write_result(self.path, inputs, outputs, seconds=seconds)
         if key not in self:
             raise FileError(expected="the result just written", got="a damaged file", remedy="check the disk")
-        return key  # the index follows with the next look at all files
+        return key
 
     def pairs(self, keys: Sequence[str]) -> FieldPairs:
         """Return the results of some keys as a data set on the CPU, in the order of the keys.
@@ -210,7 +224,7 @@ class ResultStore:
 
     def failures(self) -> list[Failure]:
         """Return the failed attempts, oldest first, those of functions that succeeded later included."""
-        entries = sorted((entry for entry in self._current() if entry.status == "failed"), key=lambda entry: entry.created)
+        entries = self._entries_of(FAILURES)
         return [Failure(key=entry.key, reason=entry.reason, seconds=entry.seconds, when=entry.when) for entry in entries]
 
     def attempts(self, key: str) -> int:
@@ -227,9 +241,8 @@ class ResultStore:
 
         The status is "done" or "failed", and `reason` is empty for results.
         """
-        entries = sorted(self._current(), key=lambda entry: (entry.created, entry.name))
         names = ("key", "status", "seconds", "when", "reason")
-        return [{name: getattr(entry, name) for name in names} for entry in entries]
+        return [{name: getattr(entry, name) for name in names} for entry in self._entries_of(RESULTS, FAILURES)]
 
     def remember(self, name: str, value: JSON) -> None:
         """Keep a decision for good, for example which candidates a round chose: what was decided stays decided.
@@ -297,8 +310,8 @@ class ResultStore:
         return ResultStore, (self.path,)
 
     def __repr__(self) -> str:
-        """A short description."""
-        return f"ResultStore({str(self.path)!r}, {len(self)} results)"
+        """A short description, which reads no file."""
+        return f"ResultStore({str(self.path)!r})"
 
     def _usable(self, room: str, name: str, suffix: str, read: Callable[[Path, str], _T]) -> _T | None:
         """What is kept under a name in a room, or None."""
@@ -327,46 +340,38 @@ class ResultStore:
                 expected=f"a usable result for {key!r}", got=str(error), remedy="simulate that function again"
             ) from error
 
-    def _current(self) -> list[Entry]:
-        with self._guard:
-            self._refresh()
-            return list(self._entries.values())
+    def _entries_of(self, *rooms: str) -> list[_Entry]:
+        """Usable results or failures, oldest first."""
+        entries = []
+        for room in rooms:
+            for path in sorted((self.path / room).iterdir()):
+                if is_record(f"{room}/{path.name}") and (entry := self._entry(path)) is not None:
+                    entries.append(entry)
+        return sorted(entries, key=lambda entry: entry.created)
 
-    def _refresh(self) -> None:
-        """Make the entries agree with the files, whoever wrote them."""
-        names = set()
-        for folder in (RESULTS, FAILURES):
-            with os.scandir(self.path / folder) as listing:
-                names |= {name for file in listing if is_record(name := f"{folder}/{file.name}")}
-        for name in self._entries.keys() | names:
-            self._look_at(name)
-        self._index.write(self._entries)
-
-    def _look_at(self, name: str) -> bool:
-        """Whether there is a usable file, reading it unless its present state is known to be good."""
-        path = path_of(self.path, *name.split("/"))
+    def _entry(self, path: Path) -> _Entry | None:
+        """The metadata of a usable file, which is read unless it is as it was when it was read; None if there is none."""
         try:
-            state = path.lstat()
-        except FileNotFoundError:
-            self._entries.pop(name, None)
-            return False
-        indexed = self._entries.get(name)
-        if indexed is not None and (indexed.size, indexed.changed) == (state.st_size, state.st_mtime_ns):
-            return True
-        self._entries.pop(name, None)
-        try:
-            about, _ = read_record(path)
+            status = path.lstat()
+            state = status.st_size, status.st_mtime_ns
+            if path not in self._entries or self._entries[path].state != state:
+                about, _ = read_record(path)
+                self._entries[path] = _Entry(
+                    about["key"],
+                    "done" if about["kind"] == "result" else "failed",
+                    about["seconds"],
+                    about["when"],
+                    about.get("reason", ""),
+                    state,
+                )
+            return self._entries[path]
         except DamagedError as error:
             set_aside(path, error)
-            return False
-        except FileNotFoundError:  # set aside by another process just now
-            return False
+        except FileNotFoundError:  # never written, or set aside by another process
+            pass
         except OSError as error:
             raise _unreadable(path, error) from error
-        status = "done" if about["kind"] == "result" else "failed"
-        seconds, created, reason = about["seconds"], about["when"], plain_text(str(about.get("reason", "")))
-        self._entries[name] = Entry(name, about["key"], status, seconds, created, reason, state.st_size, state.st_mtime_ns)
-        return True
+        return None
 
 
 def _open_folder(path: Path) -> str:
