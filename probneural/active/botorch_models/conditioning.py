@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.active.botorch_models.tensor_posterior import TensorPosterior
 from probneural.checks import check_instance, check_integer, check_sequence, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions import Predictor
@@ -120,11 +119,11 @@ def _square_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
     full rank, so that its derivatives exist.
     """
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    basis, triangle = _triangular(torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2))
+    basis, triangle = triangular(torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2))
     return basis[..., : matrix.shape[-2], :], triangle
 
 
-def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
+def triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
     """Return Q and a triangular L of positive diagonal with A = Q L^T."""
     basis, triangle = torch.linalg.qr(stacked)
     signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
@@ -133,20 +132,20 @@ def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
 
 def _whitened(root: Tensor, residual: Tensor, noise: Tensor, discrepancy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Root and residual in units of each design's own covariance, discrepancy discrepancy^T + diag(noise); and noise of 1."""
-    triangle = _own_factor(noise, discrepancy)
+    triangle = design_factor(noise, discrepancy)
     rows = root.to(torch.float64).expand(*triangle.shape[:-1], root.shape[-1])
     whitened = torch.linalg.solve_triangular(triangle, rows, upper=False)
     whitened_residual = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
     return whitened, whitened_residual, rows.new_ones(triangle.shape[:-1])
 
 
-def _own_factor(noise: Tensor, discrepancy: Tensor) -> Tensor:
+def design_factor(noise: Tensor, discrepancy: Tensor) -> Tensor:
     """Triangular factor of each design's own covariance, discrepancy discrepancy^T + diag(noise), `b x q x m x m`."""
     columns = discrepancy.to(torch.float64)
     noise_std = noise.to(torch.float64).sqrt()
     noise_std = noise_std.expand(torch.broadcast_shapes(noise_std.shape, columns.shape[:-1]))
     columns = columns.expand(*noise_std.shape, columns.shape[-1])
-    return _triangular(torch.cat([columns.mT, torch.diag_embed(noise_std)], dim=-2))[1]
+    return triangular(torch.cat([columns.mT, torch.diag_embed(noise_std)], dim=-2))[1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -233,75 +232,6 @@ class Observation:
     values: Float[Tensor, "..."]
     noise: Float[Tensor, "..."]
     outputs: Sequence[int]
-
-
-class Measurements(TensorPosterior):
-    """The distribution of q x m noisy observations, one base sample per observation: what fantasies are drawn from.
-
-    A `FieldPosterior` has as many base samples as its latent has dimensions, often hundreds, where quasi-random points are no
-    better than random ones. Noisy observations have a regular covariance, so its triangular factor takes q m base samples; it
-    comes from a QR decomposition, for the covariance itself would lose a noise far below its variances to rounding.
-
-    Args:
-        mean: `b x q x m`.
-        root: `b x q x m x k`.
-        noise: `b x q x m`, positive.
-        discrepancy: Root of what each design has of its own, `b x q x m x r`, or None. Conditioning takes it so, too.
-    """
-
-    def __init__(
-        self,
-        mean: Float[Tensor, "..."],
-        root: Float[Tensor, "..."],
-        noise: Float[Tensor, "..."],
-        *,
-        discrepancy: Float[Tensor, "..."] | None = None,
-    ) -> None:
-        super().__init__(mean)
-        rows = root.to(torch.float64).flatten(-3, -2)
-        misfits = mean.new_zeros(*mean.shape, 0) if discrepancy is None else discrepancy
-        factor = _own_factor(noise.expand(mean.shape), misfits)  # b q m m, for the blocks on the diagonal
-        blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
-        diagonal = blocks.flatten(-4, -3).flatten(-2).mT
-        _, self.triangle = _triangular(torch.cat([rows.mT, diagonal], dim=-2))
-
-    @property
-    def mean(self) -> Float[Tensor, "*b q m"]:
-        """The mean."""
-        return self._like
-
-    @property
-    def variance(self) -> Float[Tensor, "*b q m"]:
-        """The marginal variances, noise included."""
-        return self.triangle.square().sum(-1).unflatten(-1, self.mean.shape[-2:]).to(self.mean)
-
-    @property
-    def base_sample_shape(self) -> torch.Size:
-        """`b x q x m`, as BoTorch's Gaussian posteriors have it; samplers collapse b to ones."""
-        return self.mean.shape
-
-    @property
-    def batch_range(self) -> tuple[int, int]:
-        """`(0, -2)`: base samples are the same in all t-batches, so that equal designs score equally."""
-        return (0, -2)
-
-    def rsample_from_base_samples(
-        self, sample_shape: torch.Size, base_samples: Float[Tensor, "..."]
-    ) -> Float[Tensor, "... q m"]:
-        """Map base samples to observations.
-
-        Raises:
-            ShapeError: If the base samples have another shape.
-        """
-        if base_samples.shape != sample_shape + self.mean.shape:
-            raise ShapeError(
-                expected=f"base samples of shape {tuple(sample_shape + self.mean.shape)}",
-                got=str(tuple(base_samples.shape)),
-                remedy="fantasies of a Gaussian model take one of botorch's normal samplers",
-            )
-        flat = base_samples.to(self.triangle).flatten(-2)[..., None]
-        deviation = (self.triangle @ flat)[..., 0].unflatten(-1, self.mean.shape[-2:])
-        return self.mean + deviation.to(self.mean)
 
 
 def check_noise(

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from probneural.active.botorch_models.conditioning import (
     LatentPosterior,
-    Measurements,
     Observation,
     OutputMoments,
     broadcast_batches,
     check_noise,
     observation_variance,
 )
-from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
+from probneural.active.botorch_models.posteriors import FieldPosterior, Measurements, MemberPosterior
 from probneural.checks import check_callable, check_finite, check_flag, check_instance, check_integer, check_sequence
 from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Predictor, Root

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.active import OperatorDraws, OperatorModel
-from probneural.active.botorch_models.conditioning import Measurements
+from probneural.active.botorch_models.posteriors import Measurements
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.fields import Field
