@@ -8,11 +8,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from probneural.active.loop.settings import check
 from probneural.checks import assign, check_flag, check_integer, check_real
 from probneural.distributions import Predictor
+from probneural.errors import ArgumentError
 from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed
+
+
+def check(holds: bool, expected: str, got: object) -> None:
+    """Raise an ArgumentError unless an argument is as expected."""
+    if not holds:
+        raise ArgumentError(expected=expected, got=repr(got), remedy="see the arguments of ActiveLearner")
+
 
 Schedule = int | Callable[[int], int]
 """Functions a round adds: a number, or what makes one of the number of labels so far."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from probneural.active.loop.history import LearningHistory, Round
-from probneural.active.loop.settings import digest, keys_of
+from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.workers import kind_of
 from probneural.errors import ArgumentError, DataError, FileError
@@ -19,6 +20,16 @@ from probneural.pairs import FieldPairs
 from probneural.training import schema
 
 _RESTORE = "restore what is missing or ends in .broken in {}, or begin another store with a copy of its results"
+
+
+def digest(names: Sequence[str]) -> str:
+    """A short digest of several texts."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def keys_of(store: ResultStore, fields: Field) -> list[str]:
+    """The store's key of each function."""
+    return [store.key(fields[position]) for position in range(len(fields))]
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,32 @@ class RunLog:
                 remedy="construct the learner as before (build the operator from the same seed), or name another store",
             )
 
+    def check_pool(self, needed: int, test: FieldPairs | None) -> None:
+        """Check that the random start fits, and that no test function is a candidate, to float32 accuracy if dtypes differ.
+
+        Raises:
+            DataError: If one is, or the pool has less than `needed` different functions.
+        """
+        if needed > len(self.distinct):
+            raise DataError(
+                expected=f"a pool of at least {needed} different functions for the random start and calibration",
+                got=str(len(self.distinct)),
+                remedy="draw a larger pool, or lower initial or calibration",
+            )
+        if test is None:
+            return
+        candidates = self.keys
+        inputs = test.inputs
+        if inputs.dtype != self.pool.dtype:
+            candidates, inputs = keys_of(self.store, self.pool.to(torch.float32)), inputs.to(torch.float32)
+        common = {*candidates} & {*keys_of(self.store, inputs)}
+        if common:
+            raise DataError(
+                expected="test functions that are not in the pool",
+                got=f"{len(common)} that are",
+                remedy="draw them with another seed: what may be trained on measures nothing",
+            )
+
     @property
     def history(self) -> LearningHistory:
         """The finished rounds."""
@@ -191,7 +228,7 @@ class RunLog:
         first = next(iter(self.calibration + self.labelled), None)
         return None if first is None else self._outputs(first)
 
-    def unlike(self, batch: SimulationBatch) -> tuple[int, ...]:
+    def _unlike(self, batch: SimulationBatch) -> tuple[int, ...]:
         """Positions of a batch whose results differ in kind from the example; without one, from most of the batch's results."""
         kinds = {position: _kind(self._outputs(position)) for position in batch.positions if self.keys[position] in self.store}
         if not kinds:
@@ -216,9 +253,45 @@ class RunLog:
         self._remember(f"outcome-{len(self.outcomes):04d}", asdict(outcome))
         self.outcomes.append(outcome)
 
-    def finish(self, entry: Round) -> None:
+    def without_result(self, batch: SimulationBatch) -> tuple[int, ...]:
+        """Positions without a usable result."""
+        return tuple(position for position in batch.positions if self.keys[position] not in self.store)
+
+    def missing(self, batch: SimulationBatch) -> list[int]:
+        """Positions without a result or a failed attempt."""
+        failed = {failure.key for failure in self.store.failures()}
+        return [position for position in self.without_result(batch) if self.keys[position] not in failed]
+
+    def failed(self, batch: SimulationBatch) -> tuple[int, ...]:
+        """Positions without a result, or with one of another grid, channels or dtype than the others."""
+        unlike = self._unlike(batch)
+        for position in unlike:
+            if not self.store.attempts(self.keys[position]):
+                self.store.fail(self.pool[position], reason="a result of another grid, channels or dtype", seconds=0.0)
+        return self.without_result(batch) + unlike
+
+    def finish(self, *, loss: float | None, errors: RoundErrors, train_seconds: float, fit_seconds: float) -> None:
         """Add a finished round."""
-        self._remember(f"round-{len(self.rounds):04d}", entry.to_row())
+        number = len(self.rounds)
+        batches = self.round_of(number)
+        reused = sum(outcome.reused(batch) for batch, outcome in batches)
+        failed = sum(len(outcome.failed) for _, outcome in batches)
+        simulated = sum(len(batch.positions) for batch, _ in batches) - reused - failed
+        entry = Round(
+            number=number,
+            labels=len(self.labelled),
+            chosen=tuple(position for batch, _ in batches for position in batch.training),
+            simulations=SimulationCounts(simulated=simulated, reused=reused, failed=failed),
+            loss=loss,
+            errors=errors,
+            seconds=RoundSeconds(
+                select=sum(batch.seconds for batch, _ in batches),
+                simulate=sum(outcome.seconds for _, outcome in batches),
+                train=train_seconds,
+                fit=fit_seconds,
+            ),
+        )
+        self._remember(f"round-{number:04d}", entry.to_row())
         self.rounds.append(entry)
 
     def trained(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
