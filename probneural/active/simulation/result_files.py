@@ -56,34 +56,22 @@ class _Scattered(TypedDict):
     kind: Literal["scattered"]
 
 
-class _Inputs(TypedDict):
-    """The grids of a failure."""
-
-    inputs: _OnSphere | _Uniform | _Scattered
-
-
-class _Both(_Inputs):
-    """The grids of a result."""
-
-    outputs: _OnSphere | _Uniform | _Scattered
-
-
 class _Result(TypedDict):
-    """What is known of a result."""
+    """Metadata of a result."""
 
     kind: Literal["result"]
     key: str
-    grids: _Both
+    grids: dict[str, _OnSphere | _Uniform | _Scattered]
     seconds: float
     when: float
 
 
 class _Failure(TypedDict):
-    """What is known of a failed attempt."""
+    """Metadata of a failed attempt."""
 
     kind: Literal["failure"]
     key: str
-    grids: _Inputs
+    grids: dict[str, _OnSphere | _Uniform | _Scattered]
     seconds: float
     when: float
     reason: str
@@ -91,14 +79,14 @@ class _Failure(TypedDict):
 
 
 class _Tensors(TypedDict):
-    """What is known of kept tensors."""
+    """Metadata of tensors."""
 
     kind: Literal["tensors"]
     name: str
 
 
 def function_key(inputs: Field) -> str:
-    """Return the name of one input function: a digest of its values, its dtype and its grid.
+    """Return the key of one input function: a digest of its values, its dtype and its grid.
 
     Args:
         inputs: One function, `(1, c, *grid)`.
@@ -248,7 +236,7 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
-    """Read a result or a failure: what is known about it, and its functions by name ("inputs", "outputs").
+    """Read a result or a failure: its metadata, and its functions by name ("inputs", "outputs").
 
     Raises:
         DamagedError: If it is damaged, is not what its name says, or is no regular file.
@@ -259,6 +247,7 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
     try:
         tensors, about = files.read(path)
         schema.check(about, _Result if is_result else _Failure, where=f"a {'result' if is_result else 'failure'}")
+        schema.check_names(about["grids"], ["inputs", "outputs"] if is_result else ["inputs"], where="the grids")
         about |= {name: float(about[name]) for name in ("seconds", "when")}
         fields = {}
         for name, described in about["grids"].items():

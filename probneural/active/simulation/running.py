@@ -22,11 +22,10 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between looks at a simulation that another process has in hand."""
-
 _TICK = 0.05
-"""Seconds between looks at the queue, while functions in it are left alone."""
+"""Seconds between looks at the queue while other processes are at work on functions in it."""
+_PAUSE = 0.5
+"""Seconds between attempts at such a function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +169,8 @@ class _Run:
         self.simulated: set[str] = set()
         self.queue: deque[str] = deque()
         self.running: dict[Future[Outcome], str] = {}
-        self.elsewhere: dict[str, _Elsewhere] = {}
+        self.elsewhere: dict[str, tuple[float, float]] = {}
+        """Times at which another process was first and last found at work on a function."""
 
     def report(self) -> SimulationReport:
         """Work until every function has a result or a reason."""
@@ -184,12 +184,8 @@ class _Run:
             elif key not in self.store:
                 self.queue.append(key)
         if self.queue:
-            settings = {
-                "desc": "simulating",
-                "unit": "simulation",
-                "leave": None,
-            }  # None: the bar of a loop stays, this one goes
-            with tqdm(total=len(self.queue), disable=not self.options.show_progress, **settings) as bar:
+            settings = {"desc": "simulating", "unit": "simulation", "disable": not self.options.show_progress}
+            with tqdm(total=len(self.queue), leave=None, **settings) as bar:  # None: the bar of a loop stays, this one goes
                 self._work(bar)
         succeeded = tuple(key not in self.failures for key in self.keys)
         return SimulationReport(
@@ -215,10 +211,10 @@ class _Run:
                     bar.update()
 
     def _next(self) -> str | None:
-        """The next key that is not to be left alone for now."""
+        """The next key, unless another process has been at work on it just now."""
         now = time.monotonic()
         for key in self.queue:
-            if key not in self.elsewhere or self.elsewhere[key].until <= now:
+            if key not in self.elsewhere or self.elsewhere[key][1] + _PAUSE <= now:
                 self.queue.remove(key)
                 return key
         return None
@@ -254,22 +250,12 @@ class _Run:
         return True
 
     def _has_waited_too_long(self, key: str) -> bool:
-        """Look again later at what another process is simulating, unless that has taken too long."""
+        """Queue what another process is simulating, unless that has taken too long."""
         now, limit = time.monotonic(), self.options.timeout
-        previous = self.elsewhere.get(key)
-        if previous is not None and limit is not None and now - previous.since > limit:
+        since, _ = self.elsewhere.get(key, (now, now))
+        if limit is not None and now - since > limit:
             self.failures[key] = f"another process has been simulating it for more than {limit:g} s"
             return True
-        pause = _FIRST_PAUSE if previous is None else min(2 * previous.pause, _LONGEST_PAUSE)
-        self.elsewhere[key] = _Elsewhere(now if previous is None else previous.since, pause, now + pause)
+        self.elsewhere[key] = since, now
         self.queue.append(key)
         return False
-
-
-@dataclass(frozen=True)
-class _Elsewhere:
-    """Since when another process has had a function, and until when to leave it alone."""
-
-    since: float
-    pause: float
-    until: float

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -70,30 +70,18 @@ class Failure:
     when: str
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Metadata of one result or failure that has been read.
+class _Entry(NamedTuple):
+    """Cached metadata of a result or failure.
 
     Attributes:
-        key: Of the input function.
-        status: "done" or "failed".
-        seconds: Duration of the simulation.
-        created: When the file was written, in seconds since 1970.
-        reason: Of a failure, else empty.
         state: Size of the file in bytes and its time of modification in nanoseconds; if they change, it is read again.
+        created: When it was written, in seconds since 1970.
+        row: Its row of the table.
     """
 
-    key: str
-    status: str
-    seconds: float
-    created: float
-    reason: str
     state: tuple[int, int]
-
-    @property
-    def when(self) -> str:
-        """When the file was written, UTC in ISO 8601."""
-        return datetime.fromtimestamp(self.created, UTC).isoformat(timespec="milliseconds")
+    created: float
+    row: dict[str, Any]
 
 
 class ResultStore:
@@ -156,7 +144,7 @@ class ResultStore:
 
     def __len__(self) -> int:
         """Number of usable results; reads those that have not been read."""
-        return len(self._entries_of(RESULTS))
+        return len(self._rows(RESULTS))
 
     def add(self, inputs: Field, outputs: Field, *, seconds: float) -> str:
         """Store one result durably: when this returns, it survives a crash of the process and of the machine.
@@ -224,8 +212,7 @@ class ResultStore:
 
     def failures(self) -> list[Failure]:
         """Return the failed attempts, oldest first, those of functions that succeeded later included."""
-        entries = self._entries_of(FAILURES)
-        return [Failure(key=entry.key, reason=entry.reason, seconds=entry.seconds, when=entry.when) for entry in entries]
+        return [Failure(**{name: row[name] for name in ("key", "reason", "seconds", "when")}) for row in self._rows(FAILURES)]
 
     def attempts(self, key: str) -> int:
         """Return how many attempts at a function have failed.
@@ -241,8 +228,7 @@ class ResultStore:
 
         The status is "done" or "failed", and `reason` is empty for results.
         """
-        names = ("key", "status", "seconds", "when", "reason")
-        return [{name: getattr(entry, name) for name in names} for entry in self._entries_of(RESULTS, FAILURES)]
+        return self._rows(RESULTS, FAILURES)
 
     def remember(self, name: str, value: JSON) -> None:
         """Keep a decision for good, for example which candidates a round chose: what was decided stays decided.
@@ -340,30 +326,27 @@ class ResultStore:
                 expected=f"a usable result for {key!r}", got=str(error), remedy="simulate that function again"
             ) from error
 
-    def _entries_of(self, *rooms: str) -> list[_Entry]:
-        """Usable results or failures, oldest first."""
-        entries = []
-        for room in rooms:
-            for path in sorted((self.path / room).iterdir()):
-                if is_record(f"{room}/{path.name}") and (entry := self._entry(path)) is not None:
-                    entries.append(entry)
-        return sorted(entries, key=lambda entry: entry.created)
+    def _rows(self, *rooms: str) -> list[dict[str, Any]]:
+        """Rows of usable results or failures, oldest first."""
+        paths = [path for room in rooms for path in sorted((self.path / room).iterdir()) if is_record(f"{room}/{path.name}")]
+        entries = [entry for path in paths if (entry := self._entry(path)) is not None]
+        return [dict(entry.row) for entry in sorted(entries, key=lambda entry: entry.created)]
 
     def _entry(self, path: Path) -> _Entry | None:
-        """The metadata of a usable file, which is read unless it is as it was when it was read; None if there is none."""
+        """The metadata of a usable file, which is read if it has changed; None if there is none."""
         try:
             status = path.lstat()
             state = status.st_size, status.st_mtime_ns
             if path not in self._entries or self._entries[path].state != state:
                 about, _ = read_record(path)
-                self._entries[path] = _Entry(
-                    about["key"],
-                    "done" if about["kind"] == "result" else "failed",
-                    about["seconds"],
-                    about["when"],
-                    about.get("reason", ""),
-                    state,
-                )
+                row = {
+                    "key": about["key"],
+                    "status": "done" if about["kind"] == "result" else "failed",
+                    "seconds": about["seconds"],
+                    "when": datetime.fromtimestamp(about["when"], UTC).isoformat(timespec="milliseconds"),
+                    "reason": about.get("reason", ""),
+                }
+                self._entries[path] = _Entry(state, about["when"], row)
             return self._entries[path]
         except DamagedError as error:
             set_aside(path, error)

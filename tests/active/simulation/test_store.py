@@ -481,13 +481,6 @@ def test_locks_of_the_dead_are_removed_and_those_of_the_living_kept(tmp_path):
             assert not other
 
 
-def test_stores_see_what_others_add_while_open(tmp_path):
-    store = ResultStore(tmp_path)
-    _, _, _, keys = filled(tmp_path)
-    assert keys[0] in store
-    assert len(store) == 3
-
-
 def test_a_store_travels_as_a_path(tmp_path):
     store, _, _, keys = filled(tmp_path)
     again = pickle.loads(pickle.dumps(store))  # noqa: S301 (made on this line)
