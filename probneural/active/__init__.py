@@ -1,8 +1,7 @@
 """Active learning and Bayesian optimisation: any predictor as a BoTorch model."""
 
-from probneural.active.botorch_models import samplers as _samplers  # noqa: F401 (registers the samplers of posteriors)
+from probneural.active.botorch_models.draws import OperatorDraws
 from probneural.active.botorch_models.model import OperatorModel
-from probneural.active.botorch_models.paths import OperatorDraws
 from probneural.active.loop.learner import ActiveLearner
 from probneural.active.loop.plan import Growth, LearningPlan, OperatorTraining
 from probneural.active.selectors import (

@@ -6,6 +6,7 @@ Everything here is in terms of y = mean + root xi with xi ~ N(0, I_k), as BoTorc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_sequence, check_variances
+from probneural.checks import check_variances
 from probneural.contexts import undisturbed
-from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, ShapeError
+from probneural.distributions import Predictor, Root
+from probneural.errors import ShapeError
 from probneural.functionals import Functional
-from probneural.functionals.base import check_functional
 
 _LEAST_NOISE = 1e-9
 """Noise of exact observations, as a fraction of the variance that one function has of its own."""
@@ -51,14 +51,10 @@ def observation_variance(
     Args:
         predictor: A predictor, which knows s² and M.
         functional: A.
-        outputs: Which of its numbers are read, as positions in the functional's values, channel by channel; all by default.
-            Numbers that are not read do not count.
+        outputs: Positions of the observed numbers among the functional's values, channel by channel; all by default.
 
     Returns:
         One per output, in the functional's units squared, on the CPU.
-
-    Raises:
-        ArgumentError: If an output does not exist.
 
     Examples:
         >>> import probneural as pn
@@ -70,31 +66,14 @@ def observation_variance(
         >>> [round(value, 6) for value in observation_variance(predictor, both).tolist()]
         [0.005, 0.02]
     """
-    check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
-    grid, channels = check_functional(functional).grid, predictor.out_channels
+    grid, channels = functional.grid, predictor.out_channels
     effective = predictor.effective_observations
     least = _LEAST_NOISE * predictor.residual_variance.to("cpu", torch.float64)
     variance = predictor.noise.detach().to("cpu", torch.float64).maximum(least).expand(channels)
     counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
     if effective is not None:  # a grid cannot tell more than one observation per point
         counts = effective.detach().to("cpu", torch.float64).expand(channels).clamp_max(float(grid.size))
-    chosen = (
-        torch.arange(channels * functional.size)
-        if outputs is None
-        else torch.tensor(
-            [
-                check_integer(output, "output", least=0)
-                for output in check_sequence(outputs, "outputs", remedy="give a list of numbers")
-            ],
-            dtype=torch.long,
-        )
-    )
-    if bool(((chosen < 0) | (chosen >= channels * functional.size)).any()):
-        raise ArgumentError(
-            expected=f"outputs from 0 to {channels * functional.size - 1}",
-            got=str(chosen.tolist()),
-            remedy="outputs are the functional's values, channel by channel",
-        )
+    chosen = torch.arange(channels * functional.size) if outputs is None else torch.tensor(outputs, dtype=torch.long)
     channel = chosen // functional.size
     read = torch.bincount(chosen.unique() // functional.size, minlength=channels)  # reading a number twice is no other number
     positions, position = torch.unique(chosen % functional.size, return_inverse=True)
@@ -302,3 +281,23 @@ def broadcast_batches(*shapes: torch.Size) -> torch.Size:
             got=", ".join(str(tuple(shape)) for shape in shapes),
             remedy="observations f x b x q x m belong to designs b x q x d, and so do those that the result is asked about",
         ) from error
+
+
+def in_batches(mean: Tensor, root: Tensor, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Some outputs of `N x M` means and `N x M x k` roots, N designs put back into t-batches, on the designs' device."""
+    chosen, shape = list(outputs), (*X.shape[:-1], len(outputs))
+    return mean[:, chosen].to(X.device).reshape(shape), root[:, chosen].to(X.device).reshape(*shape, root.shape[-1])
+
+
+def roots_in_batches(root: Root | None, X: Tensor, outputs: Sequence[int]) -> Tensor | None:
+    """Some outputs of a root of N functions, put back into t-batches, on the designs' device; None of None."""
+    if root is None:
+        return None
+    formed = root.dense().flatten(1, 2)[:, list(outputs)]
+    return formed.to(X.device).reshape(*X.shape[:-1], len(outputs), formed.shape[-1])
+
+
+def split_root(root: Root, counts: Sequence[int]) -> list[Root]:
+    """The roots of consecutive functions."""
+    ends = list(itertools.accumulate(counts))
+    return [root.select(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]

@@ -283,12 +283,6 @@ class TestNoise:
         monkeypatch.setattr(conditioning, "_ROWS", 5)
         torch.testing.assert_close(observation_variance(self.predictor(), functional), variance, rtol=1e-14, atol=0.0)
 
-    @pytest.mark.bad_input
-    def test_outputs_that_do_not_exist(self) -> None:
-        for outputs in ([6], [-1]):
-            with pytest.raises(ArgumentError, match="from 0 to 5|at least 0"):
-                observation_variance(self.predictor(), three_numbers(), outputs=outputs)
-
     def test_it_is_the_models_noise_unless_given(self) -> None:
         model = OperatorModel(self.predictor(), encode=encode, functional=three_numbers())
         assert torch.equal(model.noise, observation_variance(self.predictor(), three_numbers()))
