@@ -18,7 +18,7 @@ from probneural.active.selectors import Selector
 from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
-from probneural.active.simulation.workers import Simulator, kind_of
+from probneural.active.simulation.workers import Simulator
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError, warn
@@ -243,7 +243,6 @@ class ActiveLearner:
         if batch is None:
             raise ArgumentError(expected="an open question", got="none", remedy="call ask first")
         missing = {self._log.keys[position] for position in self._log.without_result(batch)}  # failed ones too
-        example = self._log.example
         keys = keys_of(self.store, pairs.inputs)
         unknown = [number for number, key in enumerate(keys) if key not in missing]
         if unknown:
@@ -256,8 +255,6 @@ class ActiveLearner:
             inputs, outputs = pairs.inputs[number], pairs.outputs[number]
             if not bool(torch.isfinite(outputs.values).all()):
                 self.store.fail(inputs, reason="an output that is not finite was told", seconds=0.0)
-            elif example is not None and (outputs.grid, kind_of(outputs)) != (example.grid, kind_of(example)):
-                self.store.fail(inputs, reason=f"{outputs!r} was told after {example!r}", seconds=0.0)
             else:
                 self.store.add(inputs, outputs, seconds=0.0)
         if not self._log.missing(batch):
@@ -313,15 +310,7 @@ class ActiveLearner:
 
     def _simulated(self, batch: SimulationBatch, pool: WorkerPool) -> BatchOutcome:
         """Run the open batch's simulations; every result is stored as it comes."""
-        example = self._log.example
-        report = simulate_in(
-            pool,
-            self.pool[list(batch.positions)],
-            store=self.store,
-            options=self.simulation,
-            out_grid=None if example is None else example.grid,
-            out_kind=None if example is None else kind_of(example),
-        )
+        report = simulate_in(pool, self.pool[list(batch.positions)], store=self.store, options=self.simulation)
         lost = report.lost | report.failures.keys() - {failure.key for failure in self.store.failures()}
         if lost:
             raise SimulationError(

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.active.simulation.store import ResultStore
-from probneural.active.simulation.workers import kind_of
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
@@ -222,20 +221,16 @@ class RunLog:
             self._held[kind] = held
         return held[1]
 
-    @property
-    def example(self) -> Field | None:
-        """The first result, whose grid, channels and dtype all others have to share; None before a batch is closed."""
-        first = next(iter(self.calibration + self.labelled), None)
-        return None if first is None else self._outputs(first)
+    def _unlike(self, batch: SimulationBatch) -> dict[int, Field]:
+        """Results of a batch on another grid, or of other channels or dtype, than the first closed result, by position.
 
-    def _unlike(self, batch: SimulationBatch) -> tuple[int, ...]:
-        """Positions of a batch whose results differ in kind from the example; without one, from most of the batch's results."""
-        kinds = {position: _kind(self._outputs(position)) for position in batch.positions if self.keys[position] in self.store}
-        if not kinds:
-            return ()
-        every, example = list(kinds.values()), self.example
-        expected = max(every, key=every.count) if example is None else _kind(example)  # of equally many the first
-        return tuple(position for position, kind in kinds.items() if kind != expected)
+        Without a closed result, those unlike most of the batch's.
+        """
+        outputs = {position: self._outputs(position) for position in batch.positions if self.keys[position] in self.store}
+        first = next(iter(self.calibration + self.labelled), None)
+        kinds = [_kind(field) for field in (outputs.values() if first is None else [self._outputs(first)])]
+        expected = max(kinds, key=kinds.count, default=None)  # of equally many the first
+        return {position: field for position, field in outputs.items() if _kind(field) != expected}
 
     def _outputs(self, position: int) -> Field:
         return self.store.pairs([self.keys[position]]).outputs
@@ -265,10 +260,11 @@ class RunLog:
     def failed(self, batch: SimulationBatch) -> tuple[int, ...]:
         """Positions without a result, or with one of another grid, channels or dtype than the others."""
         unlike = self._unlike(batch)
-        for position in unlike:
+        for position, outputs in unlike.items():
             if not self.store.attempts(self.keys[position]):
-                self.store.fail(self.pool[position], reason="a result of another grid, channels or dtype", seconds=0.0)
-        return self.without_result(batch) + unlike
+                reason = f"{outputs!r}, of another grid, channels or dtype than the others"
+                self.store.fail(self.pool[position], reason=reason, seconds=0.0)
+        return (*self.without_result(batch), *unlike)
 
     def finish(self, *, loss: float | None, errors: RoundErrors, train_seconds: float, fit_seconds: float) -> None:
         """Add a finished round."""
@@ -335,7 +331,7 @@ class RunLog:
 
 
 def _kind(outputs: Field) -> tuple[Any, ...]:
-    return (outputs.grid, *kind_of(outputs))
+    return outputs.grid, outputs.channels, outputs.dtype
 
 
 def _left(positions: Sequence[int], failed: frozenset[int]) -> list[int]:

@@ -133,19 +133,16 @@ def simulate_in(
     *,
     store: ResultStore,
     options: SimulationOptions,
-    out_grid: Grid | None,
-    out_kind: tuple[int, str] | None = None,
+    out_grid: Grid | None = None,
 ) -> SimulationReport:
-    """Do what `simulate` does in a pool that stays open; results may have to be of one kind, see `kind_of`."""
+    """Do what `simulate` does in a pool that stays open."""
     if not isinstance(inputs, Field) or len(inputs) == 0:
         raise DataError(
             expected="a Field of one function or more",
             got="none" if isinstance(inputs, Field) else described(inputs),
             remedy="nothing else is simulated",
         )
-    return _Run(
-        pool, inputs, store, options, required=(None if out_grid is None else pickle.dumps(out_grid), out_kind)
-    ).report()
+    return _Run(pool, inputs, store, options, out_grid=None if out_grid is None else pickle.dumps(out_grid)).report()
 
 
 class _Run:
@@ -158,9 +155,9 @@ class _Run:
         store: ResultStore,
         options: SimulationOptions,
         *,
-        required: tuple[bytes | None, tuple[int, str] | None],
+        out_grid: bytes | None,
     ) -> None:
-        self.pool, self.inputs, self.store, self.options, self.required = pool, inputs, store, options, required
+        self.pool, self.inputs, self.store, self.options, self.out_grid = pool, inputs, store, options, out_grid
         self.keys = tuple(store.key(inputs[row]) for row in range(len(inputs)))
         self.rows = {key: row for row, key in reversed(list(enumerate(self.keys)))}  # the first of equal functions
         self.failed: Counter[str] = Counter()
@@ -225,7 +222,7 @@ class _Run:
     def _task(self, key: str) -> Task:
         inputs = packed(self._function(key))
         number = secrets.randbits(62)  # another one in every call and every process
-        return Task(inputs, str(self.store.path), self.store.identity, self.required[0], number, self.required[1])
+        return Task(inputs, str(self.store.path), self.store.identity, self.out_grid, number)
 
     def _is_settled(self, key: str, outcome: Outcome) -> bool:
         """Whether a function has a result or a reason now; if not, it is in the queue again."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from probneural.active.simulation.result_files import check_result, function_key, plain_text, write_failure, write_result
 from probneural.active.simulation.store_files import RESULTS, SUFFIX, locked, path_of, store_identity
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError
+from probneural.errors import ArgumentError, FileError, GridError, ProbneuralError
 from probneural.fields import Field
 
 Simulator = Callable[[Field], Field]
@@ -33,7 +33,6 @@ class Task:
         identity: The store's; a worker that finds it in the folder writes results itself.
         out_grid: Where results have to live, pickled, or None.
         number: Of this submission, so that no executor takes two of them for one.
-        out_kind: Channels and dtype that results have to have, or None.
     """
 
     inputs: bytes
@@ -41,7 +40,6 @@ class Task:
     identity: str
     out_grid: bytes | None
     number: int
-    out_kind: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,11 +126,6 @@ def unpacked(data: bytes) -> Field:
     return function
 
 
-def kind_of(outputs: Field) -> tuple[int, str]:
-    """Channels and dtype of a result."""
-    return outputs.channels, str(outputs.dtype)
-
-
 def too_late(limit: float) -> str:
     """The reason given for a simulation that ran out of time."""
     return f"no result within {limit:g} s"
@@ -150,12 +143,6 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
         expected = None if task.out_grid is None else pickle.loads(task.out_grid)  # noqa: S301 (from our own parent)
         if expected is not None and outputs.grid != expected:
             raise GridError(expected=f"a result on {expected!r}", got=repr(outputs.grid), remedy="resample it in the simulator")
-        if task.out_kind not in (None, kind_of(outputs)):
-            raise DataError(
-                expected=f"a result of the channels and dtype {task.out_kind}",
-                got=str(kind_of(outputs)),
-                remedy="return the same from every simulation",
-            )
     except ProbneuralError as error:
         return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
     return Outcome("done", seconds, is_stored=False, outputs=packed(outputs))
