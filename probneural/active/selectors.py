@@ -32,11 +32,11 @@ class Request:
     Attributes:
         predictor: The current predictor.
         pool: Input functions to choose from.
-        count: How many.
-        seed: Of ties and draws.
+        count: Number of functions to select.
+        seed: Seed of ties and draws.
         labelled: Input functions whose outputs are known, or None.
-        query: Where predictions are evaluated, or None for the pool's grid.
-        eligible: Which functions may be chosen, and the order of ties.
+        query: Grid of the predictions, or None for the pool's grid.
+        eligible: Candidates, and the order of ties.
     """
 
     predictor: Predictor
@@ -74,11 +74,11 @@ class Selector(Undisturbed, ABC):
         Args:
             predictor: Any fitted head, or a calibrated one. Rules on inputs alone do not call it.
             pool: Input functions to choose from, `(n, c, *grid)`.
-            count: How many.
-            seed: Of ties and draws.
+            count: Number of functions to select.
+            seed: Seed of ties and draws.
             labelled: Input functions whose outputs are known, on any grid. A function of the pool counts as labelled where its
                 difference from one, on the coarser of the two grids, has a root mean square of at most 1e-6 of its own.
-            query: Where predictions are evaluated; the pool's grid by default.
+            query: Grid of the predictions; the pool's grid by default.
 
         Returns:
             Indices into the pool, distinct, in the order of choice, on the CPU.
@@ -214,7 +214,7 @@ def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | Non
     Args:
         predictor: Any predictor.
         pool: Input functions, at least one.
-        query: Where predictions are evaluated; the pool's grid by default.
+        query: Grid of the predictions; the pool's grid by default.
 
     Returns:
         `(n,)`, dimensionless, on the CPU.
@@ -257,9 +257,9 @@ def space_filling_designs(
     """Points that cover the unit cube more evenly than random ones, for `problem.encode`.
 
     Args:
-        count: How many; Sobol points are balanced at powers of two.
-        dimension: Of the cube: `problem.design_dim`.
-        seed: Of the scrambling.
+        count: Number of points; Sobol points are balanced at powers of two.
+        dimension: Dimension of the cube: `problem.design_dim`.
+        seed: Seed of the scrambling.
         kind: `"sobol"`, scrambled (a random linear matrix scramble with a digital shift), or `"latin_hypercube"`, with one
             point in each of `count` slices of every axis.
 

@@ -129,7 +129,7 @@ def design_factor(noise: Tensor, discrepancy: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LatentPosterior:
-    """What observations say about xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
+    """The posterior of xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
 
     The map S is kept as r = q m directions. It is the triangular root of Andrews (1968), not the symmetric one of
     `LowRankUpdate`: that takes a singular value decomposition of every
@@ -198,13 +198,13 @@ class LatentPosterior:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observation:
-    """What was read, and where: kept as it is where later designs say anew how they depend on it.
+    """Values observed at designs, for latents that depend on all designs of a call.
 
     Args:
         designs: `(*b, q, d)`, transformed.
         values: `(*f, *b, q, m)`.
         noise: Their noise variances, broadcastable to the values.
-        outputs: Which of the functional's values they are, m positions.
+        outputs: Positions of the m outputs among the functional's values.
     """
 
     designs: Float[Tensor, "..."]

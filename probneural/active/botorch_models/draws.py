@@ -92,8 +92,8 @@ class OperatorDraws(Undisturbed, DeterministicModel):
     features. Draws of an ensemble are members, drawn with replacement; those of `KernelOperator` are its own, `predictor.draw`.
 
     Args:
-        model: Where they are drawn from; what it has observed they agree with.
-        count: How many, as a batch axis in front of the model's; one without such an axis by default.
+        model: The model to draw from, observations included.
+        count: Number of draws, a batch axis in front of the model's; one without such an axis by default.
         seed: Random seed; from torch's global generator by default, because BoTorch's users seed that. A single draw of a model
             that has observed nothing is `predictor.draw(seed)`, where the predictor's fields have no discrepancy. Those of
             calibrated predictors have one: a model draws what has no correlation, too, and has other numbers.
@@ -256,12 +256,12 @@ def _members(values: Tensor, numbers: Tensor) -> Tensor:
 def _draw_matheron_paths(
     model: OperatorModel, *, sample_shape: torch.Size, prior_sampler: object = None, update_strategy: object = None
 ) -> _MatheronPath:
-    """What BoTorch's `draw_matheron_paths` does for an `OperatorModel`, and with it `PathwiseThompsonSampling`.
+    """Draws of an `OperatorModel` for BoTorch's `draw_matheron_paths`, and with it `PathwiseThompsonSampling`.
 
     Args:
-        model: What to draw from.
-        sample_shape: How many, `()` or `(count,)`.
-        prior_sampler: Of no use here: BoTorch passes its way of drawing from kernels.
-        update_strategy: Of no use here: the draws agree with what was observed already.
+        model: The model to draw from.
+        sample_shape: Shape of the draws, `()` or `(count,)`.
+        prior_sampler: BoTorch's sampler of kernels, which is not used.
+        update_strategy: BoTorch's update of draws, which is not used.
     """
     return _MatheronPath(OperatorDraws(model, *sample_shape))

@@ -176,7 +176,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         Args:
             X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in the domain of `encode` or the
                 input transform. If this model has a batch shape, b broadcasts against it.
-            output_indices: Which outputs to return; all by default.
+            output_indices: Outputs to return; all by default.
             observation_noise: Whether to add this model's `noise`; or the variances to add, broadcastable to `b x q x m`.
             posterior_transform: Applied to the result. `ScalarizedPosteriorTransform` is exact and keeps the kind of posterior;
                 others get the posterior as it is, so those that ask for a gpytorch distribution fail.

@@ -145,7 +145,7 @@ def silent(train: TrainFunction) -> dict[str, Any]:
 
 
 def _devices(operator: nn.Module | None) -> set[torch.device]:
-    """Where an operator is."""
+    """Devices of an operator."""
     return set() if operator is None else {parameter.device for parameter in operator.parameters()}
 
 

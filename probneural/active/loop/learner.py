@@ -166,7 +166,7 @@ class ActiveLearner:
         return self._fitted().predictor
 
     def _fitted(self) -> FitResult:
-        """What the last finished round made of its data."""
+        """The result of the last finished round, fitted again after a restart."""
         if self._result is None:
             number = len(self._log.rounds) - 1
             if number < 0:
@@ -268,7 +268,7 @@ class ActiveLearner:
         return None if batch is None else self._log.ask(batch)
 
     def _start(self) -> SimulationBatch:
-        """What the random start lacks: the next functions of one random order of the pool."""
+        """Missing functions of the random start: the next ones of a random order of the pool."""
         calibration, training = self._lacking()
         order = torch.randperm(len(self._log.distinct), generator=stream(self.plan.seed, "random start"), device="cpu")
         free = {*self._log.free}

@@ -69,7 +69,7 @@ TrainFunction = Callable[..., object]
 
 @runtime_checkable
 class Head(Protocol):
-    """What the loop needs of a head."""
+    """Interface of a head."""
 
     def fit(self, operator: Any, data: FieldPairs, /) -> Predictor:
         """Fit the head."""
@@ -77,7 +77,7 @@ class Head(Protocol):
 
 @runtime_checkable
 class Calibrator(Protocol):
-    """What the loop needs of a calibrator."""
+    """Interface of a calibrator."""
 
     def fit(self, predictor: Predictor, calibration: FieldPairs, /) -> Predictor:
         """Fit the calibrator."""
@@ -113,7 +113,7 @@ class OperatorTraining:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LearningPlan:
-    """How many functions a loop simulates, what it calibrates and measures with them, and its seed.
+    """Sizes of a loop's batches, its calibration and test functions, and its seed.
 
     Args:
         initial: Functions of the random start.

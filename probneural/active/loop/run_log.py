@@ -33,7 +33,7 @@ def keys_of(store: ResultStore, fields: Field) -> list[str]:
 
 @dataclass(frozen=True)
 class SimulationBatch:
-    """Simulations that are asked for together; remembered before the first of them starts.
+    """Simulations of one request, stored before the first of them starts.
 
     Attributes:
         round: The round they belong to.
@@ -41,7 +41,7 @@ class SimulationBatch:
         calibration: Positions in the pool of calibration functions, which only the random start has.
         training: Positions of functions to learn from, in the order of choice.
         seconds: Time of the choice.
-        found: Positions of those of which the store has had a result when they are asked for.
+        found: Positions with a result in the store at the time of the request.
     """
 
     round: int
@@ -59,7 +59,7 @@ class SimulationBatch:
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What became of a batch.
+    """Outcome of a batch.
 
     Attributes:
         failed: Positions of those without a usable result.
@@ -70,7 +70,7 @@ class BatchOutcome:
     seconds: float
 
     def reused(self, batch: SimulationBatch) -> int:
-        """How many results the batch took from the store: those that were there, without those of no use."""
+        """Number of usable results that the batch took from the store."""
         return len({*batch.found} - {*self.failed})
 
 
@@ -78,10 +78,10 @@ _Entry = TypeVar("_Entry", SimulationBatch, BatchOutcome)
 
 
 class RunLog:
-    """The memory of one loop, in a store, where each entry is written once and found again after a restart.
+    """Log of one loop in a store, where each entry is written once and read again after a restart.
 
     Args:
-        store: Where to remember.
+        store: The store.
         pool: The candidates.
     """
 

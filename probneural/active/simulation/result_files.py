@@ -165,7 +165,7 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
         folder: The store's.
         inputs: One function, `(1, c, *grid)`.
         outputs: Its result, `(1, c', *grid')`.
-        seconds: What the simulation took.
+        seconds: Duration of the simulation.
 
     Raises:
         DataError: If either is not one finite function, or the seconds are not finite.

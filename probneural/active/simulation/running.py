@@ -30,10 +30,10 @@ _PAUSE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationReport:
-    """What became of the input functions of one call.
+    """Outcome of the simulations of one call.
 
     Attributes:
-        keys: Of the input functions, in their order.
+        keys: Keys of the input functions, in their order.
         succeeded: Whether there is a result, in the same order.
         reused: Number of inputs whose result was there, came from another process, or is another input's of this call.
         simulated: Number of inputs that this call simulated with success.
@@ -90,12 +90,12 @@ def simulate(
         simulator: Maps a Field of one function to a Field of one function, for example `problem.solve`. Processes need one
             that can be pickled. The same function has to give the same result, whoever computes it.
         inputs: n input functions; equal ones are simulated once.
-        store: Where results are kept.
+        store: Store of the results.
         options: Executor, number of processes, time limit and attempts.
-        out_grid: Where results have to live; by default any grid will do.
+        out_grid: Required grid of results; any grid by default.
 
     Returns:
-        What became of each input; the results are `store.pairs(keys)`.
+        The outcome of each input; the results are `store.pairs(keys)`.
 
     Raises:
         ArgumentError: If an argument is out of range, the simulator cannot be sent to processes, or own workers die as they

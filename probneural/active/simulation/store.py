@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,30 +22,27 @@ from probneural.active.simulation.result_files import (
 from probneural.active.simulation.store_files import (
     DECISIONS,
     FAILURES,
-    LOCKS,
-    MARK,
     RESULTS,
-    ROOMS,
     SUFFIX,
     TENSORS,
-    VERSION,
     DamagedError,
     check_key,
     check_name,
     is_key,
     is_record,
     locked,
+    open_folder,
     path_of,
     read_json,
+    remove_leftovers,
     set_aside,
-    store_identity,
     write_json,
 )
 from probneural.checks import check_instance, check_path, check_real, check_text
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
-from probneural.training import atomic, schema
+from probneural.training import schema
 from probneural.training.schema import JSON
 
 _T = TypeVar("_T")
@@ -58,9 +53,9 @@ class Failure:
     """One failed attempt at a simulation.
 
     Attributes:
-        key: Of the input function.
-        reason: What went wrong, in one line.
-        seconds: What the attempt took.
+        key: Key of the input function.
+        reason: Reason of the failure, in one line.
+        seconds: Duration of the attempt.
         when: When it ended, UTC in ISO 8601.
     """
 
@@ -120,8 +115,8 @@ class ResultStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = check_path(path, "path").expanduser().absolute()
-        self.identity = _open_folder(self.path)
-        _remove_leftovers(self.path)
+        self.identity = open_folder(self.path)
+        remove_leftovers(self.path)
         self._entries: dict[Path, _Entry] = {}
 
     def key(self, inputs: Field) -> str:
@@ -154,7 +149,7 @@ class ResultStore:
         Args:
             inputs: One function, `(1, c, *grid)`.
             outputs: Its result, `(1, c', *grid')`.
-            seconds: What the simulation took.
+            seconds: Duration of the simulation.
 
         Returns:
             The key of the input function.
@@ -201,8 +196,8 @@ class ResultStore:
 
         Args:
             inputs: One function, `(1, c, *grid)`.
-            reason: What went wrong, in one line.
-            seconds: What the attempt took.
+            reason: Reason of the failure, in one line.
+            seconds: Duration of the attempt.
 
         Raises:
             DataError: If `inputs` is not one finite function.
@@ -235,7 +230,7 @@ class ResultStore:
 
         Args:
             name: Letters, digits, ".", "_" and "-".
-            value: What JSON can hold; tuples come back as lists.
+            value: JSON content; tuples come back as lists.
 
         Raises:
             ArgumentError: If the name or the value is of another kind, or another value is kept under this name.
@@ -259,7 +254,7 @@ class ResultStore:
                 )
 
     def recall(self, name: str) -> JSON | None:
-        """Return what is kept under a name, or None; what was changed or damaged is set aside, with a warning.
+        """Return the decision of a name, or None; a changed or damaged file is set aside, with a warning.
 
         Raises:
             ArgumentError: If the name has other characters than `remember` takes.
@@ -300,7 +295,7 @@ class ResultStore:
         return f"ResultStore({str(self.path)!r})"
 
     def _usable(self, room: str, name: str, suffix: str, read: Callable[[Path, str], _T]) -> _T | None:
-        """What is kept under a name in a room, or None."""
+        """The usable content of a name in a folder, or None."""
         path = path_of(self.path, room, f"{name}{suffix}")
         try:
             return read(path, name)
@@ -355,47 +350,6 @@ class ResultStore:
         except OSError as error:
             raise _unreadable(path, error) from error
         return None
-
-
-def _open_folder(path: Path) -> str:
-    """Make the folder, or check that it is a store of this version; return the store's identity."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if _is_unused(path):
-            (path / LOCKS).mkdir(exist_ok=True)
-            with locked(path, "create"):
-                if not (path / MARK).exists():
-                    for folder in ROOMS:
-                        (path / folder).mkdir(exist_ok=True)
-                    write_json(path / MARK, MARK, {**VERSION, "identity": secrets.token_hex(16)})
-    except OSError as error:
-        raise FileError(expected=f"a folder for a store at {path}", got=str(error), remedy="choose another path") from error
-    identity = store_identity(path)
-    if identity is None:
-        raise FileError(
-            expected=f"a store of format {VERSION['format']} or an empty folder at {path}",
-            got="a folder with other contents, or a store of another version",
-            remedy="choose another path; nothing was changed",
-        )
-    return identity
-
-
-def _is_unused(path: Path) -> bool:
-    """Whether a folder is empty, but for what another process that is making a store there, or died doing so, has made."""
-    names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    if not names <= {*ROOMS, LOCKS}:
-        return False
-    return not any(any((path / name).iterdir()) for name in names - {LOCKS})
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left half written, and their locks; live ones hold theirs."""
-    for folder in (path, *(path / room for room in ROOMS)):
-        atomic.remove_abandoned(folder)
-    with contextlib.suppress(OSError):
-        for file in (path / LOCKS).iterdir():
-            with locked(path, file.name, wait=False):  # which removes it, unless somebody holds it
-                pass
 
 
 def _unreadable(path: Path, error: OSError) -> FileError:

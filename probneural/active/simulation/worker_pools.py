@@ -25,14 +25,14 @@ from probneural.errors import ArgumentError, FileError
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Where simulations run, how long one may take, and how often it is tried; nothing here changes a result.
+    """Executor, time limit and attempts of simulations; none of these options changes a result.
 
     Args:
         executor: Any `concurrent.futures.Executor`, for example Dask's `Client.get_executor()`; own processes by default.
         workers: Number of own processes, by default one per core that may be used.
         timeout: Seconds for one simulation, counted from its start; None for no limit. Also how long to wait for a function
             that another process is simulating.
-        attempts: How often a function may fail, attempts in earlier calls with the same store included.
+        attempts: Number of failures of a function before it is given up, those in earlier calls with the same store included.
         show_progress: Whether to show progress bars.
 
     Raises:
@@ -71,14 +71,14 @@ class SimulationOptions:
 
 
 START_METHOD = "spawn"
-"""How own workers start: a fork would copy locks that threads of the parent hold."""
+"""Start method of worker processes: a fork would copy locks that threads of the parent hold."""
 
 
 class WorkerPool:
-    """Where the simulations of one or several calls run, until it is closed.
+    """Workers for the simulations of one or several calls, until it is closed.
 
     Args:
-        simulator: What the workers run.
+        simulator: The simulator.
         options: Whose executor is used, and not shut down; without one, each simulation has a thread here that watches a
             worker process. Workers start when there is a task for them, and live until the pool is closed.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import threading
@@ -31,8 +32,8 @@ class Task:
         inputs: The input function, packed.
         folder: The store's, as the parent sees it.
         identity: The store's; a worker that finds it in the folder writes results itself.
-        out_grid: Where results have to live, pickled, or None.
-        number: Of this submission, so that no executor takes two of them for one.
+        out_grid: Required grid of results, pickled, or None.
+        number: Random number of this submission, so that no executor merges two of them.
     """
 
     inputs: bytes
@@ -44,13 +45,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
+    """Outcome of a task.
 
     Attributes:
         status: "done"; "reused", if the result was there; "busy", if another process is simulating the function; "failed";
             "abandoned", if time ran out and the simulation runs on; "died", if its worker did; "lost", if the executor lost it.
-        seconds: What the simulation took.
-        reason: Of a failure, in one line.
+        seconds: Duration of the simulation.
+        reason: Reason of a failure, in one line.
         is_stored: Whether the worker has stored the result or the failure.
         outputs: The result, packed, where it is not stored.
     """
@@ -159,14 +160,12 @@ def _called(simulator: Simulator, inputs: Field) -> Field:
 
 
 def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") -> Outcome:
-    folder = Path(task.folder)
-    if store_identity(folder) != task.identity:
-        return Outcome(status, seconds, reason, is_stored=False)
-    try:
-        write_failure(folder, unpacked(task.inputs), reason=reason, seconds=seconds)
-    except FileError:
-        return Outcome(status, seconds, reason, is_stored=False)
-    return Outcome(status, seconds, reason)
+    folder, is_stored = Path(task.folder), False
+    if store_identity(folder) == task.identity:
+        with contextlib.suppress(FileError):
+            write_failure(folder, unpacked(task.inputs), reason=reason, seconds=seconds)
+            is_stored = True
+    return Outcome(status, seconds, reason, is_stored=is_stored)
 
 
 def _reason(error: BaseException) -> str:
