@@ -97,9 +97,8 @@ COMMANDS = {
     ),
     "active": Command(
         active.main,
-        "error and labels that active learning saves; some four hours, goes on if cut off",
+        "error and labels that active learning saves; three hours, goes on if cut off",
         output="active.json, active.html and finished units",
-        full="all selectors; hours, goes on if cut off",
         options={**PROBLEM, **WORKERS},
         check=lambda given: active.chosen(given["mode"], problem=given["problem"]),
     ),

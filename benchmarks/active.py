@@ -84,20 +84,6 @@ def cases() -> list[Case]:
     return [Case(source, LINE if source.grid.dimension == 1 else PLANE) for source in active_sources.sources()]
 
 
-def selectors(mode: str) -> dict[str, tuple[pn.active.Selector, ...]]:
-    """Selectors per head, beside random choice."""
-    active = pn.active
-    stochastic, lcmd = active.StochasticSelection(), active.LCMDSelection()
-    if mode == "small":
-        return {LAST_LAYER: (stochastic,), ENSEMBLE: (lcmd,)}
-    if mode == "default":
-        return {LAST_LAYER: (stochastic, lcmd), ENSEMBLE: (stochastic,)}
-    functions = (stochastic, lcmd)
-    latent = (active.BAITSelection(), active.IntegratedVarianceSelection())
-    # An ensemble's latent has one direction per member: information and variance in it are spent after a few functions.
-    return {LAST_LAYER: (*functions, *latent), ENSEMBLE: functions}
-
-
 def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
     """The distributions of one run: all, or those whose names begin so.
 
@@ -117,7 +103,7 @@ def units(mode: str, todo: Sequence[Case], *, folder: Path) -> list[Unit]:
     seeds = list(SEEDS)[: 2 if mode == "small" else None]
     commit = environment.commit()  # once: it may change while a long run goes on
     arms: list[tuple[str | None, pn.active.Selector]] = [(None, pn.active.RandomSelection())]
-    arms += [(head, selector) for head, found in selectors(mode).items() for selector in found]
+    arms += [(head, pn.active.StochasticSelection()) for head in (LAST_LAYER, ENSEMBLE)]
     made = [
         Unit(case.source, case.recipe, head, selector, seed, protocol, commit, folder)
         for case in todo
@@ -152,7 +138,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
         "wall_seconds": round(time.perf_counter() - start, 1),
         "notes": [*NOTES, *(f"failed: {reason}" for reason in failed)],
         "sections": {
-            **({"claim": counted} if counted else {}),  # a small run lacks the arm
+            **({"claim": counted} if counted else {}),
             "ratios": compared,
             "curves": active_summary.curves(done),
         },

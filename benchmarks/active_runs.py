@@ -23,7 +23,7 @@ from torch import Tensor
 import probneural as pn
 from benchmarks import environment
 from benchmarks.active_sources import VariedInputs, VariedSource
-from probneural.active.selection.pool_features import integrated_variances
+from probneural.active.selectors import integrated_variances
 from probneural.errors import ProbneuralError
 from probneural.randomness import stream, stream_seed
 
@@ -33,9 +33,6 @@ RANDOM = "random"
 NAMES: dict[type[pn.active.Selector], str] = {
     pn.active.RandomSelection: RANDOM,
     pn.active.StochasticSelection: "stochastic",
-    pn.active.LCMDSelection: "LCMD",
-    pn.active.BAITSelection: "BAIT",
-    pn.active.IntegratedVarianceSelection: "integrated variance",
 }
 
 
@@ -158,10 +155,8 @@ class Unit:
 
     @property
     def query(self) -> pn.Grid:
-        """Where the selector compares functions: a coarser grid, coarser still for those whose work grows with its square."""
-        in_latent_space = (pn.active.BAITSelection, pn.active.IntegratedVarianceSelection)
-        part = 2 * self.source.grid.dimension
-        return coarser(self.source.grid, 2 * part if isinstance(self.selector, in_latent_space) else part)
+        """The coarser grid on which the selector compares functions."""
+        return coarser(self.source.grid, 2 * self.source.grid.dimension)
 
     @property
     def trainings(self) -> int:

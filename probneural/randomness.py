@@ -99,9 +99,6 @@ PURPOSES: Final = MappingProxyType(
         "paths": "seeds of the functions that a model draws, per function after the first",
         "ties": "the order of equal scores in a pool",
         "stochastic selection": "Gumbel noise on the scores of a pool",
-        "latent frame": "directions of a latent that features of a pool are taken in",
-        "feature sketch": "signs and groups of the features of a pool, per channel",
-        "observed directions": "combinations of a root's columns that show what its rows span",
         "designs": "scrambling of designs that fill a space",
         "random start": "the first labels and the calibration functions of a loop",
         "round recipe": "seed of a loop's recipe, per round",
@@ -161,7 +158,6 @@ PURPOSES: Final = MappingProxyType(
         "acquisition": "seed of expected improvement and its optimisation, per evaluation",
         "acquisition draws": "seed of the draws behind expected improvement",
         "acquisition starts": "seed of the starts of its optimisation",
-        "acquisition candidates": "candidates whose acquisition is timed",
     }
 )
 """Purposes of streams: names are unique."""

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.errors import ArgumentError, ConstraintError, ShapeError
+from probneural.errors import ConstraintError, ShapeError
 from probneural.linear_algebra.first_order import Decomposition, row_norms
 from probneural.linear_algebra.principal_components import resolved_eigenpairs
 
@@ -18,8 +18,6 @@ RANK_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-6}
 """Singular values of row-normalised matrices below this fraction of the largest count as zero, by the field's dtype."""
 _ATTAINED_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """An exact observation is met if it is missed by less than this fraction of the standardised residuals."""
-_HIDDEN = 0.01
-"""Rounding of a pivot, relative to it, at which a Gram matrix is too coarse for the identity that is added to it."""
 _LIKELY = 100.0
 """Largest standardised residual of a likely observation of a row whose norm is below the rounding of the mean."""
 
@@ -185,40 +183,6 @@ def posterior_root(
     values, vectors = resolved_eigenpairs(gram)
     values = torch.where(values > rounding, values, 0.0)
     return (root @ vectors * (1.0 + values).rsqrt()[..., None, :]) @ vectors.mT, values.log1p().sum(-1)
-
-
-def precision_factor(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b k k"]:
-    """The lower triangular L of I + M = L L^T, for a Gram matrix M of whitened rows; dimensionless, differentiable.
-
-    Raises:
-        ArgumentError: If the rounding of M hides the identity, as it does where the variance of the observations is some 1e14
-            times the noise, and some of them follow from others.
-    """
-    triangle, failed = torch.linalg.cholesky_ex(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
-    if not triangle.numel():
-        return triangle
-    variances = gram.detach().diagonal(dim1=-2, dim2=-1)
-    pivots = triangle.detach().diagonal(dim1=-2, dim2=-1).square()  # conditional variances: 1 or more
-    if bool(failed.any()) or not bool((torch.finfo(gram.dtype).eps * variances <= _HIDDEN * pivots).all()):
-        raise ArgumentError(
-            expected="a noise that double precision resolves beside the variance of the observations",
-            got=f"variances of up to {float(variances.amax()):.1e} times the noise",
-            remedy="give a noise of at least 1e-12 of the variance",
-        )
-    return triangle
-
-
-def information(gram: Float64[Tensor, "*b k k"]) -> Float64[Tensor, "*b"]:
-    """Log det(I + M) / 2 in nats: the information gain of observations with the Gram matrix M of whitened rows.
-
-    Raises:
-        ArgumentError: See `precision_factor`.
-
-    Examples:
-        >>> round(information(torch.full((1, 1), 3.0, dtype=torch.float64)).item(), 6)
-        0.693147
-    """
-    return precision_factor(gram).diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def condition_noisily(

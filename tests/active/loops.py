@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from probneural.active import ActiveLearner, LearningPlan, OperatorTraining, Selector, SimulationOptions, StochasticSelection
-from probneural.active.selection.selectors import Request
+from probneural.active.selectors import Request
 from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store_files import RESULTS, SUFFIX
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits

@@ -29,7 +29,6 @@ from probneural import (
     runs,
     training,
 )
-from probneural.active.selection.pool_features import FeatureSketch
 from probneural.calibration.bands.bands import Band
 from probneural.calibration.bands.by_lead import TrajectoryBand
 from probneural.calibration.bands.conditional import GroupBand, WeightedBand
@@ -294,7 +293,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     pn.FieldPairs: world.pairs,
     pn.FieldTrajectories: trajectories,
     pn.Grid: lambda: pn.Grid.uniform((16,)),
-    FeatureSketch: FeatureSketch,
     active.OperatorModel: world.model,
     active.OperatorDraws: lambda: active.OperatorDraws(world.model(), 2),
     active.ResultStore: lambda: active.ResultStore(folder()),
@@ -445,7 +443,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "WindowClock": of(states=lambda: [[0.0, 1.0]]),
     "fit": of(operator=world.fno, epochs=1, show_progress=False),
     "active.ActiveLearner": of(pool=lambda: world.pairs(20).inputs),
-    "active.FieldIntegratedVariance": of(targets=lambda: world.pairs().inputs),
     "active.Growth.__call__": of(labels=4),
     "active.OperatorModel": of(encode=lambda: world.encode),
     "active.ResultStore.key": of(inputs=lambda: world.truth()[:1]),

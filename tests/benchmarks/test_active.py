@@ -63,7 +63,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     arms = (
         (None, pn.active.RandomSelection()),
         (LAST_LAYER, pn.active.StochasticSelection()),
-        (ENSEMBLE, pn.active.LCMDSelection()),
+        (ENSEMBLE, pn.active.StochasticSelection()),
     )
     return [active_runs.run(unit(folder, head, selector, commit="0123456789ab-modified")) for head, selector in arms]
 
@@ -80,7 +80,7 @@ def test_operators_of_the_first_round_are_trained_once(tmp_path: Path, monkeypat
     baseline = active_runs.run(unit(tmp_path, None, pn.active.RandomSelection()))
     assert trained == [4] * 3 + [8] * 3 + [16] * 3
     trained.clear()
-    other = active_runs.run(unit(tmp_path, LAST_LAYER, pn.active.LCMDSelection()))
+    other = active_runs.run(unit(tmp_path, LAST_LAYER, pn.active.StochasticSelection()))
     assert trained == [8, 16]
     assert other["rows"][0]["rmse"] == baseline["rows"][0]["rmse"]
 
@@ -148,8 +148,8 @@ def made(selector: str, seed: int, errors: list[float], *, head: str = LAST_LAYE
 def test_ratios_are_paired_by_seed() -> None:
     power = [[scale * 2.0**-number for number in range(5)] for scale in (1.0, 3.0, 9.0)]  # error ~ 1/n; seeds differ wildly
     random = [made(RANDOM, seed, errors) for seed, errors in enumerate(power)]
-    better = [made("LCMD", seed, [error / 2.0 for error in errors]) for seed, errors in enumerate(power)]
-    baseline, row = active_summary.ratios(random + better + [made("LCMD", 7, [1.0] * 5)])  # seed 7 has no partner
+    better = [made("stochastic", seed, [error / 2.0 for error in errors]) for seed, errors in enumerate(power)]
+    baseline, row = active_summary.ratios(random + better + [made("stochastic", 7, [1.0] * 5)])  # seed 7 has no partner
     assert "area" not in baseline
     assert row["seeds"] == 3
     assert (row["area"], row["from"], row["to"]) == pytest.approx((0.5, 0.5, 0.5))
@@ -192,7 +192,7 @@ def test_random_choice_against_itself_needs_all_its_labels() -> None:
     assert active_summary.label_share((sizes, errors), (sizes, errors)) == 1.0
     assert active_summary.label_share((sizes, again), (sizes, again)) == 1.0
     assert active_summary.label_share((sizes, [1.0, 0.4, 0.2, 0.1]), (sizes, errors)) == pytest.approx(2.0)  # not 64 / 128
-    copied = [made(RANDOM, 0, errors), made("LCMD", 0, errors)]
+    copied = [made(RANDOM, 0, errors), made("stochastic", 0, errors)]
     assert active_summary.ratios(copied)[1]["labels"] == 1.0
 
 
@@ -212,7 +212,7 @@ def test_a_run_writes_tables_figures_and_a_page(
     answers = [
         made(RANDOM, 0, [1.0, 0.5]),
         made("stochastic", 0, [1.0, 0.4]),
-        {**made("LCMD", 1, []), "failed": "DataError: no"},
+        {**made("stochastic", 1, []), "failed": "DataError: no"},
     ]
     answers[1]["resumed"], answers[1]["seconds"] = True, 3.0
     monkeypatch.setattr(active, "_run_all", lambda planned, *, workers: answers)
@@ -226,7 +226,7 @@ def test_a_run_writes_tables_figures_and_a_page(
     page = (tmp_path / "active.html").read_text()
     assert "data:image/png" in page
     assert "stochastic" in page
-    assert "failed: LCMD" not in capsys.readouterr().err
+    assert "failed: stochastic" not in capsys.readouterr().err
     environment.write_json(results | {"commit": "0123456789ab"}, tmp_path / "active.json")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     assert "stochastic" in tables.rendered("<!-- table: active/ratios -->\nstale\n<!-- end -->")
@@ -240,7 +240,7 @@ def test_runs_are_made_of_paired_units(tmp_path: Path) -> None:
     random = [one for one in planned if one.head is None]
     assert planned[: len(random)] == random
     assert len(random) == 6 * 10
-    assert len(planned) == 6 * 10 * 4
+    assert len(planned) == 6 * 10 * 3
     everything = active.units("full", full, folder=tmp_path)
     assert len({one.path for one in everything}) == len(everything)
     assert {one.name for one in everything} == set(active_runs.NAMES.values())
@@ -253,6 +253,6 @@ def test_committed_results_are_those_of_the_command(tmp_path: Path) -> None:
     planned = active.units("default", active.chosen("default"), folder=tmp_path)
     asked = Counter((unit.source.name, unit.head, unit.name, unit.seed) for unit in planned)
     found = [(unit["problem"], unit["head"], unit["selector"], unit["seed"]) for unit in results["units"] if unit["rows"]]
-    removed = Counter(one for one in found if one[2] == "core-set")  # a selector of that commit
+    removed = Counter(one for one in found if one[2] in ("core-set", "LCMD"))  # selectors of that commit
     assert Counter(found) - removed == asked
-    assert len(asked) == 6 * 4 * 10
+    assert len(asked) == 6 * 3 * 10

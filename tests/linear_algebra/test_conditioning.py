@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
-from probneural.errors import ArgumentError, ConstraintError, ShapeError
+from probneural.errors import ConstraintError, ShapeError
 from probneural.linear_algebra.conditioning import (
     LowRankUpdate,
     Rounding,
     condition_exactly,
     condition_noisily,
     discrepancy_gain,
-    information,
     posterior_root,
-    precision_factor,
 )
 from tests.distributions.cases import normal, transform
 
@@ -75,36 +71,6 @@ class TestPosteriorRoot:
         precision = torch.eye(4, dtype=torch.float64) + moved.mT @ moved
         assert torch.allclose(result @ result.mT, root @ torch.linalg.inv(precision) @ root.mT, rtol=1e-11, atol=1e-13)
         assert torch.allclose(log_determinant, torch.logdet(precision), rtol=1e-12)
-
-    def test_information_is_the_same_from_either_side(self, observations: int, rank: int) -> None:
-        rows = normal("rows", 2, observations, rank)
-        expected = torch.logdet(torch.eye(rank, dtype=torch.float64) + rows.mT @ rows) / 2
-        assert torch.allclose(information(rows @ rows.mT), expected, rtol=1e-12)
-        assert torch.allclose(information(rows.mT @ rows), expected, rtol=1e-12)
-
-    def test_precision_factor(self, observations: int, rank: int) -> None:
-        gram = normal("rows", 2, observations, rank) @ normal("rows", 2, observations, rank).mT
-        factor = precision_factor(gram)
-        assert torch.equal(factor, factor.tril())
-        assert torch.allclose(factor @ factor.mT, gram + torch.eye(observations, dtype=torch.float64), rtol=1e-13)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("noise", [1e-14, 1e-16, 1e-20])
-@pytest.mark.parametrize("function", [precision_factor, information])
-def test_noise_that_rounding_hides(function: Callable[[Tensor], Tensor], noise: float) -> None:
-    rows = normal("rows", 2, 40, 10)
-    assert bool(function(rows @ rows.mT / 1e-12).isfinite().all())
-    with pytest.raises(
-        ArgumentError, match=r"a noise that double precision resolves.*times the noise; give a noise of at least"
-    ):
-        function(rows @ rows.mT / noise)
-    unequal = torch.tensor([[1e8, 0.0, 0.0], [0.3, 0.7, 0.1]], dtype=torch.float64)
-    gain = 0.5 * torch.linalg.svdvals(unequal).square().log1p().sum()
-    assert information(unequal @ unequal.mT).item() == pytest.approx(gain.item(), rel=1e-12)
-    apart = normal("rows", 10, 40)  # of which none follows from the others: nothing is hidden
-    expected = 0.5 * torch.linalg.svdvals(apart / noise**0.5).square().log1p().sum()
-    assert information(apart @ apart.mT / noise).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_rounding_makes_no_negative_variance() -> None:

@@ -6,6 +6,7 @@ Everything here is in terms of y = mean + root xi with xi ~ N(0, I_k), as BoTorc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,13 +14,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.active.botorch_models.tensor_posterior import TensorPosterior
-from probneural.checks import check_instance, check_integer, check_sequence, check_variances
+from probneural.checks import check_variances
 from probneural.contexts import undisturbed
-from probneural.distributions import Predictor
-from probneural.errors import ArgumentError, ShapeError
+from probneural.distributions import Predictor, Root
+from probneural.errors import ShapeError
 from probneural.functionals import Functional
-from probneural.functionals.base import check_functional
 
 _LEAST_NOISE = 1e-9
 """Noise of exact observations, as a fraction of the variance that one function has of its own."""
@@ -34,7 +33,7 @@ def observation_variance(
     """Noise variance of each number that a functional reads from an observed field, channel by channel.
 
     Observed fields differ from the operator's by noise of pointwise variance s² that amounts to M effective observations on the
-    domain D, at most one per point of the functional's grid, see `observation_weights`. Seen through observations a with
+    domain D, at most one per point of the functional's grid. Seen through observations a with
     A u = ∫ a u, noise of that density has variance
 
         s² |D| / M * ∫ a².
@@ -52,14 +51,10 @@ def observation_variance(
     Args:
         predictor: A predictor, which knows s² and M.
         functional: A.
-        outputs: Which of its numbers are read, as positions in the functional's values, channel by channel; all by default.
-            Numbers that are not read do not count.
+        outputs: Positions of the observed numbers among the functional's values, channel by channel; all by default.
 
     Returns:
         One per output, in the functional's units squared, on the CPU.
-
-    Raises:
-        ArgumentError: If an output does not exist.
 
     Examples:
         >>> import probneural as pn
@@ -71,31 +66,14 @@ def observation_variance(
         >>> [round(value, 6) for value in observation_variance(predictor, both).tolist()]
         [0.005, 0.02]
     """
-    check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
-    grid, channels = check_functional(functional).grid, predictor.out_channels
+    grid, channels = functional.grid, predictor.out_channels
     effective = predictor.effective_observations
     least = _LEAST_NOISE * predictor.residual_variance.to("cpu", torch.float64)
     variance = predictor.noise.detach().to("cpu", torch.float64).maximum(least).expand(channels)
     counts = torch.full((channels,), float(grid.size), dtype=torch.float64)
     if effective is not None:  # a grid cannot tell more than one observation per point
         counts = effective.detach().to("cpu", torch.float64).expand(channels).clamp_max(float(grid.size))
-    chosen = (
-        torch.arange(channels * functional.size)
-        if outputs is None
-        else torch.tensor(
-            [
-                check_integer(output, "output", least=0)
-                for output in check_sequence(outputs, "outputs", remedy="give a list of numbers")
-            ],
-            dtype=torch.long,
-        )
-    )
-    if bool(((chosen < 0) | (chosen >= channels * functional.size)).any()):
-        raise ArgumentError(
-            expected=f"outputs from 0 to {channels * functional.size - 1}",
-            got=str(chosen.tolist()),
-            remedy="outputs are the functional's values, channel by channel",
-        )
+    chosen = torch.arange(channels * functional.size) if outputs is None else torch.tensor(outputs, dtype=torch.long)
     channel = chosen // functional.size
     read = torch.bincount(chosen.unique() // functional.size, minlength=channels)  # reading a number twice is no other number
     positions, position = torch.unique(chosen % functional.size, return_inverse=True)
@@ -120,11 +98,11 @@ def _square_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
     full rank, so that its derivatives exist.
     """
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    basis, triangle = _triangular(torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2))
+    basis, triangle = triangular(torch.cat([matrix, identity.expand(*matrix.shape[:-2], -1, -1)], dim=-2))
     return basis[..., : matrix.shape[-2], :], triangle
 
 
-def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
+def triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
     """Return Q and a triangular L of positive diagonal with A = Q L^T."""
     basis, triangle = torch.linalg.qr(stacked)
     signs = torch.where(triangle.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
@@ -133,25 +111,25 @@ def _triangular(stacked: Tensor) -> tuple[Tensor, Tensor]:
 
 def _whitened(root: Tensor, residual: Tensor, noise: Tensor, discrepancy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Root and residual in units of each design's own covariance, discrepancy discrepancy^T + diag(noise); and noise of 1."""
-    triangle = _own_factor(noise, discrepancy)
+    triangle = design_factor(noise, discrepancy)
     rows = root.to(torch.float64).expand(*triangle.shape[:-1], root.shape[-1])
     whitened = torch.linalg.solve_triangular(triangle, rows, upper=False)
     whitened_residual = torch.linalg.solve_triangular(triangle, residual.to(torch.float64)[..., None], upper=False)[..., 0]
     return whitened, whitened_residual, rows.new_ones(triangle.shape[:-1])
 
 
-def _own_factor(noise: Tensor, discrepancy: Tensor) -> Tensor:
+def design_factor(noise: Tensor, discrepancy: Tensor) -> Tensor:
     """Triangular factor of each design's own covariance, discrepancy discrepancy^T + diag(noise), `b x q x m x m`."""
     columns = discrepancy.to(torch.float64)
     noise_std = noise.to(torch.float64).sqrt()
     noise_std = noise_std.expand(torch.broadcast_shapes(noise_std.shape, columns.shape[:-1]))
     columns = columns.expand(*noise_std.shape, columns.shape[-1])
-    return _triangular(torch.cat([columns.mT, torch.diag_embed(noise_std)], dim=-2))[1]
+    return triangular(torch.cat([columns.mT, torch.diag_embed(noise_std)], dim=-2))[1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LatentPosterior:
-    """What observations say about xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
+    """The posterior of xi ~ N(0, I): xi = shift + S xi' with S = I - rows^T core rows and xi' standard normal again.
 
     The map S is kept as r = q m directions. It is the triangular root of Andrews (1968), not the symmetric one of
     `LowRankUpdate`: that takes a singular value decomposition of every
@@ -220,88 +198,19 @@ class LatentPosterior:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Observation:
-    """What was read, and where: kept as it is where later designs say anew how they depend on it.
+    """Values observed at designs, for latents that depend on all designs of a call.
 
     Args:
         designs: `(*b, q, d)`, transformed.
         values: `(*f, *b, q, m)`.
         noise: Their noise variances, broadcastable to the values.
-        outputs: Which of the functional's values they are, m positions.
+        outputs: Positions of the m outputs among the functional's values.
     """
 
     designs: Float[Tensor, "..."]
     values: Float[Tensor, "..."]
     noise: Float[Tensor, "..."]
     outputs: Sequence[int]
-
-
-class Measurements(TensorPosterior):
-    """The distribution of q x m noisy observations, one base sample per observation: what fantasies are drawn from.
-
-    A `FieldPosterior` has as many base samples as its latent has dimensions, often hundreds, where quasi-random points are no
-    better than random ones. Noisy observations have a regular covariance, so its triangular factor takes q m base samples; it
-    comes from a QR decomposition, for the covariance itself would lose a noise far below its variances to rounding.
-
-    Args:
-        mean: `b x q x m`.
-        root: `b x q x m x k`.
-        noise: `b x q x m`, positive.
-        discrepancy: Root of what each design has of its own, `b x q x m x r`, or None. Conditioning takes it so, too.
-    """
-
-    def __init__(
-        self,
-        mean: Float[Tensor, "..."],
-        root: Float[Tensor, "..."],
-        noise: Float[Tensor, "..."],
-        *,
-        discrepancy: Float[Tensor, "..."] | None = None,
-    ) -> None:
-        super().__init__(mean)
-        rows = root.to(torch.float64).flatten(-3, -2)
-        misfits = mean.new_zeros(*mean.shape, 0) if discrepancy is None else discrepancy
-        factor = _own_factor(noise.expand(mean.shape), misfits)  # b q m m, for the blocks on the diagonal
-        blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
-        diagonal = blocks.flatten(-4, -3).flatten(-2).mT
-        _, self.triangle = _triangular(torch.cat([rows.mT, diagonal], dim=-2))
-
-    @property
-    def mean(self) -> Float[Tensor, "*b q m"]:
-        """The mean."""
-        return self._like
-
-    @property
-    def variance(self) -> Float[Tensor, "*b q m"]:
-        """The marginal variances, noise included."""
-        return self.triangle.square().sum(-1).unflatten(-1, self.mean.shape[-2:]).to(self.mean)
-
-    @property
-    def base_sample_shape(self) -> torch.Size:
-        """`b x q x m`, as BoTorch's Gaussian posteriors have it; samplers collapse b to ones."""
-        return self.mean.shape
-
-    @property
-    def batch_range(self) -> tuple[int, int]:
-        """`(0, -2)`: base samples are the same in all t-batches, so that equal designs score equally."""
-        return (0, -2)
-
-    def rsample_from_base_samples(
-        self, sample_shape: torch.Size, base_samples: Float[Tensor, "..."]
-    ) -> Float[Tensor, "... q m"]:
-        """Map base samples to observations.
-
-        Raises:
-            ShapeError: If the base samples have another shape.
-        """
-        if base_samples.shape != sample_shape + self.mean.shape:
-            raise ShapeError(
-                expected=f"base samples of shape {tuple(sample_shape + self.mean.shape)}",
-                got=str(tuple(base_samples.shape)),
-                remedy="fantasies of a Gaussian model take one of botorch's normal samplers",
-            )
-        flat = base_samples.to(self.triangle).flatten(-2)[..., None]
-        deviation = (self.triangle @ flat)[..., 0].unflatten(-1, self.mean.shape[-2:])
-        return self.mean + deviation.to(self.mean)
 
 
 def check_noise(
@@ -372,3 +281,23 @@ def broadcast_batches(*shapes: torch.Size) -> torch.Size:
             got=", ".join(str(tuple(shape)) for shape in shapes),
             remedy="observations f x b x q x m belong to designs b x q x d, and so do those that the result is asked about",
         ) from error
+
+
+def in_batches(mean: Tensor, root: Tensor, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Some outputs of `N x M` means and `N x M x k` roots, N designs put back into t-batches, on the designs' device."""
+    chosen, shape = list(outputs), (*X.shape[:-1], len(outputs))
+    return mean[:, chosen].to(X.device).reshape(shape), root[:, chosen].to(X.device).reshape(*shape, root.shape[-1])
+
+
+def roots_in_batches(root: Root | None, X: Tensor, outputs: Sequence[int]) -> Tensor | None:
+    """Some outputs of a root of N functions, put back into t-batches, on the designs' device; None of None."""
+    if root is None:
+        return None
+    formed = root.dense().flatten(1, 2)[:, list(outputs)]
+    return formed.to(X.device).reshape(*X.shape[:-1], len(outputs), formed.shape[-1])
+
+
+def split_root(root: Root, counts: Sequence[int]) -> list[Root]:
+    """The roots of consecutive functions."""
+    ends = list(itertools.accumulate(counts))
+    return [root.select(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
@@ -19,17 +18,19 @@ from torch import Tensor
 
 from probneural.active.botorch_models.conditioning import (
     LatentPosterior,
-    Measurements,
     Observation,
     OutputMoments,
     broadcast_batches,
     check_noise,
+    in_batches,
     observation_variance,
+    roots_in_batches,
+    split_root,
 )
-from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
+from probneural.active.botorch_models.posteriors import FieldPosterior, Measurements, MemberPosterior
 from probneural.checks import check_callable, check_finite, check_flag, check_instance, check_integer, check_sequence
 from probneural.contexts import Undisturbed
-from probneural.distributions import EmpiricalField, GaussianField, Predictor, Root
+from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
@@ -39,29 +40,28 @@ from probneural.functionals.base import check_functional
 class OperatorModel(Undisturbed, Model, FantasizeMixin):
     """The BoTorch model of y = A u(encode(x)): numbers that a functional A reads from the field at design x.
 
-    Any acquisition function works on it where the predictor is Gaussian: those that ask for a posterior's mean, variance or
-    draws, those that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`,
-    `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so looking ahead is refused;
-    with `moment_matched=True` its Gaussian of the same mean and covariance takes its place. Several outputs need an
-    objective or a posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model, side by
-    side: a `ModelList` of two models would draw their latents independently.
+    Any acquisition function works on it if the predictor is Gaussian: those of a posterior's mean, variance or draws, those
+    that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`,
+    `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so it cannot look ahead;
+    `moment_matched=True` replaces it by the Gaussian of the same mean and covariance. Several outputs need an objective or a
+    posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model: a `ModelList` of two
+    models would draw their latents independently.
 
-    A head without a finite number of weights, `KernelOperator`, has a latent for every call: base samples are another function
-    in the next call, where acquisition functions that draw see some noise. What was read is then predicted again with the
-    designs of every call, jointly, so that looking ahead is exact too, and costs the cube of the number of all designs.
+    A head without a finite number of weights, `KernelOperator`, has a latent for every call: the same base samples are another
+    function in the next call. Its observations are predicted again with the designs of every call, jointly, so that looking
+    ahead is exact too, and costs the cube of the number of all designs.
 
-    What a calibrated field holds as each function's own discrepancy is part of every posterior: intervals of the outputs are
-    those of `predictor(...).apply(functional)`. In draws its vector is one for all designs, as in `predictor.draw`, so that
-    equal designs have equal draws. Observing a design tells about the operator, not about the discrepancy there, which counts
-    as noise: fit the head anew to know it.
+    The discrepancy of a calibrated field is part of every posterior: intervals of the outputs are those of
+    `predictor(...).apply(functional)`. In draws its vector is one for all designs, as in `predictor.draw`, so that equal
+    designs have equal draws. An observation informs the operator, not the discrepancy there, which counts as noise.
 
-    Observing is Bayes' rule on the latent, in closed form and in float64: xi = shift + S xi', where S keeps one direction per
+    Conditioning is Bayes' rule on the latent, in closed form and in float64: xi = shift + S xi', where S has one direction per
     observation. It is exact for the Gaussian that the head fitted, at its noise and prior: neither those nor the features are
     trained anew, so looking ahead equals the head's `update`, not retraining.
 
-    One call predicts all b x q designs at once, baseline and pending ones included, for BoTorch appends those to every t-batch,
-    and holds their roots, b q m k numbers; the options `batch_limit` and `init_batch_limit` of its optimiser bound b. Fantasies
-    share their roots, so f of them cost f b k numbers more.
+    One call predicts all b x q designs at once, baseline and pending ones included, since BoTorch appends those to every
+    t-batch, and holds their roots, b q m k numbers; the options `batch_limit` and `init_batch_limit` of its optimiser bound b.
+    Fantasies share their roots, so f of them cost f b k numbers more.
 
     Args:
         predictor: Any predictor: a fitted head, or a calibrated one.
@@ -73,11 +73,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 
     Attributes:
-        outputs: Which of the functional's values, channel by channel, the model's outputs are.
-        latent: Name of the latent that what was observed is about; None as long as any would do.
-        latent_posteriors: What was observed says about that latent, one after the other.
-        observations: What was observed, where the predictor's latents belong to single calls; it is then predicted again in
-            each call, and there are no latent posteriors.
+        outputs: Positions of the model's outputs among the functional's values, channel by channel.
+        latent: Name of the observed latent; None before an observation.
+        latent_posteriors: Updates of that latent, in order.
+        observations: Observations for predictors whose latents belong to single calls, in place of latent posteriors.
 
     Raises:
         ArgumentError: If `predictor` is no predictor, `functional` no functional, `encode` no function, or noise not positive.
@@ -175,9 +174,9 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         """Return the joint posterior over q designs and m outputs, for each t-batch.
 
         Args:
-            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in whatever set `encode` or the
-                input transform takes. If this model has a batch shape, b broadcasts against it.
-            output_indices: Which outputs to return; all by default.
+            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in the domain of `encode` or the
+                input transform. If this model has a batch shape, b broadcasts against it.
+            output_indices: Outputs to return; all by default.
             observation_noise: Whether to add this model's `noise`; or the variances to add, broadcastable to `b x q x m`.
             posterior_transform: Applied to the result. `ScalarizedPosteriorTransform` is exact and keeps the kind of posterior;
                 others get the posterior as it is, so those that ask for a gpytorch distribution fail.
@@ -216,17 +215,17 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
     def condition_on_observations(  # type: ignore[override]  # no **kwargs: a misspelt option would pass
         self, X: Float[Tensor, "*b q d"], Y: Float[Tensor, "*fb q m"], *, noise: Tensor | float | None = None
     ) -> OperatorModel:
-        """Return the model that has observed Y at X, in closed form; this one is left as it was.
+        """Return the model conditioned on observations Y at X, in closed form; this one does not change.
 
         Args:
             X: Designs, `b x q x d`, where `posterior` takes them.
-            Y: What was read there, `f x b x q x m`, in the outputs' units; any axes in front, fantasies first.
+            Y: Observations, `f x b x q x m`, in the outputs' units; any axes in front, fantasies first.
             noise: Variances of the observations, broadcastable to Y, in the outputs' units squared; the model's `noise` by
                 default.
 
         Returns:
             A model whose batch shape is `f x b`, broadcast with this model's. Gradients of its posteriors pass through X, Y and
-            noise; those of a `FieldAcquisition` on it do not.
+            noise.
 
         Raises:
             UnsupportedError: If the predictor is an ensemble.
@@ -258,11 +257,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         *,
         propagate_grads: bool = True,
     ) -> OperatorModel:
-        """Return the model that has observed what it thinks it may observe at X: one batch axis of fantasies in front.
+        """Return the model conditioned on draws of its observations at X, with one batch axis of fantasies in front.
 
         Fantasies are drawn jointly over the q designs and m outputs of a t-batch, noise included, from q m base samples that
-        all t-batches share, so that equal designs have equal fantasies. A latent vector per fantasy would have its hundreds of
-        dimensions, where quasi-random numbers are no better than random ones.
+        all t-batches share, so that equal designs have equal fantasies.
 
         Args:
             X: Designs, `b x q x d`.
@@ -405,12 +403,12 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
                 got=f"{field.latent!r} after observing {self.latent!r}",
                 remedy="mark a latent that belongs to the functions of one call: Latent(..., is_shared_across_calls=False)",
             )
-        mean, root = _in_batches(field.mean.flatten(1), field.root.dense().flatten(1, 2), X, outputs)
+        mean, root = in_batches(field.mean.flatten(1), field.root.dense().flatten(1, 2), X, outputs)
         if self.latent_posteriors:
             broadcast_batches(X.shape[:-2], self._batch_shape)
             for posterior in self.latent_posteriors:
                 mean, root = posterior.move(mean, root)
-        discrepancy = _roots_in_batches(field.discrepancy, X, outputs)
+        discrepancy = roots_in_batches(field.discrepancy, X, outputs)
         return OutputMoments(mean, root, field.latent.id if field.latent.is_shared_across_calls else None, discrepancy)
 
     def _given_observations(self, X: Tensor, outputs: list[int]) -> OutputMoments:
@@ -422,20 +420,20 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         counts = [part.shape[:-1].numel() for part in (*parts, X)]
         *means, mean = field.mean.flatten(1).split(counts)
         *roots, root = field.root.dense().flatten(1, 2).split(counts)
-        discrepancies = [None] * len(counts) if field.discrepancy is None else _split(field.discrepancy, counts)
+        discrepancies = [None] * len(counts) if field.discrepancy is None else split_root(field.discrepancy, counts)
         posteriors: list[LatentPosterior] = []
         observed = zip(self.observations, parts, means, roots, discrepancies[:-1], strict=True)
         for observation, part, values, moved, discrepancy in observed:
-            expected, shared = _in_batches(values, moved, part, observation.outputs)
+            expected, shared = in_batches(values, moved, part, observation.outputs)
             for posterior in posteriors:
                 expected, shared = posterior.move(expected, shared)
             residual = observation.values.to(expected.device, torch.float64) - expected.to(torch.float64)
-            misfit = _roots_in_batches(discrepancy, part, observation.outputs)
+            misfit = roots_in_batches(discrepancy, part, observation.outputs)
             posteriors.append(LatentPosterior.of(shared, residual, noise=observation.noise, discrepancy=misfit))
-        mean, root = _in_batches(mean, root, X, outputs)
+        mean, root = in_batches(mean, root, X, outputs)
         for posterior in posteriors:
             mean, root = posterior.move(mean, root)
-        return OutputMoments(mean, root, None, _roots_in_batches(discrepancies[-1], X, outputs))
+        return OutputMoments(mean, root, None, roots_in_batches(discrepancies[-1], X, outputs))
 
     def _having_observed(self, X: Tensor, Y: Tensor, variance: Tensor, moments: OutputMoments) -> OperatorModel:
         """Return the model conditioned on Y at X, where `moments` are predicted."""
@@ -459,26 +457,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             remedy="OperatorModel(..., moment_matched=True) takes its Gaussian of the same mean and covariance, "
             "that of EmpiricalField.moment_matched()",
         )
-
-
-def _in_batches(mean: Tensor, root: Tensor, X: Tensor, outputs: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Some outputs of `N x M` means and `N x M x k` roots, N designs put back into t-batches, on the designs' device."""
-    chosen, shape = list(outputs), (*X.shape[:-1], len(outputs))
-    return mean[:, chosen].to(X.device).reshape(shape), root[:, chosen].to(X.device).reshape(*shape, root.shape[-1])
-
-
-def _roots_in_batches(root: Root | None, X: Tensor, outputs: Sequence[int]) -> Tensor | None:
-    """Some outputs of a root of N functions, put back into t-batches, on the designs' device; None of None."""
-    if root is None:
-        return None
-    formed = root.dense().flatten(1, 2)[:, list(outputs)]
-    return formed.to(X.device).reshape(*X.shape[:-1], len(outputs), formed.shape[-1])
-
-
-def _split(root: Root, counts: Sequence[int]) -> list[Root]:
-    """The roots of consecutive functions."""
-    ends = list(itertools.accumulate(counts))
-    return [root.select(slice(end - count, end)) for end, count in zip(ends, counts, strict=True)]
 
 
 def _transformed(posterior: FieldPosterior | MemberPosterior, transform: PosteriorTransform, X: Tensor) -> Posterior:

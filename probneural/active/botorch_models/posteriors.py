@@ -1,24 +1,81 @@
-"""BoTorch posteriors over functionals of fields: one Gaussian, one of ensemble members.
+"""BoTorch posteriors over functionals of fields: one Gaussian, one of ensemble members, one of noisy observations.
 
-Both answer the same question: what are the m numbers that a functional reads from q designs, jointly? Their draws are draws
-of the operator, so that the same base sample is the same function at every design, in every t-batch and, where the predictor's
-latent is the same from call to call, in every call. All heads' are but that of `KernelOperator`, whose latent belongs to the
-designs of one call.
+The first two are joint distributions of the m numbers that a functional reads from q designs. Their draws are draws of the
+operator: the same base sample is the same function at every design, in every t-batch and, if the predictor's latent is the same
+from call to call, in every call. The latent of `KernelOperator` belongs to the designs of one call.
 """
 
 from __future__ import annotations
 
+from abc import ABC
+
 import torch
+from botorch.posteriors.posterior import Posterior
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.active.botorch_models.conditioning import check_noise
-from probneural.active.botorch_models.tensor_posterior import TensorPosterior
+from probneural.active.botorch_models.conditioning import check_noise, design_factor, triangular
 from probneural.checks import check_floating
+from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
 
 _WEIGHT_TOLERANCE = 1e-6
 """Members whose weights differ by less than this fraction of their mean count as equally probable."""
+_ONE_DRAW = torch.Size([1])
+_NO_DRAWS = torch.Size()
+
+
+class TensorPosterior(Undisturbed, Posterior, ABC):
+    """A distribution of `b x q x m` numbers, drawn from base samples; abstract.
+
+    Args:
+        like: A tensor of the mean's shape, dtype and device.
+    """
+
+    def __init__(self, like: Float[Tensor, "*b q m"]) -> None:
+        self._like = like
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The t-batch shape b."""
+        return self._like.shape[:-2]
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """`(0, 0)`: base samples have no t-batch axes that a sampler would have to collapse."""
+        return (0, 0)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the mean."""
+        return self._like.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the mean."""
+        return self._like.dtype
+
+    def rsample(
+        self, sample_shape: torch.Size | None = None, *, generator: torch.Generator | None = None
+    ) -> Float[Tensor, "... q m"]:
+        """Draw, differentiably in the designs.
+
+        Args:
+            sample_shape: Shape of the draws; one draw by default, as BoTorch has it.
+            generator: Source of the draws; torch's global one by default, because BoTorch's users seed that.
+
+        Returns:
+            `sample_shape x b x q x m`.
+        """
+        shape = _ONE_DRAW if sample_shape is None else sample_shape
+        return self.rsample_from_base_samples(shape, self._base_samples(shape, generator))
+
+    def _base_samples(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        device = self.device if generator is None else generator.device
+        return torch.randn(shape + self.base_sample_shape, generator=generator, dtype=self.dtype, device=device)
+
+    def _extended_shape(self, sample_shape: torch.Size = _NO_DRAWS) -> torch.Size:
+        return sample_shape + self._like.shape
 
 
 class FieldPosterior(TensorPosterior):
@@ -121,11 +178,6 @@ class FieldPosterior(TensorPosterior):
         batches = [1] * len(self.batch_shape)
         return draws + errors.reshape(*sample_shape, *batches, *self.mean.shape[-2:]) * self.noise.sqrt()
 
-    def select(self, outputs: list[int]) -> FieldPosterior:
-        """Return the posterior of some of the outputs."""
-        noise = None if self.noise is None else self.noise[..., outputs]
-        return FieldPosterior(self.mean[..., outputs], self.root[..., outputs, :], noise=noise, latent=self.latent)
-
     def scalarize(self, weights: Float[Tensor, " m"], *, offset: float = 0.0) -> FieldPosterior:
         """Return the exact posterior of offset + weights . y, of one output.
 
@@ -226,10 +278,6 @@ class MemberPosterior(TensorPosterior):
             )
         return self.values[base_samples.to(self.device)]
 
-    def select(self, outputs: list[int]) -> MemberPosterior:
-        """Return the posterior of some of the outputs."""
-        return MemberPosterior(self.values[..., outputs])
-
     def scalarize(self, weights: Float[Tensor, " m"], *, offset: float = 0.0) -> MemberPosterior:
         """Return the posterior of offset + weights . y, of one output.
 
@@ -237,6 +285,75 @@ class MemberPosterior(TensorPosterior):
             ShapeError: If there is not one weight per output.
         """
         return MemberPosterior(offset + (self.values @ _check_weights(weights, self.values))[..., None])
+
+
+class Measurements(TensorPosterior):
+    """The distribution of q x m noisy observations, one base sample per observation: what fantasies are drawn from.
+
+    A `FieldPosterior` has as many base samples as its latent has dimensions, often hundreds, where quasi-random points are no
+    better than random ones. Noisy observations have a regular covariance, so its triangular factor takes q m base samples; it
+    comes from a QR decomposition, for the covariance itself would lose a noise far below its variances to rounding.
+
+    Args:
+        mean: `b x q x m`.
+        root: `b x q x m x k`.
+        noise: `b x q x m`, positive.
+        discrepancy: Root of what each design has of its own, `b x q x m x r`, or None. Conditioning takes it so, too.
+    """
+
+    def __init__(
+        self,
+        mean: Float[Tensor, "..."],
+        root: Float[Tensor, "..."],
+        noise: Float[Tensor, "..."],
+        *,
+        discrepancy: Float[Tensor, "..."] | None = None,
+    ) -> None:
+        super().__init__(mean)
+        rows = root.to(torch.float64).flatten(-3, -2)
+        misfits = mean.new_zeros(*mean.shape, 0) if discrepancy is None else discrepancy
+        factor = design_factor(noise.expand(mean.shape), misfits)  # b q m m, for the blocks on the diagonal
+        blocks = torch.diag_embed(factor.movedim(-3, -1)).movedim((-2, -4, -1, -3), (-4, -3, -2, -1))  # b q m q m
+        diagonal = blocks.flatten(-4, -3).flatten(-2).mT
+        _, self.triangle = triangular(torch.cat([rows.mT, diagonal], dim=-2))
+
+    @property
+    def mean(self) -> Float[Tensor, "*b q m"]:
+        """The mean."""
+        return self._like
+
+    @property
+    def variance(self) -> Float[Tensor, "*b q m"]:
+        """The marginal variances, noise included."""
+        return self.triangle.square().sum(-1).unflatten(-1, self.mean.shape[-2:]).to(self.mean)
+
+    @property
+    def base_sample_shape(self) -> torch.Size:
+        """`b x q x m`, as BoTorch's Gaussian posteriors have it; samplers collapse b to ones."""
+        return self.mean.shape
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """`(0, -2)`: base samples are the same in all t-batches, so that equal designs score equally."""
+        return (0, -2)
+
+    def rsample_from_base_samples(
+        self, sample_shape: torch.Size, base_samples: Float[Tensor, "..."]
+    ) -> Float[Tensor, "... q m"]:
+        """Map base samples to observations.
+
+        Raises:
+            ShapeError: If the base samples have another shape.
+        """
+        if base_samples.shape != sample_shape + self.mean.shape:
+            raise ShapeError(
+                expected=f"base samples of shape {tuple(sample_shape + self.mean.shape)}",
+                got=str(tuple(base_samples.shape)),
+                remedy="fantasies of a Gaussian model take one of botorch's normal samplers",
+            )
+        flat = base_samples.to(self.triangle).flatten(-2)[..., None]
+        deviation = (self.triangle @ flat)[..., 0].unflatten(-1, self.mean.shape[-2:])
+        return self.mean + deviation.to(self.mean)
 
 
 def _expanded(noise: Tensor, mean: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calling what the user brings, training recipes and heads, so that it repeats; and measuring what came of it."""
+"""Repeatable training, fit and calibration of one round, and its errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from probneural.active.loop.history import RoundErrors
-from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, TrainFunction
-from probneural.active.loop.run_log import RunLog
-from probneural.active.loop.settings import weights_of
+from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, TrainFunction, check
+from probneural.active.loop.run_log import RunLog, digest
 from probneural.calibration.predictions import predictions
 from probneural.distributions import Predictor
 from probneural.errors import TrainingError
+from probneural.fingerprints import identity_of
 from probneural.pairs import FieldPairs
 from probneural.randomness import seeded, stream_seed
 from probneural.training.callbacks import History
@@ -28,11 +28,11 @@ from probneural.training.losses import relative_l2
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What a round made of its data.
+    """Result of the training, fit and calibration of a round.
 
     Attributes:
         predictor: The predictor.
-        raw: The same before calibration; it knows nothing of the calibration functions, so it is what chooses.
+        raw: The predictor before calibration, which does not depend on the calibration functions: selection uses it.
         loss: Last training loss, or None.
         train_seconds: Time of the training, whenever that was.
         fit_seconds: Time of fitting head and calibration.
@@ -50,8 +50,8 @@ class FitPipeline:
     """Training, head and calibration, in this order, each the same however often it is repeated.
 
     Attributes:
-        log: What there is to learn from, and where weights are kept.
-        head: What turns an operator into a predictor.
+        log: The log of the loop, with its data and weights.
+        head: The head.
         training: The operator, and how it is trained.
         plan: The calibrator, and the seed of the loop.
     """
@@ -112,6 +112,28 @@ class FitPipeline:
         self.log.keep(number, weights, {"loss": loss, "seconds": time.perf_counter() - started})
 
 
+def weights_of(operator: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a module.
+
+    Raises:
+        ArgumentError: If a part of it is no tensor.
+    """
+    state = operator.state_dict()
+    check(all(isinstance(value, Tensor) for value in state.values()), "an operator whose state is made of tensors", operator)
+    return state
+
+
+def digest_of_operator(operator: nn.Module | None) -> str | None:
+    """The class of a module, and a digest of its state.
+
+    Raises:
+        ArgumentError: If a part of the state is no tensor.
+    """
+    if operator is None:
+        return None
+    return f"{type(operator).__name__} {digest([identity_of(weights_of(operator))])}"
+
+
 def silent(train: TrainFunction) -> dict[str, Any]:
     """`show_progress=False` for a training function that takes it and leaves it open: one bar over the rounds is enough."""
     if isinstance(train, functools.partial) and "show_progress" in train.keywords:
@@ -123,7 +145,7 @@ def silent(train: TrainFunction) -> dict[str, Any]:
 
 
 def _devices(operator: nn.Module | None) -> set[torch.device]:
-    """Where an operator is."""
+    """Devices of an operator."""
     return set() if operator is None else {parameter.device for parameter in operator.parameters()}
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationCounts:
-    """What became of a round's simulations.
+    """Numbers of a round's simulations.
 
     Attributes:
         simulated: Simulations run that gave a usable result, calibration functions included.
         reused: Usable results that the store had already.
-        failed: Those without a usable result, be it new or the store's.
+        failed: Simulations without a usable result, new or in the store.
     """
 
     simulated: int
@@ -31,7 +31,7 @@ class RoundErrors:
         mean: Over the functions.
         quantile_95: 95 % quantile over the functions.
         quantile_99: 99 % quantile.
-        stated: What the posterior takes that error to be: the mean of ‖predictive standard deviation‖ / ‖truth‖.
+        stated: The error that the posterior predicts: the mean of ‖predictive standard deviation‖ / ‖truth‖.
     """
 
     mean: float | None = None
@@ -67,11 +67,11 @@ class Round:
     Attributes:
         number: Counts from 0, the random start.
         labels: Functions trained on.
-        chosen: Positions in the pool of what was asked for, failures included; in round 0 of the random start.
-        simulations: What became of them.
+        chosen: Positions in the pool of the requested functions, failures included; in round 0 of the random start.
+        simulations: Numbers of its simulations.
         loss: Last training loss, dimensionless; None if it is not finite, or the training function returns no history.
-        errors: Of the posterior's mean.
-        seconds: What the round took.
+        errors: Errors of the posterior's mean.
+        seconds: Durations of its steps.
     """
 
     number: int

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from probneural.active.loop.fit_pipeline import FitPipeline, FitResult, measured
-from probneural.active.loop.history import LearningHistory, Round, RoundSeconds, SimulationCounts
-from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, next_target
-from probneural.active.loop.run_log import BatchOutcome, RunLog, SimulationBatch
-from probneural.active.loop.settings import check, digest_of_operator, digest_of_pairs, keys_of, shared
-from probneural.active.selection.selectors import Selector
+from probneural.active.loop.fit_pipeline import FitPipeline, FitResult, digest_of_operator, measured
+from probneural.active.loop.history import LearningHistory
+from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, check, next_target
+from probneural.active.loop.run_log import BatchOutcome, RunLog, SimulationBatch, digest, keys_of
+from probneural.active.selectors import Selector
 from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
-from probneural.active.simulation.workers import Simulator, kind_of
+from probneural.active.simulation.workers import Simulator
 from probneural.checks import check_integer, check_path
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, DataError, SimulationError, warn
@@ -36,37 +35,31 @@ _TOLERATED = 0.5
 
 
 class ActiveLearner:
-    """Learn an operator from simulations that its own posterior chooses.
+    """Learn an operator from simulations that its posterior selects.
 
-    A round simulates what was chosen, trains the operator on all results, fits the head, calibrates it, writes a line of
-    history, and chooses what is next. The first round learns from functions drawn at random from the pool.
+    A round simulates a selection, trains the operator on all results, fits the head, calibrates it, writes a line of history
+    and selects the next inputs. The first round learns from functions drawn at random from the pool. Calibration functions are
+    drawn at random too, before any selection, and are never trained on: a conformal guarantee needs calibration scores that are
+    exchangeable with those of new functions of the pool's distribution.
 
-    Calibration functions are drawn at random from the pool too, before anything is chosen, and are never trained on or chosen.
-    A conformal guarantee, and any honest scale, needs calibration scores that are exchangeable with those of new functions of
-    the pool's distribution; chosen functions are those that the posterior knows least, so they are not.
+    Arguments, seed and results determine everything, and each decision is stored before it is acted on. A loop that was killed
+    continues if it is constructed again with the same arguments and store. Its data set and history are those of an
+    uninterrupted loop, bit for bit on one thread if the head repeats itself (ensembles do with `prediction="loop"`).
 
-    Everything is decided by the arguments, the seed and the store's results, and each decision is in the store before anything
-    acts on it. A loop that was killed goes on where it was when it is constructed again with the same arguments and the same
-    store, and its data set and history are then those of a loop that ran through, bit for bit on one thread if the head
-    repeats itself (ensembles do with `prediction="loop"`). Results the store has are never simulated again.
-
-    A simulation that fails, exceeds its time, returns NaN or something on another grid than the others is left out, counted in
-    the history, and never chosen again. At the random start the next random functions take the place of failed ones; later the
-    next choice is larger by as many. When more than half of a batch's simulations fail (of the last 8, if the batch is
-    smaller), the loop stops.
+    A simulation that fails, exceeds its time, returns NaN or a field on another grid is left out, counted in the history, and
+    never selected again. At the random start the next random functions replace failed ones; later the next selection is larger.
+    If more than half of a batch's simulations fail (of the last 8 in smaller batches), the loop stops.
 
     Args:
-        simulator: A problem, or any callable from a Field of inputs to the Field of their outputs; None where the simulations
-            are done elsewhere, by `ask` and `tell`. Another problem than before is refused; callables are not told apart, so
-            after a change of the simulator name another store, or two operators are mixed.
+        simulator: A problem, or any callable from a Field of inputs to the Field of their outputs; None for `ask` and `tell`.
+            A store refuses another problem, but cannot distinguish callables: use another store for another simulator.
         head: Anything with `fit(operator, pairs)` that returns a predictor.
-        acquisition: The rule that chooses.
-        pool: Candidate inputs: draws of the distribution on which the operator is to be good. Of equal functions one is a
-            candidate.
+        acquisition: The selection rule.
+        pool: Candidate inputs, drawn from the distribution of inputs; of equal functions one is a candidate.
         store: A folder, or its `ResultStore`, which belongs to this loop alone.
-        training: The operator, and how it is trained; by default there is none, which only heads of their own kind can do with.
-        plan: How many functions are simulated, calibration, test functions and the seed.
-        simulation: Where simulations run, how long one may take, and whether progress is shown.
+        training: The operator, and its training; none by default, for heads without an operator.
+        plan: Batch sizes, calibration, test functions and the seed.
+        simulation: Workers, time limits and progress bars.
 
     Raises:
         ArgumentError: If an argument is of the wrong kind or out of range.
@@ -75,26 +68,21 @@ class ActiveLearner:
 
     Reference:
         Musekamp et al. (2025), Active learning for neural PDE solvers (the loop over a pool). Deviations: any head's
-        posterior, calibration functions are kept apart, failures are replaced, and weights may be kept. On keeping them: Ash
-        and Adams (2020), On warm-starting neural network training.
+        posterior, separate calibration functions, replaced failures, and warm starts as in Ash and Adams (2020), On
+        warm-starting neural network training.
 
     Examples:
         >>> import tempfile
         >>> from concurrent.futures import ThreadPoolExecutor
-        >>> from functools import partial
         >>> import probneural as pn
         >>> heat = pn.problems.Heat(dimension=1)
         >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as executor:
         ...     learner = ActiveLearner(
         ...         heat,
-        ...         pn.heads.LastLayerLaplace(),
+        ...         pn.heads.KernelOperator("linear", output_components=3),
         ...         acquisition=pn.active.RandomSelection(),
         ...         pool=heat.sample_inputs(40, resolution=64, seed=0),
         ...         store=folder,
-        ...         training=pn.active.OperatorTraining(
-        ...             pn.operators.FNO(in_channels=1, out_channels=1, modes=(4,), width=4, depth=1),
-        ...             train=partial(pn.fit, epochs=1),
-        ...         ),
         ...         simulation=pn.active.SimulationOptions(executor=executor, show_progress=False),
         ...     )
         ...     learner.run(labels=36).labels
@@ -113,10 +101,8 @@ class ActiveLearner:
         plan: LearningPlan | None = None,
         simulation: SimulationOptions | None = None,
     ) -> None:
-        self.training, self.plan = (
-            OperatorTraining() if training is None else training,
-            LearningPlan() if plan is None else plan,
-        )
+        self.training = OperatorTraining() if training is None else training
+        self.plan = LearningPlan() if plan is None else plan
         self.simulation = SimulationOptions() if simulation is None else simulation
         check(simulator is None or isinstance(simulator, Problem) or callable(simulator), "a problem or a callable", simulator)
         check(isinstance(head, Head), "a head with fit(operator, pairs)", head)
@@ -131,7 +117,7 @@ class ActiveLearner:
         self._log = RunLog(self.store, self.pool)
         self._pipeline = FitPipeline(self._log, head, self.training, self.plan)
         self._result: FitResult | None = None
-        self._check_pool()
+        self._log.check_pool(self.plan.initial + self.plan.calibration, self.plan.test)
         self._log.begin(self._settings())
 
     @property
@@ -180,7 +166,7 @@ class ActiveLearner:
         return self._fitted().predictor
 
     def _fitted(self) -> FitResult:
-        """What the last finished round made of its data."""
+        """The result of the last finished round, fitted again after a restart."""
         if self._result is None:
             number = len(self._log.rounds) - 1
             if number < 0:
@@ -237,9 +223,9 @@ class ActiveLearner:
         """
         self._settle()
         while (batch := self._pending(None)) is not None:
-            if missing := self._missing(batch):
+            if missing := self._log.missing(batch):
                 return self.pool[missing]
-            self._close(BatchOutcome(failed=self._failed(batch), seconds=0.0))  # killed in `tell`, or known already
+            self._close(BatchOutcome(failed=self._log.failed(batch), seconds=0.0))  # killed in `tell`, or known already
         return self.pool[[]]
 
     def tell(self, pairs: FieldPairs) -> None:
@@ -256,8 +242,7 @@ class ActiveLearner:
         batch = self._log.open
         if batch is None:
             raise ArgumentError(expected="an open question", got="none", remedy="call ask first")
-        missing = {self._log.keys[position] for position in self._without_result(batch)}  # also of what was called failed
-        example = self._log.example
+        missing = {self._log.keys[position] for position in self._log.without_result(batch)}  # failed ones too
         keys = keys_of(self.store, pairs.inputs)
         unknown = [number for number, key in enumerate(keys) if key not in missing]
         if unknown:
@@ -270,39 +255,20 @@ class ActiveLearner:
             inputs, outputs = pairs.inputs[number], pairs.outputs[number]
             if not bool(torch.isfinite(outputs.values).all()):
                 self.store.fail(inputs, reason="an output that is not finite was told", seconds=0.0)
-            elif example is not None and (outputs.grid, kind_of(outputs)) != (example.grid, kind_of(example)):
-                self.store.fail(inputs, reason=f"{outputs!r} was told after {example!r}", seconds=0.0)
             else:
                 self.store.add(inputs, outputs, seconds=0.0)
-        if not self._missing(batch):
-            self._close(BatchOutcome(failed=self._failed(batch), seconds=0.0))
-
-    def _missing(self, batch: SimulationBatch) -> list[int]:
-        """Positions without a result that nobody has called failed."""
-        failed = {failure.key for failure in self.store.failures()}
-        return [position for position in self._without_result(batch) if self._log.keys[position] not in failed]
-
-    def _failed(self, batch: SimulationBatch) -> tuple[int, ...]:
-        """Positions without a result, or with one of another grid, channels or dtype than the others."""
-        unlike = self._log.unlike(batch)
-        for position in unlike:
-            if not self.store.attempts(self._log.keys[position]):
-                self.store.fail(self.pool[position], reason="a result of another grid, channels or dtype", seconds=0.0)
-        return self._without_result(batch) + unlike
-
-    def _without_result(self, batch: SimulationBatch) -> tuple[int, ...]:
-        return tuple(position for position in batch.positions if self._log.keys[position] not in self.store)
+        if not self._log.missing(batch):
+            self._close(BatchOutcome(failed=self._log.failed(batch), seconds=0.0))
 
     def _pending(self, limit: int | None) -> SimulationBatch | None:
         """The open batch, or the next one; None when the labels are enough or the pool is used up."""
-        log = self._log
-        if log.open is not None:
-            return log.open
-        batch = self._chosen(limit) if log.rounds else self._start()
-        return None if batch is None else log.ask(batch)
+        if self._log.open is not None:
+            return self._log.open
+        batch = self._chosen(limit) if self._log.rounds else self._start()
+        return None if batch is None else self._log.ask(batch)
 
     def _start(self) -> SimulationBatch:
-        """What the random start lacks: the next functions of one random order of the pool."""
+        """Missing functions of the random start: the next ones of a random order of the pool."""
         calibration, training = self._lacking()
         order = torch.randperm(len(self._log.distinct), generator=stream(self.plan.seed, "random start"), device="cpu")
         free = {*self._log.free}
@@ -323,10 +289,9 @@ class ActiveLearner:
     def _chosen(self, limit: int | None) -> SimulationBatch | None:
         """Ask the acquisition."""
         number, free = len(self._log.rounds), self._log.free
-        labelled = self._log.labelled
         target = next_target(self.plan.batch, self._log.batches[-1].target)
         target = target if limit is None else min(target, limit)
-        count = min(target - len(labelled), len(free))
+        count = min(target - len(self._log.labelled), len(free))
         if count < 1:
             return None
         pairs, predictor = self.pairs, self._fitted().raw  # calibrated, calibration functions would influence what is chosen
@@ -345,15 +310,7 @@ class ActiveLearner:
 
     def _simulated(self, batch: SimulationBatch, pool: WorkerPool) -> BatchOutcome:
         """Run the open batch's simulations; every result is stored as it comes."""
-        example = self._log.example
-        report = simulate_in(
-            pool,
-            self.pool[list(batch.positions)],
-            store=self.store,
-            options=self.simulation,
-            out_grid=None if example is None else example.grid,
-            out_kind=None if example is None else kind_of(example),
-        )
+        report = simulate_in(pool, self.pool[list(batch.positions)], store=self.store, options=self.simulation)
         lost = report.lost | report.failures.keys() - {failure.key for failure in self.store.failures()}
         if lost:
             raise SimulationError(
@@ -361,7 +318,7 @@ class ActiveLearner:
                 got=f"{len(lost)} of which nothing is known, the first: {report.failures[min(lost)]}",
                 remedy="run again with an executor that works; no result is lost",
             )
-        return BatchOutcome(failed=self._failed(batch), seconds=report.seconds)
+        return BatchOutcome(failed=self._log.failed(batch), seconds=report.seconds)
 
     def _close(self, outcome: BatchOutcome) -> None:
         """Close the open batch unless too much failed in it, and learn if the round is complete."""
@@ -381,39 +338,18 @@ class ActiveLearner:
         self._settle()
 
     def _settle(self) -> None:
-        """Learn from a round whose results are complete."""
-        log = self._log
-        number = len(log.rounds)
-        if log.open is None and log.round_of(number) and (number > 0 or max(self._lacking()) <= 0):
-            self._learn(number)
-
-    def _learn(self, number: int) -> None:
-        """Train, fit, calibrate, measure, and write a line of history."""
-        result = self._pipeline.learn(number)
-        self._result = result
-        batches = self._log.round_of(number)
-        reused = sum(outcome.reused(batch) for batch, outcome in batches)
-        failed = sum(len(outcome.failed) for _, outcome in batches)
-        watched = self.plan.test
-        if watched is None and self._unseen:
-            watched = self.conformal_pairs
+        """Train, fit, calibrate and measure if the results of the round are complete."""
+        number = len(self._log.rounds)
+        has_results = self._log.open is None and self._log.round_of(number)
+        if not has_results or (number == 0 and max(self._lacking()) > 0):
+            return
+        self._result = result = self._pipeline.learn(number)
+        test = self.conformal_pairs if self.plan.test is None and self._unseen else self.plan.test
         self._log.finish(
-            Round(
-                number=number,
-                labels=len(self._log.labelled),
-                chosen=tuple(position for batch, _ in batches for position in batch.training),
-                simulations=SimulationCounts(
-                    simulated=sum(len(batch.positions) for batch, _ in batches) - reused - failed, reused=reused, failed=failed
-                ),
-                loss=result.loss,
-                errors=measured(result.predictor, watched),
-                seconds=RoundSeconds(
-                    select=sum(batch.seconds for batch, _ in batches),
-                    simulate=sum(outcome.seconds for _, outcome in batches),
-                    train=result.train_seconds,
-                    fit=result.fit_seconds,
-                ),
-            )
+            loss=result.loss,
+            errors=measured(result.predictor, test),
+            train_seconds=result.train_seconds,
+            fit_seconds=result.fit_seconds,
         )
 
     def _warn_of_end(self, labels: int | None) -> None:
@@ -427,12 +363,13 @@ class ActiveLearner:
     def _show(self, bar: Any) -> None:
         bar.n = len(self._log.labelled)
         if self._log.rounds:
-            last = self._log.rounds[-1]
-            bar.set_postfix(round=last.number, **({} if last.errors.mean is None else {"error": f"{last.errors.mean:.2e}"}))
+            number, error = self._log.rounds[-1].number, self._log.rounds[-1].errors.mean
+            bar.set_postfix(round=number, **({} if error is None else {"error": f"{error:.2e}"}))
         bar.refresh()
 
     def _settings(self) -> dict[str, Any]:
         """Everything that decides what the loop does, as JSON can hold it."""
+        test = self.plan.test
         return {
             "simulator": identity_of(self.simulator) if isinstance(self.simulator, Problem) else None,
             "acquisition": identity_of(self.acquisition),
@@ -444,24 +381,6 @@ class ActiveLearner:
             "batch": identity_of(self.plan.batch),
             "calibration": self.plan.calibration,
             "calibrate": identity_of(self.plan.calibrate),
-            "test": digest_of_pairs(self.store, self.plan.test),
+            "test": None if test is None else digest(keys_of(self.store, test.inputs) + keys_of(self.store, test.outputs)),
             "seed": self.plan.seed,
         }
-
-    def _check_pool(self) -> None:
-        """Check that the random start fits, and that no test function is a candidate."""
-        needed, distinct = self.plan.initial + self.plan.calibration, len(self._log.distinct)
-        if needed > distinct:
-            raise DataError(
-                expected=f"a pool of at least {needed} different functions for the random start and calibration",
-                got=str(distinct),
-                remedy="draw a larger pool, or lower initial or calibration",
-            )
-        if self.plan.test is not None:
-            common = shared(self.pool, self.plan.test.inputs)
-            if common:
-                raise DataError(
-                    expected="test functions that are not in the pool",
-                    got=f"{common} that are",
-                    remedy="draw them with another seed: what may be trained on measures nothing",
-                )

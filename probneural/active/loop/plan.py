@@ -8,11 +8,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from probneural.active.loop.settings import check
 from probneural.checks import assign, check_flag, check_integer, check_real
 from probneural.distributions import Predictor
+from probneural.errors import ArgumentError
 from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed
+
+
+def check(holds: bool, expected: str, got: object) -> None:
+    """Raise an ArgumentError unless an argument is as expected."""
+    if not holds:
+        raise ArgumentError(expected=expected, got=repr(got), remedy="see the arguments of ActiveLearner")
+
 
 Schedule = int | Callable[[int], int]
 """Functions a round adds: a number, or what makes one of the number of labels so far."""
@@ -62,7 +69,7 @@ TrainFunction = Callable[..., object]
 
 @runtime_checkable
 class Head(Protocol):
-    """What the loop needs of a head."""
+    """Interface of a head."""
 
     def fit(self, operator: Any, data: FieldPairs, /) -> Predictor:
         """Fit the head."""
@@ -70,7 +77,7 @@ class Head(Protocol):
 
 @runtime_checkable
 class Calibrator(Protocol):
-    """What the loop needs of a calibrator."""
+    """Interface of a calibrator."""
 
     def fit(self, predictor: Predictor, calibration: FieldPairs, /) -> Predictor:
         """Fit the calibrator."""
@@ -106,7 +113,7 @@ class OperatorTraining:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LearningPlan:
-    """How many functions a loop simulates, what it calibrates and measures with them, and its seed.
+    """Sizes of a loop's batches, its calibration and test functions, and its seed.
 
     Args:
         initial: Functions of the random start.

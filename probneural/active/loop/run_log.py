@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from probneural.active.loop.history import LearningHistory, Round
-from probneural.active.loop.settings import digest, keys_of
+from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
 from probneural.active.simulation.store import ResultStore
-from probneural.active.simulation.workers import kind_of
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
@@ -21,9 +21,19 @@ from probneural.training import schema
 _RESTORE = "restore what is missing or ends in .broken in {}, or begin another store with a copy of its results"
 
 
+def digest(names: Sequence[str]) -> str:
+    """A short digest of several texts."""
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+
+def keys_of(store: ResultStore, fields: Field) -> list[str]:
+    """The store's key of each function."""
+    return [store.key(fields[position]) for position in range(len(fields))]
+
+
 @dataclass(frozen=True)
 class SimulationBatch:
-    """Simulations that are asked for together; remembered before the first of them starts.
+    """Simulations of one request, stored before the first of them starts.
 
     Attributes:
         round: The round they belong to.
@@ -31,7 +41,7 @@ class SimulationBatch:
         calibration: Positions in the pool of calibration functions, which only the random start has.
         training: Positions of functions to learn from, in the order of choice.
         seconds: Time of the choice.
-        found: Positions of those of which the store has had a result when they are asked for.
+        found: Positions with a result in the store at the time of the request.
     """
 
     round: int
@@ -49,7 +59,7 @@ class SimulationBatch:
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What became of a batch.
+    """Outcome of a batch.
 
     Attributes:
         failed: Positions of those without a usable result.
@@ -60,7 +70,7 @@ class BatchOutcome:
     seconds: float
 
     def reused(self, batch: SimulationBatch) -> int:
-        """How many results the batch took from the store: those that were there, without those of no use."""
+        """Number of usable results that the batch took from the store."""
         return len({*batch.found} - {*self.failed})
 
 
@@ -68,10 +78,10 @@ _Entry = TypeVar("_Entry", SimulationBatch, BatchOutcome)
 
 
 class RunLog:
-    """The memory of one loop, in a store, where each entry is written once and found again after a restart.
+    """Log of one loop in a store, where each entry is written once and read again after a restart.
 
     Args:
-        store: Where to remember.
+        store: The store.
         pool: The candidates.
     """
 
@@ -119,6 +129,32 @@ class RunLog:
                 + ", ".join(f"{name} {theirs.get(name)!r}" for name in differ),
                 got=", ".join(f"{name} {ours.get(name)!r}" for name in differ),
                 remedy="construct the learner as before (build the operator from the same seed), or name another store",
+            )
+
+    def check_pool(self, needed: int, test: FieldPairs | None) -> None:
+        """Check that the random start fits, and that no test function is a candidate, to float32 accuracy if dtypes differ.
+
+        Raises:
+            DataError: If one is, or the pool has less than `needed` different functions.
+        """
+        if needed > len(self.distinct):
+            raise DataError(
+                expected=f"a pool of at least {needed} different functions for the random start and calibration",
+                got=str(len(self.distinct)),
+                remedy="draw a larger pool, or lower initial or calibration",
+            )
+        if test is None:
+            return
+        candidates = self.keys
+        inputs = test.inputs
+        if inputs.dtype != self.pool.dtype:
+            candidates, inputs = keys_of(self.store, self.pool.to(torch.float32)), inputs.to(torch.float32)
+        common = {*candidates} & {*keys_of(self.store, inputs)}
+        if common:
+            raise DataError(
+                expected="test functions that are not in the pool",
+                got=f"{len(common)} that are",
+                remedy="draw them with another seed: what may be trained on measures nothing",
             )
 
     @property
@@ -185,20 +221,16 @@ class RunLog:
             self._held[kind] = held
         return held[1]
 
-    @property
-    def example(self) -> Field | None:
-        """The first result, whose grid, channels and dtype all others have to share; None before a batch is closed."""
-        first = next(iter(self.calibration + self.labelled), None)
-        return None if first is None else self._outputs(first)
+    def _unlike(self, batch: SimulationBatch) -> dict[int, Field]:
+        """Results of a batch on another grid, or of other channels or dtype, than the first closed result, by position.
 
-    def unlike(self, batch: SimulationBatch) -> tuple[int, ...]:
-        """Positions of a batch whose results differ in kind from the example; without one, from most of the batch's results."""
-        kinds = {position: _kind(self._outputs(position)) for position in batch.positions if self.keys[position] in self.store}
-        if not kinds:
-            return ()
-        every, example = list(kinds.values()), self.example
-        expected = max(every, key=every.count) if example is None else _kind(example)  # of equally many the first
-        return tuple(position for position, kind in kinds.items() if kind != expected)
+        Without a closed result, those unlike most of the batch's.
+        """
+        outputs = {position: self._outputs(position) for position in batch.positions if self.keys[position] in self.store}
+        first = next(iter(self.calibration + self.labelled), None)
+        kinds = [_kind(field) for field in (outputs.values() if first is None else [self._outputs(first)])]
+        expected = max(kinds, key=kinds.count, default=None)  # of equally many the first
+        return {position: field for position, field in outputs.items() if _kind(field) != expected}
 
     def _outputs(self, position: int) -> Field:
         return self.store.pairs([self.keys[position]]).outputs
@@ -216,9 +248,46 @@ class RunLog:
         self._remember(f"outcome-{len(self.outcomes):04d}", asdict(outcome))
         self.outcomes.append(outcome)
 
-    def finish(self, entry: Round) -> None:
+    def without_result(self, batch: SimulationBatch) -> tuple[int, ...]:
+        """Positions without a usable result."""
+        return tuple(position for position in batch.positions if self.keys[position] not in self.store)
+
+    def missing(self, batch: SimulationBatch) -> list[int]:
+        """Positions without a result or a failed attempt."""
+        failed = {failure.key for failure in self.store.failures()}
+        return [position for position in self.without_result(batch) if self.keys[position] not in failed]
+
+    def failed(self, batch: SimulationBatch) -> tuple[int, ...]:
+        """Positions without a result, or with one of another grid, channels or dtype than the others."""
+        unlike = self._unlike(batch)
+        for position, outputs in unlike.items():
+            if not self.store.attempts(self.keys[position]):
+                reason = f"{outputs!r}, of another grid, channels or dtype than the others"
+                self.store.fail(self.pool[position], reason=reason, seconds=0.0)
+        return (*self.without_result(batch), *unlike)
+
+    def finish(self, *, loss: float | None, errors: RoundErrors, train_seconds: float, fit_seconds: float) -> None:
         """Add a finished round."""
-        self._remember(f"round-{len(self.rounds):04d}", entry.to_row())
+        number = len(self.rounds)
+        batches = self.round_of(number)
+        reused = sum(outcome.reused(batch) for batch, outcome in batches)
+        failed = sum(len(outcome.failed) for _, outcome in batches)
+        simulated = sum(len(batch.positions) for batch, _ in batches) - reused - failed
+        entry = Round(
+            number=number,
+            labels=len(self.labelled),
+            chosen=tuple(position for batch, _ in batches for position in batch.training),
+            simulations=SimulationCounts(simulated=simulated, reused=reused, failed=failed),
+            loss=loss,
+            errors=errors,
+            seconds=RoundSeconds(
+                select=sum(batch.seconds for batch, _ in batches),
+                simulate=sum(outcome.seconds for _, outcome in batches),
+                train=train_seconds,
+                fit=fit_seconds,
+            ),
+        )
+        self._remember(f"round-{number:04d}", entry.to_row())
         self.rounds.append(entry)
 
     def trained(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -262,7 +331,7 @@ class RunLog:
 
 
 def _kind(outputs: Field) -> tuple[Any, ...]:
-    return (outputs.grid, *kind_of(outputs))
+    return outputs.grid, outputs.channels, outputs.dtype
 
 
 def _left(positions: Sequence[int], failed: frozenset[int]) -> list[int]:

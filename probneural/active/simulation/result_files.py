@@ -44,40 +44,34 @@ class _Uniform(TypedDict):
     origin: list[float]
 
 
+class _OnSphere(_Uniform):
+    """A uniform grid with axes of latitudes."""
+
+    latitudes: list[list[float] | None]
+
+
 class _Scattered(TypedDict):
     """A grid whose points and weights are tensors of the file."""
 
     kind: Literal["scattered"]
 
 
-class _Inputs(TypedDict):
-    """The grids of a failure."""
-
-    inputs: _Uniform | _Scattered
-
-
-class _Both(_Inputs):
-    """The grids of a result."""
-
-    outputs: _Uniform | _Scattered
-
-
 class _Result(TypedDict):
-    """What is known of a result."""
+    """Metadata of a result."""
 
     kind: Literal["result"]
     key: str
-    grids: _Both
+    grids: dict[str, _OnSphere | _Uniform | _Scattered]
     seconds: float
     when: float
 
 
 class _Failure(TypedDict):
-    """What is known of a failed attempt."""
+    """Metadata of a failed attempt."""
 
     kind: Literal["failure"]
     key: str
-    grids: _Inputs
+    grids: dict[str, _OnSphere | _Uniform | _Scattered]
     seconds: float
     when: float
     reason: str
@@ -85,14 +79,14 @@ class _Failure(TypedDict):
 
 
 class _Tensors(TypedDict):
-    """What is known of kept tensors."""
+    """Metadata of tensors."""
 
     kind: Literal["tensors"]
     name: str
 
 
 def function_key(inputs: Field) -> str:
-    """Return the name of one input function: a digest of its values, its dtype and its grid.
+    """Return the key of one input function: a digest of its values, its dtype and its grid.
 
     Args:
         inputs: One function, `(1, c, *grid)`.
@@ -155,9 +149,13 @@ def rebuild_grid(described: dict[str, Any], tensors: dict[str, Tensor]) -> Grid:
         endpoint=described["endpoint"],
         origin=[float(origin) for origin in described["origin"]],
     )
-    ends = described.get("latitudes") or [None] * grid.dimension
-    pairs = (None if pair is None else (float(pair[0]), float(pair[1])) for pair in ends)
-    return Grid.of_axes([replace(axis, latitudes=pair) for axis, pair in zip(grid.axes, pairs, strict=True)])
+    if "latitudes" not in described:
+        return grid
+    ends = described["latitudes"]
+    if len(ends) != grid.dimension:
+        raise GridError(expected=f"ends of latitudes for {grid.dimension} axes", got=str(len(ends)), remedy="restore the file")
+    latitudes = (None if pair is None else tuple(map(float, pair)) for pair in ends)
+    return Grid.of_axes([replace(axis, latitudes=pair) for axis, pair in zip(grid.axes, latitudes, strict=True)])
 
 
 def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float) -> str:
@@ -167,7 +165,7 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
         folder: The store's.
         inputs: One function, `(1, c, *grid)`.
         outputs: Its result, `(1, c', *grid')`.
-        seconds: What the simulation took.
+        seconds: Duration of the simulation.
 
     Raises:
         DataError: If either is not one finite function, or the seconds are not finite.
@@ -214,7 +212,7 @@ def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def plain_text(text: str) -> str:
-    """Escape lone surrogates, which undecodable file names have and SQLite does not take."""
+    """Escape lone surrogates, which undecodable file names have and terminals refuse."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -238,7 +236,7 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
-    """Read a result or a failure: what is known about it, and its functions by name ("inputs", "outputs").
+    """Read a result or a failure: its metadata, and its functions by name ("inputs", "outputs").
 
     Raises:
         DamagedError: If it is damaged, is not what its name says, or is no regular file.
@@ -249,6 +247,7 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
     try:
         tensors, about = files.read(path)
         schema.check(about, _Result if is_result else _Failure, where=f"a {'result' if is_result else 'failure'}")
+        schema.check_names(about["grids"], ["inputs", "outputs"] if is_result else ["inputs"], where="the grids")
         about |= {name: float(about[name]) for name in ("seconds", "when")}
         fields = {}
         for name, described in about["grids"].items():

@@ -22,19 +22,18 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-"""Seconds between looks at a simulation that another process has in hand."""
-
 _TICK = 0.05
-"""Seconds between looks at the queue, while functions in it are left alone."""
+"""Seconds between looks at the queue while other processes are at work on functions in it."""
+_PAUSE = 0.5
+"""Seconds between attempts at such a function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationReport:
-    """What became of the input functions of one call.
+    """Outcome of the simulations of one call.
 
     Attributes:
-        keys: Of the input functions, in their order.
+        keys: Keys of the input functions, in their order.
         succeeded: Whether there is a result, in the same order.
         reused: Number of inputs whose result was there, came from another process, or is another input's of this call.
         simulated: Number of inputs that this call simulated with success.
@@ -91,12 +90,12 @@ def simulate(
         simulator: Maps a Field of one function to a Field of one function, for example `problem.solve`. Processes need one
             that can be pickled. The same function has to give the same result, whoever computes it.
         inputs: n input functions; equal ones are simulated once.
-        store: Where results are kept.
+        store: Store of the results.
         options: Executor, number of processes, time limit and attempts.
-        out_grid: Where results have to live; by default any grid will do.
+        out_grid: Required grid of results; any grid by default.
 
     Returns:
-        What became of each input; the results are `store.pairs(keys)`.
+        The outcome of each input; the results are `store.pairs(keys)`.
 
     Raises:
         ArgumentError: If an argument is out of range, the simulator cannot be sent to processes, or own workers die as they
@@ -134,19 +133,16 @@ def simulate_in(
     *,
     store: ResultStore,
     options: SimulationOptions,
-    out_grid: Grid | None,
-    out_kind: tuple[int, str] | None = None,
+    out_grid: Grid | None = None,
 ) -> SimulationReport:
-    """Do what `simulate` does in a pool that stays open; results may have to be of one kind, see `kind_of`."""
+    """Do what `simulate` does in a pool that stays open."""
     if not isinstance(inputs, Field) or len(inputs) == 0:
         raise DataError(
             expected="a Field of one function or more",
             got="none" if isinstance(inputs, Field) else described(inputs),
             remedy="nothing else is simulated",
         )
-    return _Run(
-        pool, inputs, store, options, required=(None if out_grid is None else pickle.dumps(out_grid), out_kind)
-    ).report()
+    return _Run(pool, inputs, store, options, out_grid=None if out_grid is None else pickle.dumps(out_grid)).report()
 
 
 class _Run:
@@ -159,9 +155,9 @@ class _Run:
         store: ResultStore,
         options: SimulationOptions,
         *,
-        required: tuple[bytes | None, tuple[int, str] | None],
+        out_grid: bytes | None,
     ) -> None:
-        self.pool, self.inputs, self.store, self.options, self.required = pool, inputs, store, options, required
+        self.pool, self.inputs, self.store, self.options, self.out_grid = pool, inputs, store, options, out_grid
         self.keys = tuple(store.key(inputs[row]) for row in range(len(inputs)))
         self.rows = {key: row for row, key in reversed(list(enumerate(self.keys)))}  # the first of equal functions
         self.failed: Counter[str] = Counter()
@@ -170,7 +166,8 @@ class _Run:
         self.simulated: set[str] = set()
         self.queue: deque[str] = deque()
         self.running: dict[Future[Outcome], str] = {}
-        self.elsewhere: dict[str, _Elsewhere] = {}
+        self.elsewhere: dict[str, tuple[float, float]] = {}
+        """Times at which another process was first and last found at work on a function."""
 
     def report(self) -> SimulationReport:
         """Work until every function has a result or a reason."""
@@ -184,12 +181,8 @@ class _Run:
             elif key not in self.store:
                 self.queue.append(key)
         if self.queue:
-            settings = {
-                "desc": "simulating",
-                "unit": "simulation",
-                "leave": None,
-            }  # None: the bar of a loop stays, this one goes
-            with tqdm(total=len(self.queue), disable=not self.options.show_progress, **settings) as bar:
+            settings = {"desc": "simulating", "unit": "simulation", "disable": not self.options.show_progress}
+            with tqdm(total=len(self.queue), leave=None, **settings) as bar:  # None: the bar of a loop stays, this one goes
                 self._work(bar)
         succeeded = tuple(key not in self.failures for key in self.keys)
         return SimulationReport(
@@ -215,10 +208,10 @@ class _Run:
                     bar.update()
 
     def _next(self) -> str | None:
-        """The next key that is not to be left alone for now."""
+        """The next key, unless another process has been at work on it just now."""
         now = time.monotonic()
         for key in self.queue:
-            if key not in self.elsewhere or self.elsewhere[key].until <= now:
+            if key not in self.elsewhere or self.elsewhere[key][1] + _PAUSE <= now:
                 self.queue.remove(key)
                 return key
         return None
@@ -229,7 +222,7 @@ class _Run:
     def _task(self, key: str) -> Task:
         inputs = packed(self._function(key))
         number = secrets.randbits(62)  # another one in every call and every process
-        return Task(inputs, str(self.store.path), self.store.identity, self.required[0], number, self.required[1])
+        return Task(inputs, str(self.store.path), self.store.identity, self.out_grid, number)
 
     def _is_settled(self, key: str, outcome: Outcome) -> bool:
         """Whether a function has a result or a reason now; if not, it is in the queue again."""
@@ -254,22 +247,12 @@ class _Run:
         return True
 
     def _has_waited_too_long(self, key: str) -> bool:
-        """Look again later at what another process is simulating, unless that has taken too long."""
+        """Queue what another process is simulating, unless that has taken too long."""
         now, limit = time.monotonic(), self.options.timeout
-        previous = self.elsewhere.get(key)
-        if previous is not None and limit is not None and now - previous.since > limit:
+        since, _ = self.elsewhere.get(key, (now, now))
+        if limit is not None and now - since > limit:
             self.failures[key] = f"another process has been simulating it for more than {limit:g} s"
             return True
-        pause = _FIRST_PAUSE if previous is None else min(2 * previous.pause, _LONGEST_PAUSE)
-        self.elsewhere[key] = _Elsewhere(now if previous is None else previous.since, pause, now + pause)
+        self.elsewhere[key] = since, now
         self.queue.append(key)
         return False
-
-
-@dataclass(frozen=True)
-class _Elsewhere:
-    """Since when another process has had a function, and until when to leave it alone."""
-
-    since: float
-    pause: float
-    until: float

@@ -1,22 +1,18 @@
-"""A durable store of simulated results: one file each, and an index that can be lost."""
+"""A durable store of simulated results, one file each."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from probneural.active.simulation.result_files import (
     function_key,
-    plain_text,
     read_record,
     read_tensors,
     write_failure,
@@ -26,31 +22,27 @@ from probneural.active.simulation.result_files import (
 from probneural.active.simulation.store_files import (
     DECISIONS,
     FAILURES,
-    LOCKS,
-    MARK,
     RESULTS,
-    ROOMS,
     SUFFIX,
     TENSORS,
-    VERSION,
     DamagedError,
     check_key,
     check_name,
     is_key,
     is_record,
     locked,
+    open_folder,
     path_of,
     read_json,
+    remove_leftovers,
     set_aside,
-    store_identity,
     write_json,
 )
-from probneural.active.simulation.store_index import Entry, StoreIndex
 from probneural.checks import check_instance, check_path, check_real, check_text
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
-from probneural.training import atomic, schema
+from probneural.training import schema
 from probneural.training.schema import JSON
 
 _T = TypeVar("_T")
@@ -61,9 +53,9 @@ class Failure:
     """One failed attempt at a simulation.
 
     Attributes:
-        key: Of the input function.
-        reason: What went wrong, in one line.
-        seconds: What the attempt took.
+        key: Key of the input function.
+        reason: Reason of the failure, in one line.
+        seconds: Duration of the attempt.
         when: When it ended, UTC in ISO 8601.
     """
 
@@ -73,23 +65,34 @@ class Failure:
     when: str
 
 
+class _Entry(NamedTuple):
+    """Cached metadata of a result or failure.
+
+    Attributes:
+        state: Size of the file in bytes and its time of modification in nanoseconds; if they change, it is read again.
+        created: When it was written, in seconds since 1970.
+        row: Its row of the table.
+    """
+
+    state: tuple[int, int]
+    created: float
+    row: dict[str, Any]
+
+
 class ResultStore:
     """Results of simulations, failed attempts and a loop's decisions, in a folder that survives being killed at any moment.
 
     Each result is one safetensors file named after its input function's key, with a digest; it is complete and synced to disk
-    when [`add`][probneural.active.ResultStore.add] returns. An SQLite index spares reading all files when a store is
-    opened. It is an index and no more: where it is missing, stale or corrupt it is made again from the files. Decisions and
-    tensors have digests too, which know the name they were kept under. Under any of these names, a file that is truncated,
-    changed, damaged or foreign, and what is no regular file (a symbolic link, which could lead elsewhere), is renamed to
-    `*.broken` with a warning, and counts as missing. Keys and names cannot lead out of the folder. No pickle is ever read.
+    when [`add`][probneural.active.ResultStore.add] returns. Decisions and tensors have digests too, which include their names.
+    A file is checked when it is first asked for. Under any of these names, a file that is truncated, changed, damaged or
+    foreign, and what is no regular file (a symbolic link, which could lead elsewhere), is renamed to `*.broken` with a warning,
+    and counts as missing. Keys and names cannot lead out of the folder. No pickle is ever read.
 
     What processes that were killed have left half written is removed when a store is opened. A writer holds a lock on its
     temporary file, which the system releases when the process dies, so a file that another process is writing stays.
 
-    Several processes may use one store at once. That they see each other's results only needs a shared file system, but the
-    index is for processes of one machine: SQLite's write-ahead log does not work over a network, so workers elsewhere write
-    result files and leave the index to the process that runs the loop. A folder that cannot be written to can be read, without
-    an index. Advisory locks need `fcntl`; without it (Windows) keep to one process.
+    Several processes may use one store at once, on one machine or over a shared file system with `flock`. A folder that cannot
+    be written to can be read. Advisory locks need `fcntl`; without it (Windows) keep to one process.
 
     Args:
         path: The store's folder, made if it does not exist.
@@ -112,13 +115,9 @@ class ResultStore:
 
     def __init__(self, path: str | Path) -> None:
         self.path = check_path(path, "path").expanduser().absolute()
-        self._guard = threading.RLock()
-        self.identity = _open_folder(self.path)
-        _remove_leftovers(self.path)
-        self._index = StoreIndex(self.path / "index.sqlite")
-        with self._guard:
-            self._entries = self._index.read()
-            self._refresh()
+        self.identity = open_folder(self.path)
+        remove_leftovers(self.path)
+        self._entries: dict[Path, _Entry] = {}
 
     def key(self, inputs: Field) -> str:
         """Return the key of one input function: a digest of its values, its dtype and its grid.
@@ -136,23 +135,21 @@ class ResultStore:
 
     def __contains__(self, key: str) -> bool:
         """Whether there is a usable result for a key."""
-        with self._guard:
-            return is_key(key) and self._look_at(f"{RESULTS}/{key}{SUFFIX}")
+        return is_key(key) and self._entry(path_of(self.path, RESULTS, f"{key}{SUFFIX}")) is not None
 
     def __len__(self) -> int:
-        """Number of results."""
-        return sum(entry.status == "done" for entry in self._current())
+        """Number of usable results; reads those that have not been read."""
+        return len(self._rows(RESULTS))
 
     def add(self, inputs: Field, outputs: Field, *, seconds: float) -> str:
         """Store one result durably: when this returns, it survives a crash of the process and of the machine.
 
-        The file is written under another name, synced, renamed, and its folder synced; then the index follows. Adding a result
-        again changes nothing.
+        The file is written under another name, synced, renamed, and its folder synced. Adding a result again changes nothing.
 
         Args:
             inputs: One function, `(1, c, *grid)`.
             outputs: Its result, `(1, c', *grid')`.
-            seconds: What the simulation took.
+            seconds: Duration of the simulation.
 
         Returns:
             The key of the input function.
@@ -167,7 +164,7 @@ class ResultStore:
             write_result(self.path, inputs, outputs, seconds=seconds)
         if key not in self:
             raise FileError(expected="the result just written", got="a damaged file", remedy="check the disk")
-        return key  # the index follows with the next look at all files
+        return key
 
     def pairs(self, keys: Sequence[str]) -> FieldPairs:
         """Return the results of some keys as a data set on the CPU, in the order of the keys.
@@ -199,8 +196,8 @@ class ResultStore:
 
         Args:
             inputs: One function, `(1, c, *grid)`.
-            reason: What went wrong, in one line.
-            seconds: What the attempt took.
+            reason: Reason of the failure, in one line.
+            seconds: Duration of the attempt.
 
         Raises:
             DataError: If `inputs` is not one finite function.
@@ -210,8 +207,7 @@ class ResultStore:
 
     def failures(self) -> list[Failure]:
         """Return the failed attempts, oldest first, those of functions that succeeded later included."""
-        entries = sorted((entry for entry in self._current() if entry.status == "failed"), key=lambda entry: entry.created)
-        return [Failure(key=entry.key, reason=entry.reason, seconds=entry.seconds, when=entry.when) for entry in entries]
+        return [Failure(**{name: row[name] for name in ("key", "reason", "seconds", "when")}) for row in self._rows(FAILURES)]
 
     def attempts(self, key: str) -> int:
         """Return how many attempts at a function have failed.
@@ -227,16 +223,14 @@ class ResultStore:
 
         The status is "done" or "failed", and `reason` is empty for results.
         """
-        entries = sorted(self._current(), key=lambda entry: (entry.created, entry.name))
-        names = ("key", "status", "seconds", "when", "reason")
-        return [{name: getattr(entry, name) for name in names} for entry in entries]
+        return self._rows(RESULTS, FAILURES)
 
     def remember(self, name: str, value: JSON) -> None:
         """Keep a decision for good, for example which candidates a round chose: what was decided stays decided.
 
         Args:
             name: Letters, digits, ".", "_" and "-".
-            value: What JSON can hold; tuples come back as lists.
+            value: JSON content; tuples come back as lists.
 
         Raises:
             ArgumentError: If the name or the value is of another kind, or another value is kept under this name.
@@ -260,7 +254,7 @@ class ResultStore:
                 )
 
     def recall(self, name: str) -> JSON | None:
-        """Return what is kept under a name, or None; what was changed or damaged is set aside, with a warning.
+        """Return the decision of a name, or None; a changed or damaged file is set aside, with a warning.
 
         Raises:
             ArgumentError: If the name has other characters than `remember` takes.
@@ -297,11 +291,11 @@ class ResultStore:
         return ResultStore, (self.path,)
 
     def __repr__(self) -> str:
-        """A short description."""
-        return f"ResultStore({str(self.path)!r}, {len(self)} results)"
+        """A short description, which reads no file."""
+        return f"ResultStore({str(self.path)!r})"
 
     def _usable(self, room: str, name: str, suffix: str, read: Callable[[Path, str], _T]) -> _T | None:
-        """What is kept under a name in a room, or None."""
+        """The usable content of a name in a folder, or None."""
         path = path_of(self.path, room, f"{name}{suffix}")
         try:
             return read(path, name)
@@ -327,87 +321,35 @@ class ResultStore:
                 expected=f"a usable result for {key!r}", got=str(error), remedy="simulate that function again"
             ) from error
 
-    def _current(self) -> list[Entry]:
-        with self._guard:
-            self._refresh()
-            return list(self._entries.values())
+    def _rows(self, *rooms: str) -> list[dict[str, Any]]:
+        """Rows of usable results or failures, oldest first."""
+        paths = [path for room in rooms for path in sorted((self.path / room).iterdir()) if is_record(f"{room}/{path.name}")]
+        entries = [entry for path in paths if (entry := self._entry(path)) is not None]
+        return [dict(entry.row) for entry in sorted(entries, key=lambda entry: entry.created)]
 
-    def _refresh(self) -> None:
-        """Make the entries agree with the files, whoever wrote them."""
-        names = set()
-        for folder in (RESULTS, FAILURES):
-            with os.scandir(self.path / folder) as listing:
-                names |= {name for file in listing if is_record(name := f"{folder}/{file.name}")}
-        for name in self._entries.keys() | names:
-            self._look_at(name)
-        self._index.write(self._entries)
-
-    def _look_at(self, name: str) -> bool:
-        """Whether there is a usable file, reading it unless its present state is known to be good."""
-        path = path_of(self.path, *name.split("/"))
+    def _entry(self, path: Path) -> _Entry | None:
+        """The metadata of a usable file, which is read if it has changed; None if there is none."""
         try:
-            state = path.lstat()
-        except FileNotFoundError:
-            self._entries.pop(name, None)
-            return False
-        indexed = self._entries.get(name)
-        if indexed is not None and (indexed.size, indexed.changed) == (state.st_size, state.st_mtime_ns):
-            return True
-        self._entries.pop(name, None)
-        try:
-            about, _ = read_record(path)
+            status = path.lstat()
+            state = status.st_size, status.st_mtime_ns
+            if path not in self._entries or self._entries[path].state != state:
+                about, _ = read_record(path)
+                row = {
+                    "key": about["key"],
+                    "status": "done" if about["kind"] == "result" else "failed",
+                    "seconds": about["seconds"],
+                    "when": datetime.fromtimestamp(about["when"], UTC).isoformat(timespec="milliseconds"),
+                    "reason": about.get("reason", ""),
+                }
+                self._entries[path] = _Entry(state, about["when"], row)
+            return self._entries[path]
         except DamagedError as error:
             set_aside(path, error)
-            return False
-        except FileNotFoundError:  # set aside by another process just now
-            return False
+        except FileNotFoundError:  # never written, or set aside by another process
+            pass
         except OSError as error:
             raise _unreadable(path, error) from error
-        status = "done" if about["kind"] == "result" else "failed"
-        seconds, created, reason = about["seconds"], about["when"], plain_text(str(about.get("reason", "")))
-        self._entries[name] = Entry(name, about["key"], status, seconds, created, reason, state.st_size, state.st_mtime_ns)
-        return True
-
-
-def _open_folder(path: Path) -> str:
-    """Make the folder, or check that it is a store of this version; return the store's identity."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if _is_unused(path):
-            (path / LOCKS).mkdir(exist_ok=True)
-            with locked(path, "create"):
-                if not (path / MARK).exists():
-                    for folder in ROOMS:
-                        (path / folder).mkdir(exist_ok=True)
-                    write_json(path / MARK, MARK, {**VERSION, "identity": secrets.token_hex(16)})
-    except OSError as error:
-        raise FileError(expected=f"a folder for a store at {path}", got=str(error), remedy="choose another path") from error
-    identity = store_identity(path)
-    if identity is None:
-        raise FileError(
-            expected=f"a store of format {VERSION['format']} or an empty folder at {path}",
-            got="a folder with other contents, or a store of another version",
-            remedy="choose another path; nothing was changed",
-        )
-    return identity
-
-
-def _is_unused(path: Path) -> bool:
-    """Whether a folder is empty, but for what another process that is making a store there, or died doing so, has made."""
-    names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    if not names <= {*ROOMS, LOCKS}:
-        return False
-    return not any(any((path / name).iterdir()) for name in names - {LOCKS})
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left half written, and their locks; live ones hold theirs."""
-    for folder in (path, *(path / room for room in ROOMS)):
-        atomic.remove_abandoned(folder)
-    with contextlib.suppress(OSError):
-        for file in (path / LOCKS).iterdir():
-            with locked(path, file.name, wait=False):  # which removes it, unless somebody holds it
-                pass
+        return None
 
 
 def _unreadable(path: Path, error: OSError) -> FileError:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,47 @@ def store_identity(folder: Path) -> str | None:
     return str(content.get("identity"))
 
 
+def open_folder(path: Path) -> str:
+    """Make the folder, or check that it is a store of this version; return the store's identity."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if _is_unused(path):
+            (path / LOCKS).mkdir(exist_ok=True)
+            with locked(path, "create"):
+                if not (path / MARK).exists():
+                    for folder in ROOMS:
+                        (path / folder).mkdir(exist_ok=True)
+                    write_json(path / MARK, MARK, {**VERSION, "identity": secrets.token_hex(16)})
+    except OSError as error:
+        raise FileError(expected=f"a folder for a store at {path}", got=str(error), remedy="choose another path") from error
+    identity = store_identity(path)
+    if identity is None:
+        raise FileError(
+            expected=f"a store of format {VERSION['format']} or an empty folder at {path}",
+            got="a folder with other contents, or a store of another version",
+            remedy="choose another path; nothing was changed",
+        )
+    return identity
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether a folder is empty, but for what another process that is making a store there, or died doing so, has made."""
+    names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+    if not names <= {*ROOMS, LOCKS}:
+        return False
+    return not any(any((path / name).iterdir()) for name in names - {LOCKS})
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left half written, and their locks; live ones hold theirs."""
+    for folder in (path, *(path / room for room in ROOMS)):
+        atomic.remove_abandoned(folder)
+    with contextlib.suppress(OSError):
+        for file in (path / LOCKS).iterdir():
+            with locked(path, file.name, wait=False):  # which removes it, unless somebody holds it
+                pass
+
+
 @contextlib.contextmanager
 def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
     """Hold an advisory lock that the system releases when its holder dies, however it dies.
@@ -155,7 +197,7 @@ def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
 
     Args:
         folder: The store's.
-        name: Of the lock.
+        name: Name of the lock.
         wait: Whether to wait for it.
 
     Yields:

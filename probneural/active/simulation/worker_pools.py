@@ -25,14 +25,14 @@ from probneural.errors import ArgumentError, FileError
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationOptions:
-    """Where simulations run, how long one may take, and how often it is tried; nothing here changes a result.
+    """Executor, time limit and attempts of simulations; none of these options changes a result.
 
     Args:
         executor: Any `concurrent.futures.Executor`, for example Dask's `Client.get_executor()`; own processes by default.
         workers: Number of own processes, by default one per core that may be used.
         timeout: Seconds for one simulation, counted from its start; None for no limit. Also how long to wait for a function
             that another process is simulating.
-        attempts: How often a function may fail, attempts in earlier calls with the same store included.
+        attempts: Number of failures of a function before it is given up, those in earlier calls with the same store included.
         show_progress: Whether to show progress bars.
 
     Raises:
@@ -71,14 +71,14 @@ class SimulationOptions:
 
 
 START_METHOD = "spawn"
-"""How own workers start: a fork would copy locks that threads of the parent hold."""
+"""Start method of worker processes: a fork would copy locks that threads of the parent hold."""
 
 
 class WorkerPool:
-    """Where the simulations of one or several calls run, until it is closed.
+    """Workers for the simulations of one or several calls, until it is closed.
 
     Args:
-        simulator: What the workers run.
+        simulator: The simulator.
         options: Whose executor is used, and not shut down; without one, each simulation has a thread here that watches a
             worker process. Workers start when there is a task for them, and live until the pool is closed.
     """
@@ -180,19 +180,16 @@ class _WorkerProcesses:
     def _begun(self, task: Task) -> tuple[_Worker, Future[Outcome]]:
         """Give a task to this thread's process, or to a new one where there is none or it has died."""
         if hasattr(self._of_thread, "worker"):
-            with contextlib.suppress(BrokenProcessPool):
-                return self._of_thread.worker, self._submitted(self._of_thread.worker, task)
+            with contextlib.suppress(BrokenProcessPool), self._open():
+                return self._of_thread.worker, self._of_thread.worker.submit(task)
         with self._open():  # one after the other: a process must not inherit the pipes of another that is starting
             self._payload = self._payload or pickled(self._simulator)
             worker = _Worker(self._payload, self._limit)
             self._workers.append(worker)
         worker.check_start()
         self._of_thread.worker = worker
-        return worker, self._submitted(worker, task)
-
-    def _submitted(self, worker: _Worker, task: Task) -> Future[Outcome]:
         with self._open():
-            return worker.submit(task)
+            return worker, worker.submit(task)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
@@ -209,11 +206,11 @@ class _Worker:
     def __init__(self, payload: bytes, limit: float | None) -> None:
         context = multiprocessing.get_context(START_METHOD)
         self._executor = ProcessPoolExecutor(1, mp_context=context, initializer=_start_worker, initargs=(payload, limit))
-        self._number = self._executor.submit(os.getpid)
+        self._process_id = self._executor.submit(os.getpid)
 
     def check_start(self) -> None:
         """Wait until the process has started."""
-        error = self._number.exception()
+        error = self._process_id.exception()
         if error is not None:
             raise ArgumentError(
                 expected="worker processes that start and can load the simulator",
@@ -224,17 +221,17 @@ class _Worker:
 
     def submit(self, task: Task) -> Future[Outcome]:
         """Give the process a task."""
-        return self._executor.submit(_own_attempt, task)
+        return self._executor.submit(_attempt_in_worker, task)
 
     def kill(self) -> None:
         """Kill the process, and with it all that the simulator has forked: they hold the pipes that are waited for."""
-        if self._number.exception() is not None:
+        if self._process_id.exception() is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             if hasattr(os, "killpg"):
-                os.killpg(self._number.result(), signal.SIGKILL)
+                os.killpg(self._process_id.result(), signal.SIGKILL)
             else:
-                os.kill(self._number.result(), signal.SIGTERM)
+                os.kill(self._process_id.result(), signal.SIGTERM)
 
     def end(self) -> None:
         """End the process, which has stored its results unless it is at work."""
@@ -268,7 +265,7 @@ def _follow_parent(limit: float | None) -> None:
     os._exit(0)
 
 
-def _own_attempt(task: Task) -> Outcome:
+def _attempt_in_worker(task: Task) -> Outcome:
     with _InWorker.busy:
         return run(_InWorker.simulator, task)
 

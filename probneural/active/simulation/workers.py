@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from probneural.active.simulation.result_files import check_result, function_key, plain_text, write_failure, write_result
 from probneural.active.simulation.store_files import RESULTS, SUFFIX, locked, path_of, store_identity
-from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError
+from probneural.errors import ArgumentError, FileError, GridError, ProbneuralError
 from probneural.fields import Field
 
 Simulator = Callable[[Field], Field]
@@ -31,9 +32,8 @@ class Task:
         inputs: The input function, packed.
         folder: The store's, as the parent sees it.
         identity: The store's; a worker that finds it in the folder writes results itself.
-        out_grid: Where results have to live, pickled, or None.
-        number: Of this submission, so that no executor takes two of them for one.
-        out_kind: Channels and dtype that results have to have, or None.
+        out_grid: Required grid of results, pickled, or None.
+        number: Random number of this submission, so that no executor merges two of them.
     """
 
     inputs: bytes
@@ -41,18 +41,17 @@ class Task:
     identity: str
     out_grid: bytes | None
     number: int
-    out_kind: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task.
+    """Outcome of a task.
 
     Attributes:
         status: "done"; "reused", if the result was there; "busy", if another process is simulating the function; "failed";
             "abandoned", if time ran out and the simulation runs on; "died", if its worker did; "lost", if the executor lost it.
-        seconds: What the simulation took.
-        reason: Of a failure, in one line.
+        seconds: Duration of the simulation.
+        reason: Reason of a failure, in one line.
         is_stored: Whether the worker has stored the result or the failure.
         outputs: The result, packed, where it is not stored.
     """
@@ -128,11 +127,6 @@ def unpacked(data: bytes) -> Field:
     return function
 
 
-def kind_of(outputs: Field) -> tuple[int, str]:
-    """Channels and dtype of a result."""
-    return outputs.channels, str(outputs.dtype)
-
-
 def too_late(limit: float) -> str:
     """The reason given for a simulation that ran out of time."""
     return f"no result within {limit:g} s"
@@ -150,12 +144,6 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
         expected = None if task.out_grid is None else pickle.loads(task.out_grid)  # noqa: S301 (from our own parent)
         if expected is not None and outputs.grid != expected:
             raise GridError(expected=f"a result on {expected!r}", got=repr(outputs.grid), remedy="resample it in the simulator")
-        if task.out_kind not in (None, kind_of(outputs)):
-            raise DataError(
-                expected=f"a result of the channels and dtype {task.out_kind}",
-                got=str(kind_of(outputs)),
-                remedy="return the same from every simulation",
-            )
     except ProbneuralError as error:
         return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
     return Outcome("done", seconds, is_stored=False, outputs=packed(outputs))
@@ -172,14 +160,12 @@ def _called(simulator: Simulator, inputs: Field) -> Field:
 
 
 def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") -> Outcome:
-    folder = Path(task.folder)
-    if store_identity(folder) != task.identity:
-        return Outcome(status, seconds, reason, is_stored=False)
-    try:
-        write_failure(folder, unpacked(task.inputs), reason=reason, seconds=seconds)
-    except FileError:
-        return Outcome(status, seconds, reason, is_stored=False)
-    return Outcome(status, seconds, reason)
+    folder, is_stored = Path(task.folder), False
+    if store_identity(folder) == task.identity:
+        with contextlib.suppress(FileError):
+            write_failure(folder, unpacked(task.inputs), reason=reason, seconds=seconds)
+            is_stored = True
+    return Outcome(status, seconds, reason, is_stored=is_stored)
 
 
 def _reason(error: BaseException) -> str:

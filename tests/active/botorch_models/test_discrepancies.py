@@ -8,8 +8,7 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.active import OperatorDraws, OperatorModel
-from probneural.active.botorch_models.conditioning import Measurements
-from probneural.active.information.observation import observation_weights
+from probneural.active.botorch_models.posteriors import Measurements
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import GaussianField
 from probneural.fields import Field
@@ -116,9 +115,3 @@ def test_draws_are_functions(predictor: ScaledPredictor) -> None:
     paths = OperatorDraws(model, seed=5)
     together, apart = paths.posterior(X).mean, torch.stack([paths.posterior(x[None]).mean[0] for x in X])
     assert ((together - apart).abs() <= 1e-3 * model.posterior(X).variance.sqrt()).all()
-
-
-def test_observing_whole_fields_counts_it_too(predictor: ScaledPredictor) -> None:
-    weights = observation_weights(predictor, TRAIN.outputs.grid)
-    counts = 32.0 if predictor.effective_observations is None else float(predictor.effective_observations.clamp_max(32.0))
-    assert float(weights.sum()) == pytest.approx(counts / float(predictor.residual_variance), rel=1e-6)

@@ -9,8 +9,8 @@ from botorch.sampling.normal import IIDNormalSampler, SobolQMCNormalSampler
 from torch import Tensor
 
 from probneural.active import OperatorModel
+from probneural.active.botorch_models.draws import MemberSampler
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
-from probneural.active.botorch_models.samplers import MemberSampler
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
 from tests.active.predictors import (

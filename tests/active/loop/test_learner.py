@@ -15,7 +15,7 @@ from torch import nn
 import probneural as pn
 from probneural.active import Growth, RandomSelection
 from probneural.active.loop.history import LearningHistory, Round, SimulationCounts
-from probneural.active.selection.selectors import Request
+from probneural.active.selectors import Request
 from probneural.errors import DataError, SimulationError, TrainingError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import probneural as pn
-from probneural.active import Growth, IntegratedVarianceSelection, StochasticSelection
-from probneural.active.selection.selectors import Request
+from probneural.active import Growth, StochasticSelection
+from probneural.active.selectors import Request
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
 from probneural.pairs import FieldPairs
@@ -63,13 +63,13 @@ def test_settings_do_not_depend_on_addresses_or_on_how_simulations_run(tmp_path:
 @pytest.mark.parametrize(
     "settings",
     [
-        lambda seed: {"acquisition": IntegratedVarianceSelection(targets=functions(5, seed=seed))},
+        lambda seed: {"acquisition": StochasticSelection(power=1.0 + 1e-9 * seed)},
         lambda seed: {"calibrate": pn.calibration.VarianceScale(noise=torch.tensor([1e-3 + 1e-9 * seed]))},
         lambda seed: {"train": functools.partial(loops.kneaded, weights=[functions(5, seed=seed)])},
     ],
 )
 def test_values_of_settings_count(settings: Callable[[int], dict[str, Any]], tmp_path: Path) -> None:
-    """Targets and noises of equal shape, whose representations are equal."""
+    """Weights and noises of equal shape, whose representations are equal."""
     learner(tmp_path, **settings(1))
     learner(tmp_path, **settings(1))
     with pytest.raises(FileError, match="acquisition|calibrate|train"):

@@ -19,9 +19,8 @@ import torch
 
 from probneural.active import ResultStore, simulate
 from probneural.active.simulation import workers
-from probneural.active.simulation.running import simulate_in
 from probneural.active.simulation.store_files import locked
-from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
+from probneural.active.simulation.worker_pools import SimulationOptions
 from probneural.active.simulation.workers import packed, unpacked
 from probneural.errors import ArgumentError, DataError, FileError
 from probneural.fields import Field
@@ -421,17 +420,6 @@ def test_a_file_system_without_locks_ends_the_call_and_leaves_no_descriptor(tmp_
             simulate(Counting(), functions(1), store=store, options=quiet(executor=executor))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert store.failures() == []
-
-
-def test_results_of_another_kind_are_failures(tmp_path):
-    store = ResultStore(tmp_path)
-    with ThreadPoolExecutor(1) as executor:
-        options = SimulationOptions(executor=executor, attempts=1, show_progress=False)
-        pool, settings = WorkerPool(Counting(), options), {"store": store, "options": options, "out_grid": None}
-        good = simulate_in(pool, functions(1), **settings, out_kind=(1, "torch.float64"))
-        bad = simulate_in(pool, functions(2)[1:], **settings, out_kind=(1, "torch.float32"))
-    assert good.simulated == 1
-    assert "a result of the channels and dtype (1, 'torch.float32')" in bad.failures[bad.keys[0]]
 
 
 def test_functions_travel_alone_and_as_they_are():

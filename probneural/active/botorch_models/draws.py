@@ -1,4 +1,7 @@
-"""Function draws as deterministic BoTorch models, for Thompson sampling."""
+"""Draws of operators: samplers of posteriors, and deterministic models for Thompson sampling.
+
+Importing this module registers the samplers with BoTorch's `get_sampler`, and the draws with its `draw_matheron_paths`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,14 @@ from collections.abc import Sequence
 
 import torch
 from botorch.models.deterministic import DeterministicModel
+from botorch.posteriors.posterior import Posterior
+from botorch.sampling.base import MCSampler
+from botorch.sampling.get_sampler import GetSampler
+from botorch.sampling.normal import IIDNormalSampler, NormalMCSampler, SobolQMCNormalSampler
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.quasirandom import SobolEngine
 
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
@@ -16,8 +24,65 @@ from probneural.checks import check_floating, check_instance, check_integer
 from probneural.contexts import Undisturbed
 from probneural.distributions.latent import draw_stream
 from probneural.distributions.predictors.base import FunctionDraw
-from probneural.errors import LatentError, ShapeError
+from probneural.errors import ArgumentError, LatentError, ShapeError
 from probneural.randomness import check_seed, stream_seed
+
+
+class MemberSampler(MCSampler):
+    """Takes every member of an ensemble once, in order.
+
+    BoTorch's `IndexSampler` draws member numbers afresh for each t-batch, so that one design scores differently in different
+    restarts of an optimiser. Enumerating is deterministic, and exact: a mean over its draws is the posterior's expectation.
+
+    Args:
+        members: Number of members s; the draws have the sample shape `(s,)`.
+    """
+
+    def __init__(self, members: int) -> None:
+        super().__init__(
+            sample_shape=torch.Size([check_integer(members, "members")]), seed=0
+        )  # without a seed BoTorch would draw one, for nothing
+
+    def forward(self, posterior: Posterior) -> Float[Tensor, "... q m"]:
+        """Return the members, `s x b x q x m`.
+
+        Args:
+            posterior: A `MemberPosterior` of s members, or a BoTorch transform of one.
+
+        Raises:
+            ArgumentError: If the posterior has another number of members, or none.
+        """
+        count = self.sample_shape[0]
+        if isinstance(posterior, FieldPosterior) or (isinstance(posterior, MemberPosterior) and posterior.members != count):
+            raise ArgumentError(
+                expected=f"a posterior of {count} members",
+                got=f"{posterior.members} members" if isinstance(posterior, MemberPosterior) else "a Gaussian posterior",
+                remedy="make a new sampler with botorch's get_sampler, or a new acquisition function",
+            )
+        return posterior.rsample_from_base_samples(self.sample_shape, torch.arange(count, device=posterior.device))
+
+    def _update_base_samples(self, posterior: Posterior, base_sampler: MCSampler) -> None:
+        """Nothing to update: members have no base samples that depend on the designs."""
+
+
+@GetSampler.register(FieldPosterior)
+def _normal_sampler(posterior: FieldPosterior, sample_shape: torch.Size, *, seed: int | None = None) -> NormalMCSampler:
+    """Quasi-random latent vectors, or independent ones beyond the dimension that Sobol sequences reach."""
+    (rank,) = posterior.base_sample_shape
+    kind = SobolQMCNormalSampler if rank <= SobolEngine.MAXDIM else IIDNormalSampler
+    return kind(sample_shape=sample_shape, seed=seed)
+
+
+@GetSampler.register(MemberPosterior)
+def _member_sampler(posterior: MemberPosterior, sample_shape: torch.Size, *, seed: int | None = None) -> MemberSampler:
+    """All members, however many draws were asked for: more would repeat them, and fewer would leave some out."""
+    if len(sample_shape) != 1:
+        raise ArgumentError(
+            expected="a sample shape of one axis for an ensemble",
+            got=str(tuple(sample_shape)),
+            remedy="members are enumerated along one axis; draw with rsample to have another shape",
+        )
+    return MemberSampler(posterior.members)
 
 
 class OperatorDraws(Undisturbed, DeterministicModel):
@@ -27,8 +92,8 @@ class OperatorDraws(Undisturbed, DeterministicModel):
     features. Draws of an ensemble are members, drawn with replacement; those of `KernelOperator` are its own, `predictor.draw`.
 
     Args:
-        model: Where they are drawn from; what it has observed they agree with.
-        count: How many, as a batch axis in front of the model's; one without such an axis by default.
+        model: The model to draw from, observations included.
+        count: Number of draws, a batch axis in front of the model's; one without such an axis by default.
         seed: Random seed; from torch's global generator by default, because BoTorch's users seed that. A single draw of a model
             that has observed nothing is `predictor.draw(seed)`, where the predictor's fields have no discrepancy. Those of
             calibrated predictors have one: a model draws what has no correlation, too, and has other numbers.
@@ -191,12 +256,12 @@ def _members(values: Tensor, numbers: Tensor) -> Tensor:
 def _draw_matheron_paths(
     model: OperatorModel, *, sample_shape: torch.Size, prior_sampler: object = None, update_strategy: object = None
 ) -> _MatheronPath:
-    """What BoTorch's `draw_matheron_paths` does for an `OperatorModel`, and with it `PathwiseThompsonSampling`.
+    """Draws of an `OperatorModel` for BoTorch's `draw_matheron_paths`, and with it `PathwiseThompsonSampling`.
 
     Args:
-        model: What to draw from.
-        sample_shape: How many, `()` or `(count,)`.
-        prior_sampler: Of no use here: BoTorch passes its way of drawing from kernels.
-        update_strategy: Of no use here: the draws agree with what was observed already.
+        model: The model to draw from.
+        sample_shape: Shape of the draws, `()` or `(count,)`.
+        prior_sampler: BoTorch's sampler of kernels, which is not used.
+        update_strategy: BoTorch's update of draws, which is not used.
     """
     return _MatheronPath(OperatorDraws(model, *sample_shape))

@@ -23,7 +23,7 @@ _SAME = 1e-6
 class Candidates:
     """The functions of a pool that may be chosen.
 
-    A simulator gives a function's copy the same answer, so that copies are chosen only when nothing else is left.
+    A simulator gives a function's copy the same answer, so copies are selected last.
 
     Args:
         fresh: Indices of functions that are not labelled, without copies of each other, ascending.
@@ -37,11 +37,11 @@ class Candidates:
 
     @property
     def available(self) -> Bool[Tensor, " n"]:
-        """Which functions of the pool are fresh."""
+        """Mask of the fresh functions of the pool."""
         return torch.zeros_like(self.order, dtype=torch.bool).index_fill_(0, self.fresh, True)
 
     def shuffled(self) -> Int64[Tensor, " ab"]:
-        """All of them in the seeded random order, copies last."""
+        """All candidates in the seeded random order, copies last."""
         return torch.cat([part[self.order[part].argsort()] for part in (self.fresh, self.spare)])
 
     def best(self, scores: Float64[Tensor, " n"], available: Bool[Tensor, " n"], *, reference: float) -> int:
@@ -49,7 +49,7 @@ class Candidates:
 
         Args:
             scores: One per function of the pool.
-            available: Which ones may be taken; at least one.
+            available: Mask of the functions that may be selected; at least one.
             reference: A typical large score: differences below 1e-10 of it are no differences.
         """
         top = scores[available].max()
@@ -57,19 +57,19 @@ class Candidates:
         return int(equal[self.order[equal].argmin()])
 
     def completed(self, chosen: list[int], count: int) -> Int64[Tensor, " count"]:
-        """`count` indices: those chosen, and after them what is left, in the random order, copies last."""
+        """`count` indices: the chosen ones, then the others in the random order, copies last."""
         selected = set(chosen)
         remaining = [index for index in self.shuffled().tolist() if index not in selected]
         return torch.tensor((chosen + remaining)[:count], dtype=torch.int64)
 
 
 def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) -> Candidates:
-    """Find what may be chosen, and check the arguments that all selectors have.
+    """Return the candidates, and check the arguments that all selectors have.
 
     Args:
         pool: Input functions.
-        count: How many to choose.
-        seed: Of the random order.
+        count: Number of functions to select.
+        seed: Seed of the random order.
         labelled: Input functions whose outputs are known. Those of the pool that equal one cannot be chosen: whose difference,
             on the coarser of the two grids, has a root mean square of at most 1e-6 of the function's.
 
@@ -93,7 +93,7 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
             )
     if not len(pool):
         raise DataError(expected="functions to choose from", got="nothing: the pool is empty", remedy="draw a pool")
-    is_labelled = [False] * len(pool) if labelled is None or not len(labelled) else _known(pool, labelled).tolist()
+    is_labelled = [False] * len(pool) if labelled is None or not len(labelled) else _is_labelled(pool, labelled).tolist()
     fresh: list[int] = []
     spare: list[int] = []
     digests = set()
@@ -113,8 +113,8 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
     return Candidates(torch.tensor(fresh, dtype=torch.int64), torch.tensor(spare, dtype=torch.int64), order)
 
 
-def _known(pool: Field, labelled: Field) -> Bool[Tensor, " n"]:
-    """Which functions of the pool equal a labelled one.
+def _is_labelled(pool: Field, labelled: Field) -> Bool[Tensor, " n"]:
+    """Mask of the functions of the pool that equal a labelled one.
 
     They are compared on the coarser grid: a function that was labelled on it may have lost what the finer one resolves.
     Channels count in units of their root mean square, and each function's tolerance is relative to its own.

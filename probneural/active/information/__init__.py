@@ -1,1 +1,0 @@
-"""Information gain and integrated variance of observing whole fields."""

@@ -1,1 +1,0 @@
-"""Choosing batches from a pool of candidate functions."""

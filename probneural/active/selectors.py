@@ -1,0 +1,290 @@
+"""Selection rules: choose from a pool which input functions to simulate next."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.active.candidates import Candidates, candidates
+from probneural.checks import assign, check_choice, check_finite, check_instance, check_integer, check_real
+from probneural.contexts import Undisturbed, undisturbed
+from probneural.distributions import Predictor
+from probneural.fields import Field
+from probneural.grids import Grid, check_grid
+from probneural.randomness import check_seed, stream, stream_seed
+
+_CHUNK_VALUES = 2**16
+"""Output values predicted at once; heads hold up to some hundred numbers for each."""
+_CHUNK_ENTRIES = 2**21
+"""Entries of temporary tensors of distances (16 MiB each)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Checked arguments of [`Selector.select`][probneural.active.Selector.select].
+
+    Attributes:
+        predictor: The current predictor.
+        pool: Input functions to choose from.
+        count: Number of functions to select.
+        seed: Seed of ties and draws.
+        labelled: Input functions whose outputs are known, or None.
+        query: Grid of the predictions, or None for the pool's grid.
+        eligible: Candidates, and the order of ties.
+    """
+
+    predictor: Predictor
+    pool: Field
+    _: KW_ONLY
+    count: int
+    seed: int
+    labelled: Field | None
+    query: Grid | None
+    eligible: Candidates
+
+
+class Selector(Undisturbed, ABC):
+    """A rule that chooses input functions from a pool; abstract.
+
+    All rules share these habits. A function of the pool that equals a labelled one is never chosen, and copies, bit for bit,
+    within the pool only when nothing else is left. Equal scores, zeros everywhere among them, are taken in an order that the
+    seed decides. The same arguments give the same choice.
+
+    A new rule is a subclass that defines `_choose` for a `Request` of checked arguments.
+    """
+
+    def select(
+        self,
+        predictor: Predictor,
+        pool: Field,
+        *,
+        count: int,
+        seed: int,
+        labelled: Field | None = None,
+        query: Grid | None = None,
+    ) -> Int64[Tensor, " count"]:
+        """Choose `count` functions.
+
+        Args:
+            predictor: Any fitted head, or a calibrated one. Rules on inputs alone do not call it.
+            pool: Input functions to choose from, `(n, c, *grid)`.
+            count: Number of functions to select.
+            seed: Seed of ties and draws.
+            labelled: Input functions whose outputs are known, on any grid. A function of the pool counts as labelled where its
+                difference from one, on the coarser of the two grids, has a root mean square of at most 1e-6 of its own.
+            query: Grid of the predictions; the pool's grid by default.
+
+        Returns:
+            Indices into the pool, distinct, in the order of choice, on the CPU.
+
+        Raises:
+            DataError: If pool or labelled are no fields or not finite, predicted variances are not, the pool is empty or fully
+                labelled, or `predictor` is asked and is no predictor.
+            ShapeError: If labelled functions do not have the pool's channels.
+            GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is no grid.
+            ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
+        """
+        seed = check_seed(seed)
+        if query is not None:
+            check_grid(query, "query")
+        eligible = candidates(pool, count, seed=seed, labelled=labelled)
+        return self._choose(Request(predictor, pool, count=count, seed=seed, labelled=labelled, query=query, eligible=eligible))
+
+    @abstractmethod
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        """Choose for checked arguments; a subclass defines this.
+
+        Returns:
+            `request.count` distinct indices of functions that may be chosen, `(count,)`, in the order of choice.
+        """
+
+
+@dataclass(frozen=True)
+class RandomSelection(Selector):
+    """Every function is equally likely: the baseline.
+
+    Examples:
+        >>> import probneural as pn
+        >>> pairs = pn.problems.Heat(dimension=1).sample(20, resolution=64, seed=0)
+        >>> predictor = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
+        >>> chosen = RandomSelection().select(predictor, pairs.inputs, count=20, seed=0)
+        >>> sorted(chosen.tolist()) == list(range(20))
+        True
+    """
+
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        return request.eligible.shuffled()[: request.count]
+
+
+@dataclass(frozen=True)
+class StochasticSelection(Selector):
+    """Draw functions one after another, without replacement, with probability proportional to score^power.
+
+    The score of a sample a is its integrated variance
+
+        score(a) = sum over c of the average over the domain of Var u_c(a, x) / scale_c^2,
+
+    with scale_c^2 the channel's variance over pool and domain, see
+    `integrated_variances`, so that no channel's unit or zero point matters. The noise does not count.
+    Power 0 is random choice, and a large power takes the largest scores. Samples without any variance come after all others.
+
+    Args:
+        power: Exponent of the score, dimensionless, not negative; 1/2 is proportional to standard deviations.
+
+    Raises:
+        ArgumentError: If the power is negative or not finite.
+
+    Reference:
+        Kirsch et al. (2021), Stochastic batch acquisition: a simple baseline for deep active learning (power acquisition),
+        drawn by the Gumbel-top-k trick of Kool et al. (2019).
+    """
+
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the power."""
+        assign(self, power=check_real(self.power, "power", least=0.0))
+
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        eligible = request.eligible
+        scores = integrated_variances(request.predictor, request.pool, query=request.query)[eligible.fresh]
+        generator = stream(request.seed, "stochastic selection")
+        gumbel = -torch.empty(len(request.pool), dtype=torch.float64).exponential_(generator=generator).log()[eligible.fresh]
+        keys = self.power * scores.log() + gumbel if self.power > 0 else gumbel
+        keys = torch.where((scores > 0) | (self.power == 0), keys, -torch.inf)
+        ranked = eligible.fresh[keys.argsort(descending=True, stable=True)]
+        positive = int(torch.isfinite(keys).sum())
+        return eligible.completed(ranked[:positive].tolist(), request.count)
+
+
+@dataclass(frozen=True)
+class SpaceFillingSelection(Selector):
+    """The input function farthest, in L2, from all chosen and labelled ones; predictions play no part.
+
+    Channels count in units of their root mean square deviation from the pool's mean. Without labelled functions the first one
+    is the one nearest to that mean. It keeps one copy of the pool in float64, and two while it is made.
+
+    Reference:
+        Johnson, Moore and Ylvisaker (1990), Minimax and maximin distance designs; greedy as in Gonzalez (1985).
+    """
+
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        pool, eligible = request.pool, request.eligible
+        labelled = Field(pool.values[:0], pool.grid) if request.labelled is None else request.labelled
+        labelled = labelled if labelled.grid == pool.grid else labelled.resample(pool.grid)
+        both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, labelled)])
+        points = (both - both[: len(pool)].mean(0)).mul_(pool.grid.mean_weights.sqrt())
+        del both
+        scales = points[: len(pool)].square().sum(2).mean(0).sqrt()
+        points = points.div_(torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]).flatten(1)
+        points, centres = points[: len(pool)], points[len(pool) :]
+        available = eligible.available
+        nearest = torch.full((len(points),), torch.inf, dtype=torch.float64)
+        for centre in centres:
+            nearest = torch.minimum(nearest, _squared_distances(points, centre))
+        chosen: list[int] = []
+        reference = 0.0
+        for step in range(min(request.count, len(eligible.fresh))):
+            is_first = not (len(centres) or step)
+            scores = -_squared_distances(points, torch.zeros_like(points[0])) if is_first else nearest
+            if step < 2:  # without labelled functions, step 1 has the first distances
+                reference = float(scores[available].abs().max())
+            index = eligible.best(scores, available, reference=reference)
+            chosen.append(index)
+            available[index] = False
+            nearest = torch.minimum(nearest, _squared_distances(points, points[index]))
+        return eligible.completed(chosen, request.count)
+
+
+@undisturbed()
+def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | None = None) -> Float64[Tensor, " n"]:
+    """Variance of each predicted function, averaged over the domain and summed over channels in units of their variation.
+
+    sum over c of (1/|D|) integral Var u_c(a, x) dx / scale_c², with scale_c² the channel's variance over the pool and the
+    domain: the mean square deviation of the predicted means from their average, and the average posterior variance. Neither
+    unit nor zero point of a channel matters, and no channel adds more than one to the pool's average. A channel that is
+    constant and certain adds nothing.
+
+    Args:
+        predictor: Any predictor.
+        pool: Input functions, at least one.
+        query: Grid of the predictions; the pool's grid by default.
+
+    Returns:
+        `(n,)`, dimensionless, on the CPU.
+
+    Raises:
+        DataError: If `predictor` is no predictor, or a mean or a variance not finite.
+    """
+    check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
+    grid = pool.grid if query is None else query
+    mean_weights = grid.mean_weights
+    step = max(1, _CHUNK_VALUES // (predictor.out_channels * grid.size))
+    # Filled in place: lists of small tensors, allocated among large ones that are freed, fragment the heap by gigabytes.
+    variances = torch.empty(len(pool), predictor.out_channels, dtype=torch.float64)
+    averages, spreads = torch.empty_like(variances), torch.empty_like(variances)
+    for start in range(0, len(pool), step):
+        index = slice(start, start + step)
+        field = predictor(Field(pool.values[index].detach(), pool.grid), query)
+        mean, variance = (part.detach().flatten(2).to("cpu", torch.float64) for part in (field.mean, field.variance))
+        check_finite(variance, "predicted variances")
+        check_finite(mean, "predicted means")
+        variances[index] = variance @ mean_weights
+        averages[index] = mean @ mean_weights
+        # Centred sample by sample: a large offset of a channel cancels before it is squared.
+        spreads[index] = (mean - averages[index][..., None]).square() @ mean_weights
+    # scale_c² = Var over samples of the average + mean over samples of (spread + posterior variance)
+    squared_scales = averages.var(0, correction=0) + spreads.mean(0) + variances.mean(0)
+    squared_scales = torch.where(squared_scales > 0, squared_scales, torch.ones_like(squared_scales))
+    return (variances / squared_scales).sum(1)
+
+
+def _squared_distances(points: Float64[Tensor, "n d"], centre: Float64[Tensor, " d"]) -> Float64[Tensor, " n"]:
+    """Squared distances to one point, from differences: nothing cancels."""
+    step = max(1, _CHUNK_ENTRIES // max(1, points.shape[1]))
+    return torch.cat([(part - centre).square_().sum(1) for part in points.split(step)])
+
+
+def space_filling_designs(
+    count: int, dimension: int, *, seed: int, kind: Literal["sobol", "latin_hypercube"] = "sobol"
+) -> Float64[Tensor, "count dimension"]:
+    """Points that cover the unit cube more evenly than random ones, for `problem.encode`.
+
+    Args:
+        count: Number of points; Sobol points are balanced at powers of two.
+        dimension: Dimension of the cube: `problem.design_dim`.
+        seed: Seed of the scrambling.
+        kind: `"sobol"`, scrambled (a random linear matrix scramble with a digital shift), or `"latin_hypercube"`, with one
+            point in each of `count` slices of every axis.
+
+    Returns:
+        `(count, dimension)` in [0, 1), dimensionless.
+
+    Raises:
+        ArgumentError: If a number is no positive integer, there are more than 21,201 dimensions of Sobol points, the kind is
+            another one, or the seed is none.
+
+    Reference:
+        Matoušek (1998), On the L2-discrepancy for anchored boxes; McKay et al. (1979); both by `scipy.stats.qmc`.
+
+    Examples:
+        >>> designs = space_filling_designs(5, 2, seed=0, kind="latin_hypercube")
+        >>> sorted((designs[:, 0] * 5).int().tolist())
+        [0, 1, 2, 3, 4]
+    """
+    from scipy.stats import qmc  # half a second to import
+
+    count = check_integer(count, "count")
+    check_choice(kind, ("sobol", "latin_hypercube"), "kind")
+    dimension = check_integer(dimension, "dimension", most=qmc.Sobol.MAXDIM if kind == "sobol" else math.inf)
+    named = stream_seed(seed, "designs")
+    if kind == "latin_hypercube":
+        return torch.from_numpy(qmc.LatinHypercube(dimension, rng=named).random(count))
+    # All of a power of two, or SciPy warns; the first of them are the same points.
+    return torch.from_numpy(qmc.Sobol(dimension, rng=named).random_base2((count - 1).bit_length())[:count].copy())
