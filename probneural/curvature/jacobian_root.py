@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -28,9 +27,6 @@ from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.principal_components import narrowed
 from probneural.randomness import stream
 from probneural.registry import stored
-
-if TYPE_CHECKING:
-    import scipy.sparse.linalg
 
 _POINTS = 2**15
 """Grid points of inputs pushed through the operator at once, for each tangent."""
@@ -276,27 +272,6 @@ class JacobianRoot(Root):
             matrix = torch.cat(columns).flatten(1).to(torch.float64)
             pieces.append((matrix + matrix.mT) / 2)
         return torch.stack(pieces)
-
-    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
-        """The joint map `(n * c * p, k)` for SciPy's algorithms, least squares among them: float64, on the CPU."""
-        import numpy as np
-        import scipy.sparse.linalg
-
-        rows, rank = math.prod(self.shape[:3]), self.shape[3]
-
-        def forward(columns: Any) -> Any:
-            latents = torch.as_tensor(np.asarray(columns).T, dtype=torch.float64).reshape(-1, rank).to(self.device)
-            values = self.product(latents).flatten(1).to("cpu", torch.float64)
-            return values.numpy().T.reshape(rows, *np.shape(columns)[1:])
-
-        def transposed(columns: Any) -> Any:
-            values = torch.as_tensor(np.asarray(columns).T, dtype=torch.float64).reshape(-1, *self.shape[:3])
-            latents = self.transposed_product(values.to(self.device)).to("cpu", torch.float64)
-            return latents.numpy().T.reshape(rank, *np.shape(columns)[1:])
-
-        return scipy.sparse.linalg.LinearOperator(
-            shape=(rows, rank), dtype=np.float64, matvec=forward, rmatvec=transposed, matmat=forward, rmatmat=transposed
-        )
 
     def _singles(self) -> Iterator[JacobianRoot]:
         for index in range(len(self.inputs)):
