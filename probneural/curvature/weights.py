@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.distributions.latent import digest
+from probneural.distributions.roots.base import LatentMap
 from probneural.errors import ShapeError, UnsupportedError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.conjugate_gradients import solve
@@ -17,33 +18,18 @@ from probneural.linear_algebra.symmetric_maps import Map
 from probneural.registry import stored
 
 
-class WeightRoot(ABC):
+class WeightRoot(LatentMap):
     """The map R of weights w = centre + R xi with xi ~ N(0, I_k), so that their covariance is R R^T; abstract."""
 
     @property
-    @abstractmethod
-    def like(self) -> Tensor:
-        """A tensor `(P, ...)` of the dtype and on the device of products."""
-
-    @property
     def size(self) -> int:
-        """Number of parameters P."""
+        """Number of parameters P, the length of `like`."""
         return self.like.shape[0]
 
     @property
     def rank(self) -> int:
         """Length k of the latent vector; P unless a subclass says otherwise."""
         return self.size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of products."""
-        return self.like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of products."""
-        return self.like.device
 
     @abstractmethod
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s P"]:
@@ -53,13 +39,9 @@ class WeightRoot(ABC):
     def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
         """R^T w, for s parameter vectors."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a file stores, by name: by default the fields of the dataclass."""
-        return dict(vars(self))
-
     def fingerprint(self) -> str:
         """A short name that follows from the contents: equal roots, equal names."""
-        return digest(*self.tensors().values())
+        return digest(*vars(self).values())
 
     def dense(self) -> Float[Tensor, "P k"]:
         """Form the root."""
