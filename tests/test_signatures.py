@@ -41,7 +41,6 @@ EXCEPTIONS = {
 
 LARGE_CONSTRUCTORS = {
     "probneural.calibration.variance.local_scale.LocalScale": "made by a fit and by `load`: its arguments are the file's",
-    "probneural.distributions.forecasts.members.Members": "the settings of a roll-out, which only `rollout` builds",
     "probneural.heads.kernel.kernel_operator.KernelOperator": "what processes are, and of what",
     "probneural.heads.laplace.laplace.LaplacePredictor": "made by `fit` and by `load`: its arguments are what a file holds",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "likewise",
