@@ -20,7 +20,7 @@ from torch import Tensor
 from probneural.arrays.reading import grid_attributes
 from probneural.checks import check_finite, check_integer, check_path, check_sequence, optional, real_tensor
 from probneural.contexts import Undisturbed
-from probneural.distributions.base import index_grid
+from probneural.distributions.base import index_grid, inherit_image
 from probneural.distributions.empirical import EmpiricalField, push_draws
 from probneural.errors import ArgumentError, FileError, ForecastError, ShapeError
 from probneural.functionals import Functional
@@ -354,7 +354,7 @@ def applied(
         missing = any(label is None for _, label in by_lead)
         named = None if missing else tuple(f"{name}, lead {lead}" for lead, label in by_lead for name in label or ())
     assert image is not None
-    return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._image_of(image, named)
+    return inherit_image(EmpiricalField(samples, grid=index_grid(samples.shape[-1])), image, named)
 
 
 def _checked_weights(weights: Sequence[float] | Sequence[Sequence[float]] | Tensor, count: int) -> Tensor:
