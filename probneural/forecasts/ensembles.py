@@ -179,7 +179,7 @@ class EnsembleKalmanMethod(ABC):
         for lead in range(steps + 1):
             if lead > 0:
                 window = [states[earlier] for earlier in range(lead - source.history, lead)]
-                states[lead] = source.step(torch.cat(window, dim=2), lead)
+                states[lead] = source.step(window[0] if source.history == 1 else torch.cat(window, dim=2), lead)
             forecasts.append(states[lead])
             if lead in numbers:
                 chi2[lead] = self._update(source, states, numbers[lead], lead=lead)
