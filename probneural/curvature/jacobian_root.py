@@ -173,7 +173,11 @@ class JacobianRoot(Root):
             )
             latents = latents @ rows
         else:
-            latents = self.weights.transposed_product(self._reverse(self.inputs[:1], values))
+            inputs, block = self.inputs[:1], self._block(1)
+            pulled = transposed_jacobian_product(
+                lambda theta: self._outputs(theta, inputs)[0], self.vector, values.to(self.vector), chunk=block
+            )
+            latents = self.weights.transposed_product(pulled)
         return self.recorded.updates.transposed_product(latents)
 
     def matrix_one(self) -> Float[Tensor, "cp k"]:
@@ -345,15 +349,6 @@ class JacobianRoot(Root):
         """J t for s tangents, `(s, n, c, p)`."""
         return jacobian_product(
             lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self._block(len(inputs))
-        )
-
-    def _reverse(self, inputs: Field, cotangents: Tensor) -> Tensor:
-        """J^T v for s cotangents `(s, c, p)` of one input, `(s, P)`."""
-        return transposed_jacobian_product(
-            lambda theta: self._outputs(theta, inputs)[0],
-            self.vector,
-            cotangents.to(self.vector),
-            chunk=self._block(1),
         )
 
     def _block(self, functions: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import LatentMap
-from probneural.errors import ShapeError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.conjugate_gradients import solve
 from probneural.linear_algebra.symmetric_maps import Map
@@ -123,24 +123,12 @@ class LowRankWeights(WeightRoot):
         prior_std: Prior standard deviations, `(P,)`, in parameter units.
         directions: V, `(P, r)`, with orthonormal columns.
         factors: What is left of the standard deviation along each direction, `(r,)`, in (0, 1].
-
-    Raises:
-        ShapeError: If the three do not fit together.
     """
 
     prior_std: Float[Tensor, " P"]
     directions: Float[Tensor, "P r"]
     _: KW_ONLY
     factors: Float[Tensor, " r"]
-
-    def __post_init__(self) -> None:
-        """Check the shapes."""
-        if tuple(self.directions.shape) != (len(self.prior_std), len(self.factors)):
-            raise ShapeError(
-                expected=f"directions ({len(self.prior_std)}, {len(self.factors)})",
-                got=str(tuple(self.directions.shape)),
-                remedy="one row per parameter, one column per factor",
-            )
 
     @property
     def like(self) -> Tensor:
@@ -167,22 +155,10 @@ class LowRankPlusDiagonalWeights(WeightRoot):
     Args:
         std: Standard deviations of the independent part, `(P,)`, in parameter units; zero is legal.
         columns: C, `(P, r)`, in parameter units.
-
-    Raises:
-        ShapeError: If the two do not fit together.
     """
 
     std: Float[Tensor, " P"]
     columns: Float[Tensor, "P r"]
-
-    def __post_init__(self) -> None:
-        """Check the shapes."""
-        if self.columns.shape[0] != len(self.std):
-            raise ShapeError(
-                expected=f"columns of {len(self.std)} parameters",
-                got=str(self.columns.shape[0]),
-                remedy="one row per parameter",
-            )
 
     @property
     def rank(self) -> int:

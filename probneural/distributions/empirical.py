@@ -153,12 +153,9 @@ class EmpiricalField(FieldDistribution):
 
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate the members of seeds: a member is one operator; see the base class."""
-        members = self._drawn_members(checked_seeds(seeds, each=each, samples=self.samples.shape[1])).to(self.samples.device)
+        checked = checked_seeds(seeds, each=each, samples=self.samples.shape[1])
+        members = drawn_members(self.weights, checked, name=self.source).to(self.samples.device)
         return self.samples[members, torch.arange(len(members), device=members.device)] if each else self.samples[members]
-
-    def _drawn_members(self, seeds: Sequence[int]) -> Int64[Tensor, " m"]:
-        """The number of the member of each seed."""
-        return drawn_members(self.weights, seeds, name=self.source)
 
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0

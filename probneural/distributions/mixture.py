@@ -209,7 +209,7 @@ class MixtureField(FieldDistribution):
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate the draw of one component for each seed; see the base class."""
         checked = checked_seeds(seeds, each=each, samples=len(self))
-        return self._draw_at(uniform_numbers(checked, self._draw_name), checked, each=each)
+        return self._draw_at(uniform_numbers(checked, self.source or self._latent_name), checked, each=each)
 
     def _chosen(
         self, sample_shape: torch.Size | Sequence[int], *, seed: int | None, base_samples: Tensor | None
@@ -226,11 +226,6 @@ class MixtureField(FieldDistribution):
     def _latent_name(self) -> str:
         """Name of the random stream of the latents."""
         return ",".join(field.latent.key for field in self.components)
-
-    @property
-    def _draw_name(self) -> str:
-        """Name of the random stream that chooses components."""
-        return self.source or self._latent_name
 
     def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
         """Draws whose components follow from uniform numbers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.checks import check_callable, check_finite, check_instance, check_integer
 from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution
 from probneural.distributions.base import check_values
-from probneural.distributions.forecasts.members import StepInputs
+from probneural.distributions.forecasts.members import Members, StepInputs
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
@@ -34,29 +34,6 @@ def check_function(step: object, inputs: StepInputs | None) -> Step:
             expected="inputs= with a predictor only", got="a function as step", remedy="let the function hold other channels"
         )
     return check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Members of a roll-out: of a predictor, or of a function."""
-
-    @property
-    def start(self) -> Field:
-        """What it started from."""
-
-    @property
-    def history(self) -> int:
-        """States in an input."""
-
-    @property
-    def channels(self) -> int:
-        """Channels c of a state."""
-
-    def starts(self) -> Float[Tensor, "s n hc *grid"]:
-        """The states at leads 1 - history to 0, as channels."""
-
-    def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
-        """The states at a lead, from those before it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -134,6 +111,10 @@ class FunctionMembers:
         check_values(moved, tuple(window.flatten(0, 1).shape), f"states at lead {lead}")
         check_finite(moved, f"states at lead {lead}", remedy="the step is not stable from there")
         return moved.unflatten(0, window.shape[:2])
+
+
+Source = Members | FunctionMembers
+"""Members of a roll-out: of a predictor, or of a function."""
 
 
 class EnsembleAnalysis(EnsembleForecast):

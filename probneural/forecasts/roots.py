@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.distributions.roots.base import DenseRoot, Root
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.errors import ShapeError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.principal_components import singular_values
@@ -34,31 +34,14 @@ class PropagatedRoot(Root):
         own_rows: W, `(n, q, l)`, orthonormal for each function, dimensionless; None for the identity.
         positions: Which of the N functions these n are, `(n,)`.
         functions: N.
-
-    Raises:
-        ShapeError: If they do not fit together.
     """
 
-    columns: Float[Tensor, "..."]
+    columns: Float[Tensor, "n c p r"]
     rows: Float[Tensor, "r k"] | None
-    own_columns: Float[Tensor, "..."]
-    own_rows: Float[Tensor, "..."] | None
+    own_columns: Float[Tensor, "n c p q"]
+    own_rows: Float[Tensor, "n q l"] | None
     positions: Int64[Tensor, " n"]
     functions: int
-
-    def __post_init__(self) -> None:
-        """Check that they fit together."""
-        shared_shape, own_shape = tuple(self.columns.shape), tuple(self.own_columns.shape)
-        rows = shared_shape[3:] if self.rows is None else tuple(self.rows.shape[:1])
-        own_rows = (shared_shape[0], *own_shape[3:]) if self.own_rows is None else tuple(self.own_rows.shape[:2])
-        fits = len(shared_shape) == 4 and shared_shape[:3] == own_shape[:3]
-        fits = fits and rows == shared_shape[3:] and own_rows == (shared_shape[0], *own_shape[3:])
-        if not fits or len(self.positions) != shared_shape[0]:
-            raise ShapeError(
-                expected="columns (n, c, p, r) with r rows, own columns (n, c, p, q) with (n, q) rows, and n positions",
-                got=f"{shared_shape} with {rows}, {own_shape} with {own_rows}, {len(self.positions)}",
-                remedy="one row per column",
-            )
 
     @property
     def rank(self) -> int:

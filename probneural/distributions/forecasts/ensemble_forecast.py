@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -265,8 +266,8 @@ def _filled(
     _coordinates(group, forecast, space)
     stopped = None
     try:
-        for lead, samples in _all_leads(forecast):
-            array[:, :, lead] = samples.cpu().numpy()
+        for lead, u in itertools.chain([(0, forecast.at(0))], forecast.leads()):
+            array[:, :, lead] = u.samples.cpu().numpy()
             written = lead + 1
     except ForecastError as error:
         stopped = error
@@ -276,12 +277,6 @@ def _filled(
     _coordinate(group, "lead", np.arange(written), ["time"])
     zarr.consolidate_metadata(store)
     return stopped
-
-
-def _all_leads(forecast: EnsembleForecast) -> Iterator[tuple[int, Tensor]]:
-    yield 0, forecast.at(0).samples
-    for lead, u in forecast.leads():
-        yield lead, u.samples
 
 
 def _coordinates(group: Any, forecast: EnsembleForecast, space: Sequence[str]) -> None:

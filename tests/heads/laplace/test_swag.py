@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probneural.calibration import VarianceScale
 from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.distributions import GaussianField
-from probneural.errors import ShapeError, TrainingError
+from probneural.errors import TrainingError
 from probneural.fields import Field
 from probneural.heads import SWAG
 from probneural.pairs import FieldPairs
@@ -110,7 +110,3 @@ class TestBadInput:
     def test_training_that_does_nothing(self) -> None:
         with pytest.raises(TrainingError, match="member 0"):
             SWAG(2, train=lambda operator, data, seed: None, show_progress=False).fit(linear(), DATA)
-
-    def test_columns_of_other_parameters(self) -> None:
-        with pytest.raises(ShapeError, match="columns of 2 parameters"):
-            LowRankPlusDiagonalWeights(torch.ones(2), torch.ones(3, 1))
