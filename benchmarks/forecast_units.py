@@ -160,7 +160,7 @@ def _calibrated(unit: Unit, predictor: Predictor, *, draws: str, history: int) -
         states = [full.at(lead).values for lead in range(2 - history, 2)]
         start = pn.Field(torch.cat(states, dim=1), full.grid)
         options: dict[str, Any] = {"steps": sizes.leads, "members": sizes.members, "draws": draws, "seed": seed}
-        return predictor.rollout(start, **options, history=history, show_progress=False)
+        return predictor.rollout(start, **options, inputs=pn.forecasts.StepInputs(history=history), show_progress=False)
 
     raw, scaling, test = forecast("test"), forecast("scaling"), unit.truth("test")
     even, scale = (pn.calibration.LeadScale(local=local).fit(scaling, unit.truth("scaling")) for local in (False, True))

@@ -57,9 +57,7 @@ print(
 
 # Closed form, linearised about that trajectory: observations inform all times and the operator.
 forecast = pn.forecasts.propagate(predictor, start, steps=STEPS, initial=prior)
-analysis = pn.forecasts.propagate(
-    predictor, start, steps=STEPS, initial=prior, about=variational.start
-)
+analysis = pn.forecasts.propagate(predictor, variational.start, steps=STEPS, initial=prior)
 for one in observations:
     analysis = analysis.condition(one.functional, one.values, lead=one.lead, noise=one.noise)
 

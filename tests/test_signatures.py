@@ -41,7 +41,6 @@ EXCEPTIONS = {
 
 LARGE_CONSTRUCTORS = {
     "probneural.calibration.variance.local_scale.LocalScale": "made by a fit and by `load`: its arguments are the file's",
-    "probneural.distributions.forecasts.members.Members": "the settings of a roll-out, which only `rollout` builds",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "made by a fit and by `load`: its arguments are the file's",
     "probneural.metrics.lead_table.LeadScores": "a record with one field per kind of score, which only `score_by_lead` builds",
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",

@@ -16,8 +16,7 @@ from probneural.calibration.predictions import check_pairs, distributions, gauss
 from probneural.checks import check_choice
 from probneural.contexts import undisturbed
 from probneural.distributions.gaussian import GaussianField
-from probneural.distributions.mixture import MixtureField
-from probneural.distributions.pooling import pooled
+from probneural.distributions.mixture import MixtureField, pooled
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor, as_component, checked_predictors
 from probneural.errors import CalibrationError

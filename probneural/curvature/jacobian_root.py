@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -28,9 +27,6 @@ from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.principal_components import narrowed
 from probneural.randomness import stream
 from probneural.registry import stored
-
-if TYPE_CHECKING:
-    import scipy.sparse.linalg
 
 _POINTS = 2**15
 """Grid points of inputs pushed through the operator at once, for each tangent."""
@@ -129,14 +125,14 @@ class JacobianRoot(Root):
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws, by one Jacobian product each."""
-        if self.recorded.updates.is_per_function or self._keeps(len(latents)):
-            pieces = [root.product_one(latents) for root in self._singles()]
+        if self.recorded.updates.is_per_function or self.keeps_rows(len(latents)):
+            pieces = [root.product_one(latents) for root in self.singles()]
             return torch.stack(pieces, dim=1)
         return self.push_tangents(self._tangents(latents))
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
-        return torch.stack([root.product_one(latents[index : index + 1])[0] for index, root in enumerate(self._singles())])
+        return torch.stack([root.product_one(latents[index : index + 1])[0] for index, root in enumerate(self.singles())])
 
     def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
         """The products with the latent vectors of seeds, by one Jacobian product for each distinct seed."""
@@ -151,9 +147,9 @@ class JacobianRoot(Root):
 
     def product_one(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s c p"]:
         """Map s latent vectors to s draws at the first input."""
-        if not self._keeps(len(latents)):
+        if not self.keeps_rows(len(latents)):
             return self._forward(self.inputs[:1], self._tangents(latents))[:, 0]
-        (rows,) = self._rows()
+        (rows,) = self.formed_rows()
         values = self.recorded.updates.product(latents).to(rows) @ rows.mT
         return self.recorded.values(values.unflatten(1, (-1, *self.grid.shape)))
 
@@ -165,26 +161,30 @@ class JacobianRoot(Root):
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
-        return sum(root.transposed_one(values[:, index]) for index, root in enumerate(self._singles()))  # type: ignore[return-value]
+        return sum(root.transposed_one(values[:, index]) for index, root in enumerate(self.singles()))  # type: ignore[return-value]
 
     def transposed_one(self, values: Float[Tensor, "s c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the map of the first input."""
-        if self._keeps(len(values)):
-            (rows,) = self._rows()
+        if self.keeps_rows(len(values)):
+            (rows,) = self.formed_rows()
             shape = (1, len(self.recorded.factors), *self.grid.shape)
             latents = transposed_jacobian_product(
                 lambda outputs: self.recorded.values(outputs.unflatten(0, shape))[0], rows.new_zeros(len(rows)), values.to(rows)
             )
             latents = latents @ rows
         else:
-            latents = self.weights.transposed_product(self._reverse(self.inputs[:1], values))
+            inputs, block = self.inputs[:1], self._block(1)
+            pulled = transposed_jacobian_product(
+                lambda theta: self._outputs(theta, inputs)[0], self.vector, values.to(self.vector), chunk=block
+            )
+            latents = self.weights.transposed_product(pulled)
         return self.recorded.updates.transposed_product(latents)
 
     def matrix_one(self) -> Float[Tensor, "cp k"]:
         """The root of the first input as a matrix, by a pass for each row unless rows are kept."""
         _, channels, points, _ = self.shape
-        if self._keeps(channels * points) and not self.recorded.functionals:
-            (rows,) = self._rows()
+        if self.keeps_rows(channels * points) and not self.recorded.functionals:
+            (rows,) = self.formed_rows()
             factors = self.recorded.factors.to(rows)
             scaled = rows if bool((factors == 1.0).all()) else rows * factors.repeat_interleave(points)[:, None]
             return self.recorded.updates.transposed_product(scaled)
@@ -193,15 +193,15 @@ class JacobianRoot(Root):
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's own transpose to m vectors."""
-        return torch.stack([root.transposed_one(cotangents[index]) for index, root in enumerate(self._singles())])
+        return torch.stack([root.transposed_one(cotangents[index]) for index, root in enumerate(self.singles())])
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares; see `VarianceEstimation` for when they are exact."""
-        return torch.stack([root._row_squares_one()[0] for root in self._singles()])
+        return torch.stack([root.row_squares_one()[0] for root in self.singles()])
 
     def row_squares_error(self) -> Float[Tensor, "n c p"]:
         """Standard error of `row_squares`, in its units; zero where it is exact."""
-        return torch.stack([root._row_squares_one()[1] for root in self._singles()])
+        return torch.stack([root.row_squares_one()[1] for root in self.singles()])
 
     @property
     def is_exact(self) -> bool:
@@ -214,13 +214,13 @@ class JacobianRoot(Root):
         single = self.select(slice(index, index + 1))
         assert isinstance(single, JacobianRoot)
         _, channels, points, rank = single.shape
-        if rank <= channels * points or not single._keeps(channels * self.grid.size):
+        if rank <= channels * points or not single.keeps_rows(channels * self.grid.size):
             return single
         if single.recorded.updates.updates:
-            (first,) = single._singles()  # its updates have no axis of inputs
+            (first,) = single.singles()  # its updates have no axis of inputs
             return DenseRoot(narrowed(first.matrix_one()).unflatten(0, (channels, points))[None])
         assert single.rows_cache is not None
-        (narrow,) = single.rows_cache.narrow(single._rows())
+        (narrow,) = single.rows_cache.narrow(single.formed_rows())
         values = single.recorded.values(narrow.mT.unflatten(1, (channels, *self.grid.shape)))
         return DenseRoot(values.movedim(0, -1)[None])
 
@@ -264,41 +264,21 @@ class JacobianRoot(Root):
         if rank < channels * points:
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
             return self.product(unit).movedim(0, -1)
-        return torch.stack([root.matrix_one() for root in self._singles()]).unflatten(1, (channels, points))
+        return torch.stack([root.matrix_one() for root in self.singles()]).unflatten(1, (channels, points))
 
     def gram(self) -> Float[Tensor, "n cp cp"]:
         """J R R^T J^T of each input, formed a few columns at a time."""
         _, channels, points, _ = self.shape
         unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
         pieces = []
-        for root in self._singles():
+        for root in self.singles():
             columns = [root.product_one(root.transposed_one(piece)) for piece in unit.split(self._block(1))]
             matrix = torch.cat(columns).flatten(1).to(torch.float64)
             pieces.append((matrix + matrix.mT) / 2)
         return torch.stack(pieces)
 
-    def to_scipy(self) -> scipy.sparse.linalg.LinearOperator:
-        """The joint map `(n * c * p, k)` for SciPy's algorithms, least squares among them: float64, on the CPU."""
-        import numpy as np
-        import scipy.sparse.linalg
-
-        rows, rank = math.prod(self.shape[:3]), self.shape[3]
-
-        def forward(columns: Any) -> Any:
-            latents = torch.as_tensor(np.asarray(columns).T, dtype=torch.float64).reshape(-1, rank).to(self.device)
-            values = self.product(latents).flatten(1).to("cpu", torch.float64)
-            return values.numpy().T.reshape(rows, *np.shape(columns)[1:])
-
-        def transposed(columns: Any) -> Any:
-            values = torch.as_tensor(np.asarray(columns).T, dtype=torch.float64).reshape(-1, *self.shape[:3])
-            latents = self.transposed_product(values.to(self.device)).to("cpu", torch.float64)
-            return latents.numpy().T.reshape(rank, *np.shape(columns)[1:])
-
-        return scipy.sparse.linalg.LinearOperator(
-            shape=(rows, rank), dtype=np.float64, matvec=forward, rmatvec=transposed, matmat=forward, rmatmat=transposed
-        )
-
-    def _singles(self) -> Iterator[JacobianRoot]:
+    def singles(self) -> Iterator[JacobianRoot]:
+        """The root of each input."""
         for index in range(len(self.inputs)):
             yield self._derived(
                 self.rows_cache and self.rows_cache[index], inputs=self.inputs[index], recorded=self.recorded[index]
@@ -310,7 +290,7 @@ class JacobianRoot(Root):
         object.__setattr__(derived, "rows_cache", rows_cache)
         return derived
 
-    def _keeps(self, passes: int) -> bool:
+    def keeps_rows(self, passes: int) -> bool:
         """Whether rows of J R are used in place of passes through the operator: where they are there, or cost hardly more."""
         if self.rows_cache is None or torch._C._are_functorch_transforms_active():
             return False
@@ -318,7 +298,7 @@ class JacobianRoot(Root):
             return False
         return self.rows_cache.are_formed or 2 * passes >= len(self.recorded.factors) * self.grid.size
 
-    def _rows(self) -> Sequence[Tensor]:
+    def formed_rows(self) -> Sequence[Tensor]:
         """J R of each input, `(c * p, k)`, before all that is recorded."""
         assert self.rows_cache is not None
         channels = len(self.recorded.factors)
@@ -331,7 +311,7 @@ class JacobianRoot(Root):
 
         return self.rows_cache.form(make)
 
-    def _row_squares_one(self) -> tuple[Tensor, Tensor]:
+    def row_squares_one(self) -> tuple[Tensor, Tensor]:
         """Row sums of squares at the first input, `(c, p)`, and their standard errors."""
         _, channels, points, rank = self.shape
         shape, chunk = (channels, points), self._block(1)
@@ -339,7 +319,7 @@ class JacobianRoot(Root):
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
             squares = torch.stack([self.product_one(piece).square().sum(0) for piece in unit.split(chunk)]).sum(0)
             return squares, torch.zeros_like(squares)
-        if self.is_exact and self._keeps(channels * points):
+        if self.is_exact and self.keeps_rows(channels * points):
             squares = self.matrix_one().square().sum(-1).unflatten(-1, shape)
             return squares, torch.zeros_like(squares)
         if self.is_exact:
@@ -369,15 +349,6 @@ class JacobianRoot(Root):
         """J t for s tangents, `(s, n, c, p)`."""
         return jacobian_product(
             lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self._block(len(inputs))
-        )
-
-    def _reverse(self, inputs: Field, cotangents: Tensor) -> Tensor:
-        """J^T v for s cotangents `(s, c, p)` of one input, `(s, P)`."""
-        return transposed_jacobian_product(
-            lambda theta: self._outputs(theta, inputs)[0],
-            self.vector,
-            cotangents.to(self.vector),
-            chunk=self._block(1),
         )
 
     def _block(self, functions: int) -> int:

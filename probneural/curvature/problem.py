@@ -6,57 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jaxtyping import Float
+import torch
+import torch.distributed
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_integer, validated
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldSource
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-import torch
-import torch.distributed
-from jaxtyping import Float64
-
-from probneural.errors import UnsupportedError
 from probneural.processes import sum_over_processes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-def check_group(is_sharded: bool, group: ProcessGroup | None) -> None:
-    """Check that sums over processes are possible where they are asked for.
-
-    Raises:
-        ArgumentError: If a group is given for data that are not sharded.
-        UnsupportedError: If data are sharded and torch.distributed is not initialised.
-    """
-    if group is not None and not is_sharded:
-        raise ArgumentError(expected="is_sharded=True with a group", got="False", remedy="say so, or leave the group out")
-    if is_sharded and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        raise UnsupportedError(
-            expected="an initialised torch.distributed for sharded data",
-            got="none",
-            remedy="start with torchrun and call torch.distributed.init_process_group()",
-        )
-
-
-def sum_of_shards(
-    local: Float64[Tensor, "*shape"], *, is_sharded: bool, group: ProcessGroup | None = None
-) -> Float64[Tensor, "*shape"]:
-    """Add up the processes' sums in float64, or return the one sum if the data are not sharded.
-
-    Every process must call it equally often, with equal shapes; the result is the same on each. It is not differentiable:
-    the autograd.Functions call it inside, and again in their derivatives.
-    """
-    return sum_over_processes(local, group=group) if is_sharded else local
 
 
 @validated
@@ -158,7 +123,21 @@ class Minibatches:
         assign(self, size=check_integer(self.size, "size"), is_sharded=check_flag(self.is_sharded, "is_sharded"))
         if self.chunk is not None:
             assign(self, chunk=check_integer(self.chunk, "chunk"))
-        check_group(self.is_sharded, self.group)
+        if self.group is not None and not self.is_sharded:
+            raise ArgumentError(expected="is_sharded=True with a group", got="False", remedy="say so, or leave the group out")
+        if self.is_sharded and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            raise UnsupportedError(
+                expected="an initialised torch.distributed for sharded data",
+                got="none",
+                remedy="start with torchrun and call torch.distributed.init_process_group()",
+            )
+
+    def summed(self, local: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+        """The processes' sums added up in float64, or the one sum if the data are not sharded.
+
+        Every process calls it equally often, with equal shapes; the result is the same on each. It is not differentiable.
+        """
+        return sum_over_processes(local, group=self.group) if self.is_sharded else local
 
 
 _MINIBATCHES = Minibatches()

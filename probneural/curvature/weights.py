@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -10,40 +10,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.distributions.latent import digest
-from probneural.errors import ShapeError, UnsupportedError
+from probneural.distributions.roots.base import LatentMap
+from probneural.errors import UnsupportedError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.conjugate_gradients import solve
 from probneural.linear_algebra.symmetric_maps import Map
 from probneural.registry import stored
 
 
-class WeightRoot(ABC):
+class WeightRoot(LatentMap):
     """The map R of weights w = centre + R xi with xi ~ N(0, I_k), so that their covariance is R R^T; abstract."""
 
     @property
-    @abstractmethod
-    def like(self) -> Tensor:
-        """A tensor `(P, ...)` of the dtype and on the device of products."""
-
-    @property
     def size(self) -> int:
-        """Number of parameters P."""
+        """Number of parameters P, the length of `like`."""
         return self.like.shape[0]
 
     @property
     def rank(self) -> int:
         """Length k of the latent vector; P unless a subclass says otherwise."""
         return self.size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of products."""
-        return self.like.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of products."""
-        return self.like.device
 
     @abstractmethod
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s P"]:
@@ -53,13 +39,9 @@ class WeightRoot(ABC):
     def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
         """R^T w, for s parameter vectors."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a file stores, by name: by default the fields of the dataclass."""
-        return dict(vars(self))
-
     def fingerprint(self) -> str:
         """A short name that follows from the contents: equal roots, equal names."""
-        return digest(*self.tensors().values())
+        return digest(*vars(self).values())
 
     def dense(self) -> Float[Tensor, "P k"]:
         """Form the root."""
@@ -141,24 +123,12 @@ class LowRankWeights(WeightRoot):
         prior_std: Prior standard deviations, `(P,)`, in parameter units.
         directions: V, `(P, r)`, with orthonormal columns.
         factors: What is left of the standard deviation along each direction, `(r,)`, in (0, 1].
-
-    Raises:
-        ShapeError: If the three do not fit together.
     """
 
     prior_std: Float[Tensor, " P"]
     directions: Float[Tensor, "P r"]
     _: KW_ONLY
     factors: Float[Tensor, " r"]
-
-    def __post_init__(self) -> None:
-        """Check the shapes."""
-        if tuple(self.directions.shape) != (len(self.prior_std), len(self.factors)):
-            raise ShapeError(
-                expected=f"directions ({len(self.prior_std)}, {len(self.factors)})",
-                got=str(tuple(self.directions.shape)),
-                remedy="one row per parameter, one column per factor",
-            )
 
     @property
     def like(self) -> Tensor:
@@ -185,22 +155,10 @@ class LowRankPlusDiagonalWeights(WeightRoot):
     Args:
         std: Standard deviations of the independent part, `(P,)`, in parameter units; zero is legal.
         columns: C, `(P, r)`, in parameter units.
-
-    Raises:
-        ShapeError: If the two do not fit together.
     """
 
     std: Float[Tensor, " P"]
     columns: Float[Tensor, "P r"]
-
-    def __post_init__(self) -> None:
-        """Check the shapes."""
-        if self.columns.shape[0] != len(self.std):
-            raise ShapeError(
-                expected=f"columns of {len(self.std)} parameters",
-                got=str(self.columns.shape[0]),
-                remedy="one row per parameter",
-            )
 
     @property
     def rank(self) -> int:

@@ -210,7 +210,7 @@ class FieldDistribution(Undisturbed, ABC):
         Raises:
             ArgumentError: If q is not between 0 and 1, or the noise is negative, not finite, or of another shape.
         """
-        probabilities, std = check_probabilities(q), self._observed_std(noise)
+        probabilities, std = check_probabilities(q), observed_std(self, noise)
         quantiles = gaussian_quantiles(self.mean, std, probabilities.reshape(-1))
         return quantiles if probabilities.ndim else quantiles[0]
 
@@ -279,37 +279,10 @@ class FieldDistribution(Undisturbed, ABC):
         """
         return to_dataset(self, self.to_numpy(level, noise=noise), level=level)
 
-    def _with_labels(self: Distribution, labels: tuple[str, ...] | None) -> Distribution:
-        """This very distribution, just made, with names of its numbers."""
-        self.labels = labels
-        return self
-
-    def _after(self: Distribution, other: FieldDistribution) -> Distribution:
-        """This very distribution, just made, with the labels and the provenance of another one over the same samples."""
-        self.labels, self.provenance, self.source = other.labels, other.provenance, other.source
-        return self
-
-    def _rows_of(self: Distribution, other: FieldDistribution, rows: Rows) -> Distribution:
-        """This very distribution, just made of some samples of another one, with its labels and their provenance."""
-        self.labels, self.source, provenance = other.labels, other.source, other.provenance
-        self.provenance = None if provenance is None else provenance.of_rows(rows)
-        return self
-
-    def _image_of(self: Distribution, other: FieldDistribution, labels: tuple[str, ...] | None) -> Distribution:
-        """This very distribution, just made of a functional's values, with their names and the predictor's provenance."""
-        self.labels, self.source, provenance = labels, other.source, other.provenance
-        self.provenance = None if provenance is None else provenance.of_image()
-        return self
-
     @property
     def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:
         """Pointwise variance of the discrepancies of the samples, the part of the variance that they do not share."""
         return torch.zeros_like(self.mean)
-
-    def _observed_std(self, noise: float | Tensor) -> Float64[Tensor, "n c *grid"]:
-        """Standard deviation of a measurement with noise, in float64; neither part is squared."""
-        std = self.standard_deviation.to(torch.float64)
-        return root_sum_of_squares(std, noise_variance(noise, tuple(std.shape), std).sqrt())
 
     def __len__(self) -> int:
         """Number of functions n."""
@@ -319,6 +292,32 @@ class FieldDistribution(Undisturbed, ABC):
         """A short description."""
         count, channels = self.mean.shape[:2]
         return f"{type(self).__name__}({count} x {channels} on {self.grid!r}, base_shape={tuple(self.base_shape)})"
+
+
+def inherit(made: Distribution, other: FieldDistribution) -> Distribution:
+    """Give a distribution, just made, the labels and the provenance of another one over the same samples."""
+    made.labels, made.provenance, made.source = other.labels, other.provenance, other.source
+    return made
+
+
+def inherit_rows(made: Distribution, other: FieldDistribution, rows: Rows) -> Distribution:
+    """Give a distribution, just made of some samples of another one, its labels and their provenance."""
+    made.labels, made.source = other.labels, other.source
+    made.provenance = None if other.provenance is None else other.provenance.of_rows(rows)
+    return made
+
+
+def inherit_image(made: Distribution, other: FieldDistribution, labels: tuple[str, ...] | None) -> Distribution:
+    """Give a distribution, just made of a functional's values, their names and the predictor's provenance."""
+    made.labels, made.source = labels, other.source
+    made.provenance = None if other.provenance is None else other.provenance.of_image()
+    return made
+
+
+def observed_std(u: FieldDistribution, noise: float | Tensor) -> Float64[Tensor, "n c *grid"]:
+    """Standard deviation of a measurement with noise, in float64; neither part is squared."""
+    std = u.standard_deviation.to(torch.float64)
+    return root_sum_of_squares(std, noise_variance(noise, tuple(std.shape), std).sqrt())
 
 
 def normal_base_samples(

@@ -18,6 +18,9 @@ from probneural.distributions.base import (
     check_held,
     check_values,
     index_grid,
+    inherit,
+    inherit_image,
+    inherit_rows,
     noise_variance,
     sample_size,
     spread_over,
@@ -150,12 +153,9 @@ class EmpiricalField(FieldDistribution):
 
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate the members of seeds: a member is one operator; see the base class."""
-        members = self._drawn_members(checked_seeds(seeds, each=each, samples=self.samples.shape[1])).to(self.samples.device)
+        checked = checked_seeds(seeds, each=each, samples=self.samples.shape[1])
+        members = drawn_members(self.weights, checked, name=self.source).to(self.samples.device)
         return self.samples[members, torch.arange(len(members), device=members.device)] if each else self.samples[members]
-
-    def _drawn_members(self, seeds: Sequence[int]) -> Int64[Tensor, " m"]:
-        """The number of the member of each seed."""
-        return drawn_members(self.weights, seeds, name=self.source)
 
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
@@ -178,7 +178,7 @@ class EmpiricalField(FieldDistribution):
         check_functional(functional, grid=self.grid)
         numbers = torch.stack([functional(member.to(torch.float64)) for member in self.samples]).to(self.samples)
         image = EmpiricalField(numbers, self.weights, grid=index_grid(functional.size))
-        return image._image_of(self, functional.labels)
+        return inherit_image(image, self, functional.labels)
 
     def scale(self, factors: Float[Tensor, "..."]) -> EmpiricalField:
         """Move the members away from, or towards, their mean by factors."""
@@ -194,13 +194,12 @@ class EmpiricalField(FieldDistribution):
         columns = (self.samples - mean) * self.weights.sqrt().to(self.samples).reshape(-1, *(1,) * mean.ndim)
         root = DenseRoot(columns.flatten(3).movedim(0, -1))
         latent = Latent(id=f"members-{digest(self.samples, self.weights)}", rank=root.shape[3], source="members")
-        matched = GaussianField(mean, root, latent=latent, grid=self.grid)
-        return matched._after(self)
+        return inherit(GaussianField(mean, root, latent=latent, grid=self.grid), self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
         """Select functions of every member."""
         rows = select_rows(index, self.samples.shape[1])
-        return EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid)._rows_of(self, rows)
+        return inherit_rows(EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid), self, rows)
 
 
 class LazyEmpiricalField(EmpiricalField):
@@ -272,7 +271,7 @@ def push_draws(u: FieldDistribution, function: Callable[[Tensor], Tensor], *, dr
         samples, weights = torch.cat(pieces), None
     image = EmpiricalField(samples, weights, grid=index_grid(samples.shape[3]))
     labels = getattr(function, "labels", None)
-    return image._image_of(u, labels if isinstance(labels, tuple) and len(labels) == samples.shape[3] else None)
+    return inherit_image(image, u, labels if isinstance(labels, tuple) and len(labels) == samples.shape[3] else None)
 
 
 def _image(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

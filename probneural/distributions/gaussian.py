@@ -28,17 +28,19 @@ from probneural.distributions.base import (
     check_held,
     check_values,
     index_grid,
+    inherit,
+    inherit_image,
+    inherit_rows,
     noise_variance,
     normal_base_samples,
     sample_size,
 )
 from probneural.distributions.constraints import ROW_ROUNDING, Constraint, Residual, checked, find_mode
-from probneural.distributions.densities import log_density_of_function, log_density_of_values
-from probneural.distributions.latent import Latent, Seeds, checked_seeds, digest
+from probneural.distributions.intervals import log_density_of_function, log_density_of_values
+from probneural.distributions.latent import Latent, Seeds, SelectedFunctions, checked_seeds, digest
 from probneural.distributions.roots.base import Root, square_units
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
 from probneural.distributions.roots.weighted import weigh
-from probneural.distributions.selected import SelectedFunctions
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
@@ -228,17 +230,14 @@ class GaussianField(FieldDistribution):
     def apply(self, functional: Functional) -> GaussianField:
         """Push forward exactly: mean and root of `functional(u)`, driven by the same latent."""
         check_functional(functional, grid=self.grid)
-        return (
-            GaussianField(
-                functional(self._mean.to(torch.float64)).to(self._mean),
-                self.root.push(functional),
-                latent=self.latent,
-                grid=index_grid(functional.size),
-                discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
-            )
-            ._image_of(self, functional.labels)
-            ._of(self._functions)
+        image = GaussianField(
+            functional(self._mean.to(torch.float64)).to(self._mean),
+            self.root.push(functional),
+            latent=self.latent,
+            grid=index_grid(functional.size),
+            discrepancy=None if self.discrepancy is None else self.discrepancy.push(functional),
         )
+        return of_functions(inherit_image(image, self, functional.labels), self._functions)
 
     def scale(self, factors: Float[Tensor, "..."]) -> GaussianField:
         """Multiply the deviation by factors; the result has a latent of its own."""
@@ -249,17 +248,15 @@ class GaussianField(FieldDistribution):
         def scaled(root: Root) -> Root:
             return root.scale(factors) if per_channel else weigh(root, factors.flatten(2))
 
-        return (
-            GaussianField(
-                self._mean,
-                scaled(self.root),
-                latent=self.latent.renamed(f"scaled:{name}"),
-                grid=self.grid,
-                discrepancy=None if self.discrepancy is None else scaled(self.discrepancy),
-            )
-            ._with_labels(self.labels)
-            ._of(self._functions.anew())
+        field = GaussianField(
+            self._mean,
+            scaled(self.root),
+            latent=self.latent.renamed(f"scaled:{name}"),
+            grid=self.grid,
+            discrepancy=None if self.discrepancy is None else scaled(self.discrepancy),
         )
+        field.labels = self.labels
+        return of_functions(field, self._functions.anew())
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
         """Give every function its own exact linear constraint: u -> u + K (values - A u), with K of each function's own prior.
@@ -376,12 +373,6 @@ class GaussianField(FieldDistribution):
             return self._with_discrepancy(observed, update, residual.flatten(1), variance, rounding)
         return self.under(self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())))
 
-    def _update_by(self, functional: Functional, residual: Tensor, *, noise: float | Tensor) -> LatentUpdate:
-        """What numbers `(n, c, m)`, with variances of noise, say about xi where they are the functional of u - mean."""
-        rounding = self._rounding(functional, residual).flatten(1)
-        variance = self._observation_noise(noise, residual)
-        return self._latent_update(self._each.push(functional), residual.flatten(1), variance, rounding)
-
     @staticmethod
     def _observation_noise(noise: float | Tensor, residual: Tensor) -> Tensor | None:
         """Noise variances of a functional's values, `(n, c * m)`, or None where they are exact."""
@@ -459,13 +450,14 @@ class GaussianField(FieldDistribution):
         updated = update.transform.product(shared.flatten(0, 1)).view_as(shared)
         corrected = CorrectedRoot.of(self.root.compose(update.transform), -torch.stack(columns, -1), updated)
         moved = self.root.product(update.shift[None])[0] + self.discrepancy.product_each(gains.shift)
-        return GaussianField(
+        field = GaussianField(
             self._mean + moved.unflatten(-1, self.grid.shape).to(self._mean),
             corrected,
             latent=self.latent.conditioned(update.shift, update.transform, chi2=float(update.chi2.detach())),
             grid=self.grid,
             discrepancy=self.discrepancy.compose(gains.transform),
-        )._after(self)
+        )
+        return inherit(field, self)
 
     def under(self, latent: Latent) -> GaussianField:
         """Return this field given what `latent` has learned from data since it parted from this field's own latent.
@@ -478,11 +470,9 @@ class GaussianField(FieldDistribution):
             return self
         moved = self.root.product(shift[None])[0].unflatten(-1, self.grid.shape)
         root = functools.reduce(lambda root, transform: root.compose(transform), transforms, self.root)
-        return (
-            GaussianField(self._mean + moved.to(self._mean), root, latent=latent, grid=self.grid, discrepancy=self.discrepancy)
-            ._after(self)
-            ._of(self._functions.anew())
-        )
+        mean = self._mean + moved.to(self._mean)
+        field = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=self.discrepancy)
+        return of_functions(inherit(field, self), self._functions.anew())
 
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
@@ -518,11 +508,9 @@ class GaussianField(FieldDistribution):
         """Select functions; they stay coherent with the others through the latent."""
         rows = select_rows(index, len(self))
         discrepancy = None if self.discrepancy is None else self.discrepancy.select(rows)
-        return (
-            GaussianField(self._mean[rows], self.root.select(rows), latent=self.latent, grid=self.grid, discrepancy=discrepancy)
-            ._rows_of(self, rows)
-            ._of(self._functions.select(rows))
-        )
+        root = self.root.select(rows)
+        field = GaussianField(self._mean[rows], root, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
+        return of_functions(inherit_rows(field, self, rows), self._functions.select(rows))
 
     def marginal(self, index: int) -> GaussianField:
         """One function by itself, under a latent of its own where that makes its root smaller."""
@@ -537,16 +525,11 @@ class GaussianField(FieldDistribution):
             latent = Latent(id=name, rank=rank, is_shared_across_calls=latent.is_shared_across_calls, source=latent.key)
         discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
         mean = self._mean[index : index + 1]
-        field = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)
-        alone = field._rows_of(self, index)
+        alone = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)
+        alone = inherit_rows(alone, self, index)
         if discrepancy is None or self.discrepancy is None or discrepancy.shape[3] != self.discrepancy.shape[3]:
             return alone
-        return alone._of(self._functions.select(slice(index, index + 1)))
-
-    def _of(self, functions: SelectedFunctions) -> GaussianField:
-        """This very field, just made, of functions that another field has."""
-        self._functions = functions
-        return self
+        return of_functions(alone, self._functions.select(slice(index, index + 1)))
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
         """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
@@ -584,12 +567,19 @@ class GaussianField(FieldDistribution):
         else:  # a root may have two parts of its own
             shared, discrepancy = root, None
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
-        return field._after(self)._of(self._functions.anew())
+        return of_functions(inherit(field, self), self._functions.anew())
 
-    def _around(self, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
-        """The same deviations around another mean."""
-        field = GaussianField(mean, self.root, latent=self.latent, grid=self.grid, discrepancy=self.discrepancy)
-        return field._after(self)._of(self._functions.anew())
+
+def of_functions(field: GaussianField, functions: SelectedFunctions) -> GaussianField:
+    """Give a field, just made, the identities of its samples."""
+    field._functions = functions
+    return field
+
+
+def around(u: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
+    """The deviations of a field around another mean."""
+    field = GaussianField(mean, u.root, latent=u.latent, grid=u.grid, discrepancy=u.discrepancy)
+    return of_functions(inherit(field, u), u._functions.anew())
 
 
 def _check_update(update: LatentUpdate) -> None:

@@ -18,15 +18,20 @@ from probneural.distributions.base import (
     check_deviation_factors,
     check_held,
     check_values,
+    inherit,
+    inherit_image,
+    inherit_rows,
     normal_base_samples,
+    observed_std,
     sample_size,
     spread_over,
 )
-from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.gaussian import GaussianField, around, of_functions
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
-from probneural.distributions.latent import checked_seeds, digest, draw_keys
-from probneural.distributions.pooling import pooled
-from probneural.distributions.roots.base import root_sum_of_squares, square_root, square_units
+from probneural.distributions.latent import Latent, checked_seeds, digest, draw_keys
+from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root, square_units
+from probneural.distributions.roots.sums import SideBySideRoot
+from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
@@ -132,7 +137,7 @@ class MixtureField(FieldDistribution):
 
     def _component_deviations(self, noise: float | Tensor) -> list[Float64[Tensor, "n c *grid"]]:
         """Standard deviations of measurements of all components; override likewise."""
-        return [field._observed_std(noise) for field in self.components]
+        return [observed_std(field, noise) for field in self.components]
 
     @property
     def mean(self) -> Float[Tensor, "n c *grid"]:
@@ -204,7 +209,7 @@ class MixtureField(FieldDistribution):
     def draw(self, seeds: Sequence[int], *, each: bool = False) -> Float[Tensor, "..."]:
         """Evaluate the draw of one component for each seed; see the base class."""
         checked = checked_seeds(seeds, each=each, samples=len(self))
-        return self._draw_at(uniform_numbers(checked, self._draw_name), checked, each=each)
+        return self._draw_at(uniform_numbers(checked, self.source or self._latent_name), checked, each=each)
 
     def _chosen(
         self, sample_shape: torch.Size | Sequence[int], *, seed: int | None, base_samples: Tensor | None
@@ -221,11 +226,6 @@ class MixtureField(FieldDistribution):
     def _latent_name(self) -> str:
         """Name of the random stream of the latents."""
         return ",".join(field.latent.key for field in self.components)
-
-    @property
-    def _draw_name(self) -> str:
-        """Name of the random stream that chooses components."""
-        return self.source or self._latent_name
 
     def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
         """Draws whose components follow from uniform numbers."""
@@ -314,7 +314,7 @@ class MixtureField(FieldDistribution):
     def apply(self, functional: Functional) -> MixtureField:
         """Push every component forward, exactly."""
         check_functional(functional, grid=self.grid)
-        return self._changed(lambda field: field.apply(functional), self.weights)._image_of(self, functional.labels)
+        return inherit_image(self._changed(lambda field: field.apply(functional), self.weights), self, functional.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> MixtureField:
         """Give every function its own exact linear constraint, in every component; see `GaussianField.constrain`.
@@ -334,7 +334,7 @@ class MixtureField(FieldDistribution):
             DataError: If a value is not finite.
         """
         constrained = [field.constrain(functional, values) for field in self.components]
-        return MixtureField(constrained, self._given(functional, values))._after(self)
+        return inherit(MixtureField(constrained, self._given(functional, values)), self)
 
     def _given(self, functional: Functional, values: Float[Tensor, "n c m"]) -> Float64[Tensor, "m n"]:
         """Weights of components once A u is known, of each function by itself."""
@@ -355,8 +355,10 @@ class MixtureField(FieldDistribution):
         mean = self.mean
         checked = check_deviation_factors(factors, tuple(mean.shape))
         spread = spread_over(checked, mean)
-        moved = [field.scale(checked)._around(mean + spread * (field.mean - mean)) for field in self.components]
-        return MixtureField(moved, self.weights)._with_labels(self.labels)
+        moved = [around(field.scale(checked), mean + spread * (field.mean - mean)) for field in self.components]
+        scaled = MixtureField(moved, self.weights)
+        scaled.labels = self.labels
+        return scaled
 
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance.
@@ -364,24 +366,25 @@ class MixtureField(FieldDistribution):
         Its latent holds those of all components, and a number per component for what they disagree about.
         """
         latents = [field.latent for field in self.components]
-        return pooled(
+        matched = pooled(
             self.components,
             self.weights,
             name=f"mixture-{digest(self.weights)}({','.join(latent.id for latent in latents)})",
             is_shared_across_calls=self.weights.ndim == 1 and all(latent.is_shared_across_calls for latent in latents),
-        )._after(self)
+        )
+        return inherit(matched, self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> MixtureField:
         """Select functions of every component."""
         rows = select_rows(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
-        return self._changed(lambda field: field[rows], weights)._rows_of(self, rows)
+        return inherit_rows(self._changed(lambda field: field[rows], weights), self, rows)
 
     def marginal(self, index: int) -> MixtureField:
         """One function by itself, under latents of its own where that makes roots smaller."""
         index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
-        return self._changed(lambda field: field.marginal(index), weights)._rows_of(self, index)
+        return inherit_rows(self._changed(lambda field: field.marginal(index), weights), self, index)
 
     def _changed(self, change: Callable[[GaussianField], GaussianField], weights: Float64[Tensor, "m *n"]) -> MixtureField:
         """The mixture of the changed components."""
@@ -530,3 +533,54 @@ def _flattened(
                 weight.expand(len(components[0])) * (inner_weights if inner_weights.ndim == 2 else inner_weights[:, None])
             )
     return tuple(fields), torch.cat(parts)
+
+
+def pooled(
+    components: Sequence[GaussianField], weights: Float64[Tensor, "m *rest"], *, name: str, is_shared_across_calls: bool
+) -> GaussianField:
+    """The Gaussian field u = m + Σ_k √w_k (u_k - m_k) + Σ_k √w_k (m_k - m) ζ_k, with m = Σ_k w_k m_k.
+
+    The deviations u_k - m_k and the standard normal numbers ζ_k are independent. So mean and variance of every value are those
+    of the mixture Σ_k w_k N(m_k, v_k), and with weights that are the same at all points, so are all covariances of one
+    function. Weights may depend on the point: where they vary smoothly, so do draws, which no choice of a component would do.
+
+    Args:
+        components: m fields of the same functions on one grid, with means m_k and variances v_k, in physical units.
+        weights: w: `(m,)`, `(m, n)` or `(m, n, c, p)`, not negative, with the sum 1 over the components, dimensionless.
+        name: Of the components' latents and the numbers ζ together, in this order.
+        is_shared_across_calls: Whether later calls have the same ones.
+    """
+    mass = weights if weights.ndim == 4 else weights.reshape(len(weights), -1, 1, 1)
+    shape = components[0].grid.shape
+    means = [field.mean.flatten(2) for field in components]
+    # m = Σ_k w_k m_k; the root is [√w_1 R_1, ..., √w_m R_m, √w_1 (m_1 - m), ..., √w_m (m_m - m)].
+    mean = functools.reduce(torch.add, (weight.to(part) * part for weight, part in zip(mass, means, strict=True)))
+    roots = mass.sqrt()
+    parts = [_times(field.root, root) for field, root in zip(components, roots, strict=True)]
+    parts.append(DenseRoot(torch.stack([(part - mean) * root.to(mean) for part, root in zip(means, roots, strict=True)], -1)))
+    discrepancies = [
+        _times(field.discrepancy, root) for field, root in zip(components, roots, strict=True) if field.discrepancy is not None
+    ]
+    joined = functools.reduce(SideBySideRoot, parts)
+    field = GaussianField(
+        mean.unflatten(-1, shape),
+        joined,
+        latent=Latent(
+            id=name,
+            rank=joined.shape[3],
+            is_shared_across_calls=is_shared_across_calls,
+            source=",".join(field.latent.key for field in components),
+        ),
+        grid=components[0].grid,
+        discrepancy=functools.reduce(SideBySideRoot, discrepancies) if discrepancies else None,
+    )
+    selected = components[0]._functions
+    is_one_selection = all(torch.equal(selected.rows, field_k._functions.rows) for field_k in components)
+    return of_functions(field, selected.anew()) if is_one_selection else field
+
+
+def _times(root: Root, factors: Float[Tensor, "n c p"]) -> Root:
+    """A root times factors of its rows, or one factor of all."""
+    if factors.numel() == 1:
+        return root.scale(factors.flatten().expand(root.shape[1]))
+    return weigh(root, factors.expand(root.shape[:3]).to(root.like))

@@ -9,12 +9,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_instance, real_tensor
-from probneural.distributions.base import (
-    check_deviation_factors,
-    check_held,
-    noise_variance,
-)
-from probneural.distributions.gaussian import GaussianField
+from probneural.distributions.base import check_deviation_factors, check_held, inherit, noise_variance
+from probneural.distributions.gaussian import GaussianField, around
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
 from probneural.distributions.roots.base import root_sum_of_squares, square_units
 from probneural.errors import ArgumentError
@@ -117,7 +113,7 @@ class ScaleMixtureField(MixtureField):
         field = self.field
         numbers, chosen = self._chosen(sample_shape, seed=seed, base_samples=base_samples)
         count = len(numbers)
-        deviation = field._around(torch.zeros_like(field.mean)).rsample((count,), base_samples=numbers[:, 1:])
+        deviation = around(field, torch.zeros_like(field.mean)).rsample((count,), base_samples=numbers[:, 1:])
         scale = self.scales[chosen].reshape(count, len(self), *(1,) * (field.mean.ndim - 1)).to(deviation)
         return (field.mean + scale * deviation).reshape(*sample_shape, *field.mean.shape)
 
@@ -150,19 +146,21 @@ class ScaleMixtureField(MixtureField):
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> ScaleMixtureField:
         """Give every function its own exact linear constraint; the farther off its values were, the wider what is left."""
         constrained = self.field.constrain(functional, values)
-        return ScaleMixtureField(constrained, self.scales, weights=self._given(functional, values))._after(self)
+        return inherit(ScaleMixtureField(constrained, self.scales, weights=self._given(functional, values)), self)
 
     def scale(self, factors: Float[Tensor, "..."]) -> ScaleMixtureField:
         """Multiply the deviation from the mean by factors."""
         checked = check_deviation_factors(factors, tuple(self.mean.shape))
-        return ScaleMixtureField(self.field.scale(checked), self.scales, weights=self.weights)._with_labels(self.labels)
+        scaled = ScaleMixtureField(self.field.scale(checked), self.scales, weights=self.weights)
+        scaled.labels = self.labels
+        return scaled
 
     def moment_matched(self) -> GaussianField:
         """Return the Gaussian field of the same mean and covariance: the field, with larger or smaller deviations."""
         shape = self.mean.shape
         per_channel = self.weights.ndim == 1
         factors = self._factor.sqrt().expand(shape[1]) if per_channel else self.variance_factor.sqrt().expand(shape)
-        return self.field.scale(factors)._after(self)
+        return inherit(self.field.scale(factors), self)
 
 
 def checked_scales(scales: Float[Tensor, " k"]) -> Float64[Tensor, " k"]:

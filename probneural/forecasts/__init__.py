@@ -1,8 +1,8 @@
 """Forecasts that go beyond draws: closed forms of uncertainty in time, and what observations in time say about the states."""
 
+from probneural.distributions.forecasts.members import StepInputs
 from probneural.forecasts.ensembles import EnsembleKalmanFilter, EnsembleKalmanSmoother
-from probneural.forecasts.observations import Observation
-from probneural.forecasts.priors import climatology
+from probneural.forecasts.observations import Observation, climatology
 from probneural.forecasts.propagation import propagate
 from probneural.forecasts.variational import four_d_var
 
@@ -10,6 +10,7 @@ __all__ = [
     "EnsembleKalmanFilter",
     "EnsembleKalmanSmoother",
     "Observation",
+    "StepInputs",
     "climatology",
     "four_d_var",
     "propagate",

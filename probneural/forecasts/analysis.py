@@ -4,47 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_callable, check_finite, check_instance, check_integer
 from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution
 from probneural.distributions.base import check_values
+from probneural.distributions.forecasts.members import Members, StepInputs
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
-from probneural.forecasts.observations import Observation, observed_numbers
-from probneural.forecasts.updates import ObservedNumbers, update
 from probneural.grids import Grid
-from probneural.randomness import check_seed, stream, stream_seed
+from probneural.randomness import check_seed, stream_seed
 
 Step = Callable[[Tensor], Tensor]
 """Leads from states `(n, c, *grid)` to the next ones: an operator, a solver, or any other function."""
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Members of a roll-out: of a predictor, or of a function."""
+def check_function(step: object, inputs: StepInputs | None) -> Step:
+    """Return a function of states, which takes nothing beside the last state.
 
-    @property
-    def start(self) -> Field:
-        """What it started from."""
-
-    @property
-    def history(self) -> int:
-        """States in an input."""
-
-    @property
-    def channels(self) -> int:
-        """Channels c of a state."""
-
-    def starts(self) -> Float[Tensor, "s n hc *grid"]:
-        """The states at leads 1 - history to 0, as channels."""
-
-    def step(self, window: Float[Tensor, "s n hc *grid"], lead: int) -> Float[Tensor, "s n c *grid"]:
-        """The states at a lead, from those before it."""
+    Raises:
+        ArgumentError: If the step cannot be called, or inputs are given.
+    """
+    if inputs is not None:
+        raise ArgumentError(
+            expected="inputs= with a predictor only", got="a function as step", remedy="let the function hold other channels"
+        )
+    return check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,7 +65,7 @@ class FunctionMembers:
         *,
         members: int,
         seed: int,
-        beside: tuple[object, ...],
+        inputs: StepInputs | None,
     ) -> FunctionMembers:
         """Check what the members start from.
 
@@ -85,19 +74,13 @@ class FunctionMembers:
             ShapeError: If the initial distribution is of other states.
             DataError: If start or initial distribution are none.
         """
-        function = check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
+        function = check_function(step, inputs)
         check_field(start, "start")
         if initial is None:
             raise ArgumentError(
                 expected="an initial distribution, where the step is a function",
                 got="none, so that all members would be equal",
                 remedy="give initial=, a distribution of the states at lead 0",
-            )
-        if beside != (None, None, 1):
-            raise ArgumentError(
-                expected="parameters, forcing and history with a predictor only",
-                got="one of them with a function",
-                remedy="let the function hold them",
             )
         check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
         if initial.grid != start.grid:
@@ -130,68 +113,8 @@ class FunctionMembers:
         return moved.unflatten(0, window.shape[:2])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Assimilation:
-    """A roll-out that takes observations in.
-
-    Args:
-        source: The members.
-        observations: By lead.
-        kind: Of the update.
-        inflation: Factor of deviations before an update.
-        taper: Correlations that multiply covariances, `(p, p)`, or None.
-        reach: How many leads back an observation acts; None for all.
-        is_filter: Whether the analysis of a lead is what was known then.
-        seed: Of perturbations.
-    """
-
-    source: Source
-    observations: Mapping[int, Sequence[Observation]]
-    kind: str
-    inflation: float
-    taper: Float64[Tensor, "p p"] | None
-    reach: int | None
-    is_filter: bool
-    seed: int
-
-    def run(self, steps: int) -> EnsembleAnalysis:
-        """Roll out and analyse."""
-        source, history = self.source, self.source.history
-        states = dict(enumerate(source.starts().split(source.channels, dim=2), start=1 - history))
-        forecasts, filtered, chi2 = [], [], {}
-        for lead in range(steps + 1):
-            if lead > 0:
-                window = [states[earlier] for earlier in range(lead - history, lead)]
-                states[lead] = source.step(window[0] if history == 1 else torch.cat(window, dim=2), lead)
-            forecasts.append(states[lead])
-            if lead in self.observations:
-                chi2[lead] = self._take_in(states, lead)
-            filtered.append(states[lead])
-        analyses = filtered if self.is_filter else [states[lead] for lead in range(steps + 1)]
-        return EnsembleAnalysis(analyses, forecasts, start=source.start, chi2=chi2)
-
-    def _take_in(self, states: dict[int, Tensor], lead: int) -> Float64[Tensor, " n"]:
-        """Update the states at a lead, and those before it that are within reach or in the next input."""
-        last = states[lead]
-        mean = last.mean(0)
-        states[lead] = mean + self.inflation * (last - mean)
-        behind = lead + self.source.history - 1 if self.reach is None else max(self.reach, self.source.history - 1)
-        moved = [earlier for earlier in sorted(states) if earlier >= lead - behind]
-        total, count = torch.zeros(last.shape[1], dtype=torch.float64, device=last.device), 0
-        for number, observation in enumerate(self.observations[lead]):
-            ensemble = torch.cat([states[earlier].flatten(3) for earlier in moved], dim=2)
-            observed = self._numbers(observation, last)
-            generator = stream(self.seed, "perturbed observations", lead, number)
-            ensemble, chi2 = update(ensemble, observed, kind=self.kind, generator=generator)
-            for earlier, values in zip(moved, ensemble.split(self.source.channels, dim=2), strict=True):
-                states[earlier] = values.unflatten(3, last.shape[3:])
-            total, count = total + chi2 * observed.rows.shape[0], count + observed.rows.shape[0]
-        return total / count
-
-    def _numbers(self, observation: Observation, last: Tensor) -> ObservedNumbers:
-        return observed_numbers(observation, self.source.start.grid, shape=(last.shape[1], last.shape[2]), taper=self.taper).to(
-            last.device
-        )
+Source = Members | FunctionMembers
+"""Members of a roll-out: of a predictor, or of a function."""
 
 
 class EnsembleAnalysis(EnsembleForecast):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import ABC
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Float64
@@ -13,14 +14,13 @@ from torch import Tensor
 from probneural.checks import assign, check_choice, check_floating, check_integer, check_positive, check_real
 from probneural.contexts import remembered, undisturbed
 from probneural.distributions import FieldDistribution, Predictor
-from probneural.distributions.forecasts.members import Forcing, members_of
+from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field
-from probneural.forecasts.analysis import Assimilation, EnsembleAnalysis, FunctionMembers, Source, Step
-from probneural.forecasts.observations import Observation, by_lead
-from probneural.forecasts.updates import KINDS
+from probneural.forecasts.analysis import EnsembleAnalysis, FunctionMembers, Source, Step
+from probneural.forecasts.observations import KINDS, Observation, ObservedNumbers, by_lead, observed_numbers, update
 from probneural.grids import Grid, check_grid
-from probneural.randomness import check_seed
+from probneural.randomness import check_seed, stream
 
 _LARGEST = 8192
 """Points of a grid whose distances are formed (512 MiB)."""
@@ -100,6 +100,8 @@ class EnsembleKalmanMethod(ABC):
     localisation: float | None = None
     draws: str = "trajectory"
     seed: int = 0
+    _is_filter: ClassVar[bool] = False
+    """Whether the analysis of a lead depends on the observations up to that lead alone."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -114,13 +116,9 @@ class EnsembleKalmanMethod(ABC):
         )
 
     @property
-    @abstractmethod
-    def _is_filter(self) -> bool:
-        """Whether what is returned for a lead is what was known then."""
-
-    @abstractmethod
     def _reach(self) -> int | None:
-        """How many leads back observations act on what is returned; None for all."""
+        """Number of leads back at which observations change the analysis; None for all."""
+        return 0
 
     @undisturbed()
     @torch.no_grad()
@@ -132,9 +130,7 @@ class EnsembleKalmanMethod(ABC):
         observations: Sequence[Observation],
         steps: int,
         initial: FieldDistribution | None = None,
-        parameters: Field | None = None,
-        forcing: Forcing | None = None,
-        history: int | None = None,
+        inputs: StepInputs | None = None,
     ) -> EnsembleAnalysis:
         """Roll an ensemble out, and take the observations in where they were made.
 
@@ -147,9 +143,7 @@ class EnsembleKalmanMethod(ABC):
             observations: In any order.
             steps: The largest lead of the analysis.
             initial: Distribution of the states at lead 0: each member starts from its own draw.
-            parameters: Channels that stay constant, `(n, k, *grid)`; of a predictor.
-            forcing: A function of the lead that returns the channels beside the state at that lead; of a predictor.
-            history: States in an input, of a predictor; by default that of its training windows, or 1.
+            inputs: What a step of a predictor takes beside the last state, as in `predictor.rollout`.
 
         Returns:
             The members at all leads, a `Forecast`.
@@ -162,34 +156,55 @@ class EnsembleKalmanMethod(ABC):
             ForecastError: If a predictor's states are not finite.
         """
         steps = check_integer(steps, "steps")
+        settings: dict[str, Any] = {"members": self.members, "initial": initial, "inputs": inputs, "seed": self.seed}
         source: Source = (
-            members_of(
-                step,
-                start,
-                members=self.members,
-                draws=self.draws,
-                initial=initial,
-                noise=False,
-                parameters=parameters,
-                forcing=forcing,
-                history=history,
-                seed=self.seed,
-            )
+            members_of(step, start, draws=self.draws, **settings)
             if isinstance(step, Predictor)
-            else FunctionMembers.of(
-                step, start, initial, members=self.members, seed=self.seed, beside=(parameters, forcing, history or 1)
-            )
+            else FunctionMembers.of(step, start, **settings)
         )
-        return Assimilation(
-            source=source,
-            observations=by_lead(observations, steps),
-            kind=self.kind,
-            inflation=self.inflation,
-            taper=None if self.localisation is None else taper(start.grid, self.localisation),
-            reach=self._reach(),
-            is_filter=self._is_filter,
-            seed=self.seed,
-        ).run(steps)
+        correlations = None if self.localisation is None else taper(start.grid, self.localisation)
+        states = dict(enumerate(source.starts().split(source.channels, dim=2), start=1 - source.history))
+        shape, device = (len(start), source.channels), states[0].device
+        numbers = {
+            lead: [observed_numbers(part, start.grid, shape=shape, taper=correlations).to(device) for part in simultaneous]
+            for lead, simultaneous in by_lead(observations, steps).items()
+        }
+        return self._run(source, states, numbers, steps=steps)
+
+    def _run(
+        self, source: Source, states: dict[int, Tensor], numbers: Mapping[int, Sequence[ObservedNumbers]], *, steps: int
+    ) -> EnsembleAnalysis:
+        """Roll out and analyse."""
+        forecasts, filtered, chi2 = [], [], {}
+        for lead in range(steps + 1):
+            if lead > 0:
+                window = [states[earlier] for earlier in range(lead - source.history, lead)]
+                states[lead] = source.step(window[0] if source.history == 1 else torch.cat(window, dim=2), lead)
+            forecasts.append(states[lead])
+            if lead in numbers:
+                chi2[lead] = self._update(source, states, numbers[lead], lead=lead)
+            filtered.append(states[lead])
+        analyses = filtered if self._is_filter else [states[lead] for lead in range(steps + 1)]
+        return EnsembleAnalysis(analyses, forecasts, start=source.start, chi2=chi2)
+
+    def _update(
+        self, source: Source, states: dict[int, Tensor], numbers: Sequence[ObservedNumbers], *, lead: int
+    ) -> Float64[Tensor, " n"]:
+        """Update the states at a lead, and those before it that are within reach or in the next input."""
+        last = states[lead]
+        mean = last.mean(0)
+        states[lead] = mean + self.inflation * (last - mean)
+        behind = lead + source.history - 1 if self._reach is None else max(self._reach, source.history - 1)
+        moved = [earlier for earlier in sorted(states) if earlier >= lead - behind]
+        total, count = torch.zeros(last.shape[1], dtype=torch.float64, device=last.device), 0
+        for number, observed in enumerate(numbers):
+            ensemble = torch.cat([states[earlier].flatten(3) for earlier in moved], dim=2)
+            generator = stream(self.seed, "perturbed observations", lead, number)
+            ensemble, chi2 = update(ensemble, observed, kind=self.kind, generator=generator)
+            for earlier, values in zip(moved, ensemble.split(source.channels, dim=2), strict=True):
+                states[earlier] = values.unflatten(3, last.shape[3:])
+            total, count = total + chi2 * observed.rows.shape[0], count + observed.rows.shape[0]
+        return total / count
 
 
 @dataclass(frozen=True)
@@ -226,12 +241,7 @@ class EnsembleKalmanFilter(EnsembleKalmanMethod):
         Kalman filter for atmospheric data assimilation (localisation).
     """
 
-    @property
-    def _is_filter(self) -> bool:
-        return True
-
-    def _reach(self) -> int | None:
-        return 0
+    _is_filter: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -265,8 +275,5 @@ class EnsembleKalmanSmoother(EnsembleKalmanMethod):
         assign(self, lag=None if self.lag is None else check_integer(self.lag, "lag", least=0))
 
     @property
-    def _is_filter(self) -> bool:
-        return False
-
     def _reach(self) -> int | None:
         return self.lag

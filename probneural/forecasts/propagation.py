@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from probneural.checks import check_choice, check_finite, check_instance, check_integer, check_real
-from probneural.contexts import undisturbed
+from probneural.checks import check_choice, check_instance, check_integer, check_real
+from probneural.contexts import AUTOGRAD_STATE, undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
-from probneural.distributions.base import check_values
-from probneural.distributions.forecasts.members import Forcing, members_of, step_duration
+from probneural.distributions.forecasts.members import Members, StepInputs, members_of, step_duration
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import Root
-from probneural.errors import ArgumentError, GridError, UnsupportedError
-from probneural.fields import Field, check_field
-from probneural.forecasts.columns import Columns, narrowed
-from probneural.forecasts.roots import PropagatedRoot
-from probneural.forecasts.stepping import Stepper
+from probneural.errors import ArgumentError, GridError, LatentError, UnsupportedError
+from probneural.fields import Field
+from probneural.forecasts.roots import Columns, PropagatedRoot, narrowed
 from probneural.forecasts.trajectories import GaussianTrajectory
 
-_DRAWS = ("trajectory", "step")
-_DISCREPANCY = ("trajectory", "step", "none")
+_POINTS = 2**16
+"""Grid points that tangents are pushed through at once."""
 
 
 @undisturbed()
@@ -34,24 +33,21 @@ def propagate(
     *,
     steps: int,
     initial: FieldDistribution | None = None,
-    about: Field | None = None,
     draws: str = "trajectory",
     discrepancy: str | None = None,
     tolerance: float = 0.0,
-    parameters: Field | None = None,
-    forcing: Forcing | None = None,
-    history: int | None = None,
+    inputs: StepInputs | None = None,
 ) -> GaussianTrajectory:
     """Repeat the step that a predictor predicts, in closed form: mean and root of the states at leads 1 to `steps`.
 
-    The step is linearised about the mean trajectory,
+    The step is linearised about the trajectory u_k+1 = m(u_k) from `start`,
 
-        mean_k+1 = m(mean_k),    d_k+1 = J(mean_k) d_k + R(mean_k) xi + D_i(mean_k) zeta_i,
+        mean_k+1 = m(u_k) + J(u_k) (mean_k - u_k),    d_k+1 = J(u_k) d_k + R(u_k) xi + D_i(u_k) zeta_i,
 
     with m the predictor's mean, J its derivative in the state, R its root, and D_i each function's own discrepancy, where the
     predictor has one. So errors of a step are carried on by the following steps. It is exact where m is affine and R does
     not depend on the state. Elsewhere it is right to first order in the deviations; compare with `predictor.rollout`, which
-    draws. Where the start is hardly known but well observed later, linearise `about` the start that
+    draws. The start is usually the mean of `initial`; where that is hardly known but well observed later, take the one that
     [`four_d_var`][probneural.forecasts.four_d_var] finds.
 
     All leads share one latent: an observation at lead 5 moves leads 1 to 20, by
@@ -66,18 +62,14 @@ def propagate(
         predictor: Any Gaussian head's or calibrator's; an ensemble counts as the Gaussian of its members' mean and covariance.
         start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
         steps: How many.
-        initial: Distribution of the states at lead 0, `(n, history * c, *grid)`, whose mean takes the place of those in
-            `start`. If its latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
-        about: States at lead 0, `(n, history * c, *grid)`, from which the trajectory starts that steps are linearised about;
-            by default the mean of `initial`.
+        initial: Distribution of the states at lead 0, `(n, history * c, *grid)`; by default they are those of `start`. If its
+            latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
         draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so
             that errors of different steps are independent.
         discrepancy: The same for what is each function's own: `"trajectory"`, kept over all steps, a misfit that does not
             change along the trajectory; `"step"`, fresh at every step; `"none"` leaves it out. By default as `draws`.
         tolerance: Fraction of the standard deviation of each step that may be left out for fewer columns, dimensionless.
-        parameters: Channels that stay constant, `(n, k, *grid)`.
-        forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
-        history: States in an input; by default that of the training windows, or 1 if they are unknown.
+        inputs: What a step takes beside the last state, as in `predictor.rollout`.
 
     Returns:
         The forecast, without gradients.
@@ -95,30 +87,103 @@ def propagate(
     """
     check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
     steps = check_integer(steps, "steps")
-    draws = check_choice(draws, _DRAWS, "draws")
-    discrepancy = draws if discrepancy is None else check_choice(discrepancy, _DISCREPANCY, "discrepancy")
+    discrepancy = draws if discrepancy is None else check_choice(discrepancy, ("trajectory", "step", "none"), "discrepancy")
     tolerance = check_real(tolerance, "tolerance", least=0.0, below=1.0)
-    ensemble = members_of(
-        predictor,
-        start,
-        members=1,
-        draws=draws,
-        initial=initial,
-        noise=False,
-        parameters=parameters,
-        forcing=forcing,
-        history=history,
-        seed=0,
-    )
+    ensemble = members_of(predictor, start, draws=draws, initial=initial, inputs=inputs)
     begin = _gaussian(initial)
-    states = ensemble.history * predictor.out_channels
-    mean = ensemble.start.values[:, :states] if begin is None else begin.mean.to(ensemble.start.values)
-    window = mean if about is None else _checked_about(about, begin).values.to(mean)
+    window = ensemble.start.values[:, : ensemble.history * predictor.out_channels]
+    mean = window if begin is None else begin.mean.to(window)
     stepper = Stepper(ensemble)
     stepper = stepper if begin is None else stepper.conditioned_on(begin.latent)
     predicted = _Predicted.of(stepper, window, steps=steps, keeps_operator=draws == "trajectory")
     plans = _plans(predicted, begin, draws=draws, discrepancy=discrepancy)
     return _assemble(stepper, predicted, plans, offset=window - mean, discrepancy=discrepancy, tolerance=tolerance)
+
+
+@dataclass(frozen=True, eq=False)
+class Stepper:
+    """A predictor as a map from the last states, `(n, h * c, *grid)`, the earliest first, to a Gaussian field of the next.
+
+    An ensemble counts as the Gaussian field of its members' mean and covariance.
+
+    Args:
+        ensemble: The predictor, how many states it takes, and the channels beside them.
+        latent: What is known of the predictor's latent, or None.
+    """
+
+    ensemble: Members
+    latent: Latent | None = None
+
+    def conditioned_on(self, latent: Latent) -> Stepper:
+        """The stepper after what a latent has learned, if that was conditioned from the predictor's; this one otherwise."""
+        u = self.predict(self.inputs(self.ensemble.starts()[0], 1))
+        try:
+            shift, _ = latent.relative_to(u.latent)
+        except LatentError:
+            return self
+        return self if shift is None else replace(self, latent=latent)
+
+    def inputs(self, window: Float[Tensor, "n hc *grid"], lead: int) -> Field:
+        """The inputs of the step that leads to a lead."""
+        return Field(torch.cat([window, self.ensemble.extras(lead - 1)], dim=1), self.ensemble.grid)
+
+    def predict(self, inputs: Field) -> GaussianField:
+        """The distribution of the next states.
+
+        Raises:
+            UnsupportedError: If the predictor's fields are neither Gaussian nor empirical.
+            GridError: If they live on another grid than the inputs.
+        """
+        u = self.ensemble.predictor(inputs)
+        if isinstance(u, EmpiricalField):
+            u = u.moment_matched()
+        if not isinstance(u, GaussianField):
+            raise UnsupportedError(
+                expected="a predictor of Gaussian or empirical fields",
+                got=type(u).__name__,
+                remedy="roll out draws instead: predictor.rollout(...)",
+            )
+        if u.grid != inputs.grid:
+            raise GridError(
+                expected=f"predictions on the grid of the inputs, {inputs.grid!r}",
+                got=repr(u.grid),
+                remedy="a step leads from a grid to itself: fit it on such pairs",
+            )
+        return u if self.latent is None else u.under(self.latent)
+
+    def tangents(self, inputs: Field, directions: Float[Tensor, "n hc p r"]) -> Float[Tensor, "n c p r"]:
+        """J d of r changes d of each function's last states, with J the derivative of the predicted mean in them.
+
+        Functions do not mix, so many tangents go through the mean together, as functions of one call.
+        """
+        functions, channels, points, count = directions.shape
+        if count == 0:
+            return directions.new_zeros(functions, self.ensemble.channels, points, 0)
+        pieces = []
+        for piece in directions.split(max(1, _POINTS // max(1, functions * points)), dim=3):
+            width = piece.shape[3]
+            tangent = piece.movedim(3, 0).flatten(0, 1).unflatten(2, inputs.grid.shape).to(inputs.values)
+            constant = tangent.new_zeros(len(tangent), inputs.channels - channels, *inputs.grid.shape)
+            point = inputs.values.repeat(width, *(1,) * (inputs.values.ndim - 1))
+            pushed = self._pushed(Field(point, inputs.grid), torch.cat([tangent, constant], dim=1))
+            pieces.append(pushed.unflatten(0, (width, functions)).flatten(3))
+        return torch.cat(pieces).movedim(0, -1)
+
+    def _pushed(self, inputs: Field, tangent: Tensor) -> Tensor:
+        """The derivative of the mean at each function in one direction; by two passes back where a pass forward is missing."""
+        try:
+            with AUTOGRAD_STATE, forward_ad.dual_level():
+                mean = self.predict(Field(forward_ad.make_dual(inputs.values, tangent), inputs.grid)).mean
+                primal, pushed = forward_ad.unpack_dual(mean)
+                return torch.zeros_like(primal) if pushed is None else pushed.clone()
+        except NotImplementedError:  # some of PyTorch's operations have no forward mode
+            with torch.enable_grad():
+                values = inputs.values.detach().requires_grad_()
+                mean = self.predict(Field(values, inputs.grid)).mean
+                cotangent = torch.zeros_like(mean, requires_grad=True)
+                (pulled,) = torch.autograd.grad(mean, values, cotangent, create_graph=True)
+                (pushed,) = torch.autograd.grad(pulled, cotangent, tangent)
+            return pushed
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,20 +317,6 @@ def _assemble(
     return GaussianTrajectory(
         fields, stepper.ensemble.start, dropped=dropped, duration=step_duration(stepper.ensemble.predictor)
     )
-
-
-def _checked_about(about: Field, initial: GaussianField | None) -> Field:
-    """Return states of the initial distribution's functions, channels and grid."""
-    check_field(about, "about")
-    if initial is None:
-        raise ArgumentError(
-            expected="an initial distribution with about", got="none", remedy="without one, give the states as start"
-        )
-    if about.grid != initial.grid:
-        raise GridError(expected=f"about on {initial.grid!r}", got=repr(about.grid), remedy="resample it")
-    check_values(about.values, tuple(initial.mean.shape), "about")
-    check_finite(about.values, "about")
-    return about
 
 
 def _gaussian(initial: FieldDistribution | None) -> GaussianField | None:

@@ -1,18 +1,22 @@
-"""The root of a forecast: what all functions share, and what is each function's own, in few columns."""
+"""Roots of forecasts in few columns, which are pushed through steps and truncated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.distributions.roots.base import DenseRoot, Root
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.errors import ShapeError
+from probneural.errors import UnsupportedError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
+from probneural.linear_algebra.principal_components import singular_values
+
+_LARGEST = 2**28
+"""Numbers in the columns of one lead (1 GiB in float32)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,31 +34,14 @@ class PropagatedRoot(Root):
         own_rows: W, `(n, q, l)`, orthonormal for each function, dimensionless; None for the identity.
         positions: Which of the N functions these n are, `(n,)`.
         functions: N.
-
-    Raises:
-        ShapeError: If they do not fit together.
     """
 
-    columns: Float[Tensor, "..."]
+    columns: Float[Tensor, "n c p r"]
     rows: Float[Tensor, "r k"] | None
-    own_columns: Float[Tensor, "..."]
-    own_rows: Float[Tensor, "..."] | None
+    own_columns: Float[Tensor, "n c p q"]
+    own_rows: Float[Tensor, "n q l"] | None
     positions: Int64[Tensor, " n"]
     functions: int
-
-    def __post_init__(self) -> None:
-        """Check that they fit together."""
-        shared_shape, own_shape = tuple(self.columns.shape), tuple(self.own_columns.shape)
-        rows = shared_shape[3:] if self.rows is None else tuple(self.rows.shape[:1])
-        own_rows = (shared_shape[0], *own_shape[3:]) if self.own_rows is None else tuple(self.own_rows.shape[:2])
-        fits = len(shared_shape) == 4 and shared_shape[:3] == own_shape[:3]
-        fits = fits and rows == shared_shape[3:] and own_rows == (shared_shape[0], *own_shape[3:])
-        if not fits or len(self.positions) != shared_shape[0]:
-            raise ShapeError(
-                expected="columns (n, c, p, r) with r rows, own columns (n, c, p, q) with (n, q) rows, and n positions",
-                got=f"{shared_shape} with {rows}, {own_shape} with {own_rows}, {len(self.positions)}",
-                remedy="one row per column",
-            )
 
     @property
     def rank(self) -> int:
@@ -80,7 +67,9 @@ class PropagatedRoot(Root):
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
         shared, specific = self._split(latents)
-        return self._image(shared, specific[:, self.positions])
+        along, own_along = self._along(shared), self._own_along(specific[:, self.positions])
+        moved = torch.einsum("ncpr,sr->sncp", self.columns, along.to(self.columns))
+        return moved + torch.einsum("ncpq,snq->sncp", self.own_columns, own_along.to(self.columns))
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
@@ -113,7 +102,7 @@ class PropagatedRoot(Root):
     def push(self, functional: Functional) -> Root:
         """Apply the functional to each column."""
         pushed = [DenseRoot(columns).push(functional).dense() for columns in (self.columns, self.own_columns)]
-        return self._with(pushed[0], pushed[1])
+        return replace(self, columns=pushed[0], own_columns=pushed[1])
 
     def compose(self, transform: LowRankUpdate) -> CorrectedRoot:
         """Keep the map as thin matrices."""
@@ -122,7 +111,7 @@ class PropagatedRoot(Root):
     def scale(self, factors: Float[Tensor, " c"]) -> PropagatedRoot:
         """Multiply each channel's rows."""
         factors = factors.to(self.columns)[:, None, None]
-        return self._with(self.columns * factors, self.own_columns * factors)
+        return replace(self, columns=self.columns * factors, own_columns=self.own_columns * factors)
 
     def select(self, index: slice | Tensor) -> PropagatedRoot:
         """Select functions; the latent stays that of all."""
@@ -146,9 +135,6 @@ class PropagatedRoot(Root):
         if self.own_rows is None:
             return shared, self.own_columns
         return shared, self.own_columns @ self.own_rows.to(self.own_columns)[:, None]
-
-    def _with(self, columns: Tensor, own_columns: Tensor) -> PropagatedRoot:
-        return replace(self, columns=columns, own_columns=own_columns)
 
     def _split(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         """Latent vectors as `(s, k)` and `(s, N, l)`, in float64."""
@@ -174,13 +160,127 @@ class PropagatedRoot(Root):
         specific = specific.to(torch.float64)
         return specific if self.own_rows is None else specific @ self.own_rows
 
-    def _image(self, shared: Tensor, specific: Tensor) -> Tensor:
-        """The draws of `(s, k)` shared numbers and `(s, n, l)` own ones."""
-        moved = torch.einsum("ncpr,sr->sncp", self.columns, self._along(shared).to(self.columns))
-        return moved + torch.einsum("ncpq,snq->sncp", self.own_columns, self._own_along(specific).to(self.columns))
-
     def _placed(self, coefficients: Tensor) -> Tensor:
         """`(n, m, l)` of each function's own latent numbers, among those of all, `(n, m, N, l)`."""
         placed = coefficients.new_zeros(len(coefficients), coefficients.shape[1], self.functions, coefficients.shape[2])
         placed[torch.arange(len(coefficients), device=coefficients.device), :, self.positions] = coefficients
         return placed
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """B V: the deviation of the last states as columns B, each along a direction of the latent space, a row of V.
+
+    Args:
+        columns: B, `(n, h * c, p, r)`, of the last h states, earliest first, in physical units.
+        rows: V, orthonormal, `(1, r, k)` where functions share the latent, `(n, r, k)` where each has its own; None for the
+            identity.
+        is_shared: Whether they share it.
+        dropped: The largest fraction of a standard deviation that truncation left out, root mean square over one function's
+            channel; dimensionless.
+    """
+
+    columns: Float[Tensor, "n hc p r"]
+    rows: Float64[Tensor, "b r k"] | None
+    is_shared: bool
+    dropped: float = 0.0
+
+    @classmethod
+    def of(cls, matrix: Float[Tensor, "n hc p a"], *, rank: int, is_shared: bool) -> Columns:
+        """A root whose latent dimensions are the first of a latent of this rank."""
+        count = matrix.shape[3]
+        if count == rank:
+            return cls(matrix, None, is_shared)
+        unit = torch.eye(count, rank, dtype=torch.float64, device=matrix.device)
+        return cls(matrix, unit.expand(1 if is_shared else len(matrix), -1, -1), is_shared)
+
+    @property
+    def count(self) -> int:
+        """Number of columns r."""
+        return self.columns.shape[3]
+
+    @property
+    def rank(self) -> int:
+        """Dimensions k of the latent."""
+        return self.count if self.rows is None else self.rows.shape[2]
+
+    def state(self, channels: int) -> Float[Tensor, "n c p r"]:
+        """The columns of the last state."""
+        return self.columns[:, self.columns.shape[1] - channels :]
+
+    def step(
+        self, pushed: Float[Tensor, "n c p r"], added: Float[Tensor, "n c p a"], *, offset: int, is_fresh: bool
+    ) -> Columns:
+        """The columns after a step, which has pushed those before and adds a root.
+
+        Args:
+            pushed: What the step has made of the columns.
+            added: The root, `(n, c, p, a)`.
+            offset: Which latent dimension is the root's first.
+            is_fresh: Whether no column before has a part along these dimensions.
+
+        Raises:
+            UnsupportedError: If the columns do not fit into memory.
+        """
+        channels, size = pushed.shape[1], added.shape[3]
+        self._check_size(self.count + size if is_fresh and self.rows is not None else self.rank)
+        older = self.columns[:, channels:]
+        if is_fresh and self.rows is not None:
+            newest = torch.cat([pushed, added.to(pushed)], dim=3)
+            unit = self.rows.new_zeros(len(self.rows), size, self.rank)
+            unit[:, torch.arange(size), offset + torch.arange(size)] = 1.0
+            columns = torch.cat([torch.nn.functional.pad(older, (0, size)), newest], dim=1)
+            return replace(self, columns=columns, rows=torch.cat([self.rows, unit], dim=1))
+        formed = torch.cat([older, pushed], dim=1)
+        formed = formed if self.rows is None else formed @ self.rows[:, None].to(pushed)
+        formed[:, -channels:, :, offset : offset + size] += added.to(pushed)
+        return replace(self, columns=formed, rows=None)
+
+    def truncated(self, tolerance: float) -> Columns:
+        """The same in fewer columns: by a singular value decomposition, exactly up to rounding if the tolerance is zero.
+
+        Every channel of every function counts alike, whatever its unit. Where the tolerance is zero, and there are no more
+        columns than values, these very columns are kept.
+
+        Args:
+            tolerance: Fraction of the standard deviation that may be left out, root mean square over all values of the window;
+                dimensionless.
+        """
+        functions, channels, points, count = self.columns.shape
+        batch = 1 if self.is_shared else functions
+        values = functions * channels * points // batch
+        if count == 0 or (tolerance == 0.0 and count <= values):
+            return self
+        wide = self.columns.to(torch.float64)
+        sizes = wide.square().sum((2, 3), keepdim=True).sqrt()
+        unit = torch.where(sizes > 0, sizes, 1.0)
+        left_vectors, strengths, right = singular_values((wide / unit).reshape(batch, values, count))
+        squares = strengths.square()
+        beyond = squares.flip(-1).cumsum(-1).flip(-1)  # what is lost if this one and all smaller ones are left out
+        needed = beyond > tolerance**2 * squares.sum(-1, keepdim=True)
+        rank = max(1, int(needed.sum(-1).max()))
+        scaled = (left_vectors * strengths[..., None, :]).reshape(functions, channels, points, -1)
+        dropped = float(scaled[..., rank:].square().sum((2, 3)).max().sqrt())
+        rows = right[..., :rank, :] if self.rows is None else right[..., :rank, :] @ self.rows
+        return Columns((scaled[..., :rank] * unit).to(self.columns), rows, self.is_shared, dropped)
+
+    def _check_size(self, count: int) -> None:
+        functions, channels, points, _ = self.columns.shape
+        rows = 0 if self.rows is None else (1 if self.is_shared else functions) * count * self.rank
+        if max(functions * channels * points * count, rows) > _LARGEST:
+            raise UnsupportedError(
+                expected=f"at most {_LARGEST} numbers in the columns of one lead",
+                got=f"{functions} x {channels} x {points} values with {count} columns each, of a latent of rank {self.rank}",
+                remedy="take fewer functions or a coarser grid at a time, a tolerance > 0, or a predictor of lower rank",
+            )
+
+
+def narrowed(matrix: Float[Tensor, "n c p k"], *, is_shared: bool) -> Float[Tensor, "n c p r"]:
+    """A root of the same covariance with no more columns than values: of all functions jointly, or of each by itself."""
+    functions, channels, points, count = matrix.shape
+    batch = 1 if is_shared else functions
+    values = functions * channels * points // batch
+    if count <= values:
+        return matrix
+    triangle = torch.linalg.qr(matrix.to(torch.float64).reshape(batch, values, count).mT, mode="r").R.mT
+    return triangle.reshape(functions, channels, points, values).to(matrix)

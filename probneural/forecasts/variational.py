@@ -10,18 +10,17 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_callable, check_instance, check_integer, check_real
+from probneural.checks import check_instance, check_integer, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions import GaussianField, Predictor
 from probneural.distributions.base import check_values
-from probneural.distributions.forecasts.members import Forcing, Members, members_of
+from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
-from probneural.forecasts.analysis import Step
-from probneural.forecasts.observations import Observation, by_lead, observed_numbers
-from probneural.forecasts.updates import ObservedNumbers
+from probneural.forecasts.analysis import Step, check_function
+from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers
 from probneural.linear_algebra.conjugate_gradients import solve_truncated
 
 _HALVINGS = 12
@@ -63,9 +62,7 @@ def four_d_var(
     observations: Sequence[Observation],
     iterations: int = 20,
     tolerance: float = 1e-4,
-    parameters: Field | None = None,
-    forcing: Forcing | None = None,
-    history: int | None = None,
+    inputs: StepInputs | None = None,
 ) -> FourDVarAnalysis:
     """Find the start of the most probable trajectory, if the step itself is exact: strong-constraint 4D-Var.
 
@@ -87,9 +84,7 @@ def four_d_var(
         observations: In any order.
         iterations: Gauss-Newton steps at most.
         tolerance: On the norm of the cost's gradient in xi, relative to that at the prior's mean, or to 1; dimensionless.
-        parameters: Channels that stay constant, `(n, k, *grid)`; of a predictor.
-        forcing: A function of the lead that returns the channels beside the state at that lead; of a predictor.
-        history: States in an input, of a predictor; by default that of its training windows, or 1.
+        inputs: What a step of a predictor takes beside the last state, as in `predictor.rollout`.
 
     Returns:
         The start and its trajectory, and whether the steps converged.
@@ -109,7 +104,7 @@ def four_d_var(
     tolerance = check_real(tolerance, "tolerance", above=0.0, below=1.0)
     sorted_ = by_lead(observations, math.inf)
     with torch.no_grad():
-        advance, channels = _advance(step, initial, parameters=parameters, forcing=forcing, history=history)
+        advance, channels = _advance(step, initial, inputs)
         shape, device = (len(initial), channels), initial.mean.device
         numbers = {
             lead: [observed_numbers(part, initial.grid, shape=shape, taper=None).to(device) for part in simultaneous]
@@ -120,17 +115,11 @@ def four_d_var(
 
 
 def _advance(
-    step: Predictor | Step, initial: GaussianField, *, parameters: Field | None, forcing: Forcing | None, history: int | None
+    step: Predictor | Step, initial: GaussianField, inputs: StepInputs | None
 ) -> tuple[Callable[[Tensor, int], Tensor], int]:
     """The mean of the next states from the last ones, and their channels."""
     if not isinstance(step, Predictor):
-        function = check_callable(step, "step", remedy="give a predictor, or a function of states (n, c, *grid)")
-        if (parameters, forcing, history or 1) != (None, None, 1):
-            raise ArgumentError(
-                expected="parameters, forcing and history with a predictor only",
-                got="one of them with a function",
-                remedy="let the function hold them",
-            )
+        function = check_function(step, inputs)
 
         def moved(states: Tensor, lead: int) -> Tensor:
             values = function(states)
@@ -138,22 +127,10 @@ def _advance(
             return values
 
         return moved, initial.mean.shape[1]
-    ensemble: Members = members_of(
-        step,
-        Field(initial.mean.detach(), initial.grid),
-        members=1,
-        draws="trajectory",
-        initial=initial,
-        noise=False,
-        parameters=parameters,
-        forcing=forcing,
-        history=history,
-        seed=0,
-    )
+    ensemble = members_of(step, Field(initial.mean.detach(), initial.grid), initial=initial, inputs=inputs)
 
     def predicted(states: Tensor, lead: int) -> Tensor:
-        inputs = torch.cat([states, ensemble._extras(lead - 1).to(states)], dim=1)
-        return step(Field(inputs, initial.grid)).mean
+        return step(Field(torch.cat([states, ensemble.extras(lead - 1).to(states)], dim=1), initial.grid)).mean
 
     return predicted, step.out_channels
 

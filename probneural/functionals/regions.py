@@ -270,13 +270,6 @@ class Maximum(Undisturbed):
     _: KW_ONLY
     labels: tuple[str, ...] | None = ("maximum",)
 
-    def __post_init__(self) -> None:
-        """Check the points against the grid."""
-        if tuple(self.inside.shape) != (self.grid.size,):
-            raise ShapeError(
-                expected=f"truth values of shape ({self.grid.size},)", got=str(tuple(self.inside.shape)), remedy="one per point"
-            )
-
     @property
     def size(self) -> int:
         """One number per channel."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from probneural.checks import check_counts, validated
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.symmetric_maps import Map, apply, row_norms
 
 _RESTARTS = 5
@@ -35,52 +33,6 @@ class Solution:
     converged: bool
 
 
-@dataclass(frozen=True, eq=False)
-class LowRankPreconditioner:
-    """The inverse of V diag(values) V^T + shift I, which clusters the spectrum of G + shift I if V holds G's top eigenvectors.
-
-        M^-1 = (I + V diag(shift / (values + shift) - 1) V^T) / shift
-
-    Args:
-        values: `(r,)`, >= 0.
-        vectors: V, `(P, r)`, orthonormal columns.
-        shift: > 0, in the units of `values`.
-
-    Raises:
-        ShapeError: If there is not one value per vector.
-        ArgumentError: If the shift is not positive, or a value is negative.
-
-    Examples:
-        >>> inverse = LowRankPreconditioner(torch.tensor([3.0]), torch.tensor([[1.0], [0.0]]), shift=1.0)
-        >>> inverse(torch.tensor([[4.0, 4.0]]))
-        tensor([[1., 4.]])
-    """
-
-    values: Float[Tensor, " r"]
-    vectors: Float[Tensor, "P r"]
-    _: KW_ONLY
-    shift: float
-
-    def __post_init__(self) -> None:
-        """Check shapes and signs."""
-        if self.values.ndim != 1 or self.vectors.ndim != 2 or len(self.values) != self.vectors.shape[1]:
-            raise ShapeError(
-                expected="values (r,) and vectors (P, r)",
-                got=f"{tuple(self.values.shape)} and {tuple(self.vectors.shape)}",
-                remedy="one eigenvector per column",
-            )
-        if not 0 < self.shift < math.inf or not bool((self.values >= 0).all()):
-            raise ArgumentError(
-                expected="a positive shift, and values of at least 0",
-                got=f"{self.shift} and {self.values.tolist()[:8]}",
-                remedy="clamp eigenvalues at zero",
-            )
-
-    def __call__(self, rows: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
-        """Multiply rows by M^-1."""
-        return LowRankUpdate(self.vectors.mT, self.shift / (self.values + self.shift)).product(rows) / self.shift
-
-
 @validated
 def solve(
     product: Map,
@@ -99,7 +51,8 @@ def solve(
     Args:
         product: A on rows, `(s, P)` to `(s, P)`, symmetric and positive definite on the span of the right-hand sides.
         right: Right-hand sides b.
-        preconditioner: An approximate inverse of A on rows, symmetric positive definite.
+        preconditioner: An approximate inverse of A on rows, symmetric positive definite. For A = G + I and orthonormal
+            eigenvectors V of G with the largest eigenvalues, `LowRankUpdate(V^T, 1 / (1 + eigenvalues)).product`.
         tolerance: On each relative residual ||b - A x|| / ||b||, dimensionless.
         max_iterations: Products with A, at most, besides the last check.
 

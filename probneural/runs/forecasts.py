@@ -173,7 +173,7 @@ def _state_figures(
             "One function at some leads", caption, plots.png(plots.snapshots(forecast, truth, noise=noise, times=times))
         )
     if isinstance(forecast, Trajectory) and forecast.ensemble.initial is not None and forecast.members > 1:
-        shares = forecast.variance_shares()
+        shares = forecast.variance_shares(noise=noise)
         varying = (shares.total.sum(1) > 0).all(0).nonzero()[:, 0].tolist()  # a static channel has no shares
         if varying:
             caption = (

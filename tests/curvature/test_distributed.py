@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from probneural.curvature.problem import check_group
+from probneural.curvature.problem import Minibatches
 from probneural.errors import ArgumentError, UnsupportedError
 from tests.distributed import needs_distributed, run_in_ranks
 
@@ -69,8 +69,8 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 @pytest.mark.bad_input
 def test_a_group_must_be_wanted_and_there() -> None:
-    check_group(False, None)
+    Minibatches()
     with pytest.raises(UnsupportedError, match="torchrun"):
-        check_group(True, None)
+        Minibatches(is_sharded=True)
     with pytest.raises(ArgumentError, match="is_sharded=True"):
-        check_group(False, object())
+        Minibatches(group=object())

@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
-import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
@@ -257,22 +255,6 @@ def test_gaussian_fields_work_on_it(keeps: bool) -> None:
         values = other.mean + 0.1
         close(one.log_prob(values, noise=0.5), other.log_prob(values, noise=0.5))
     assert float((constraint(pairs[0][0].rsample((50,), seed=1)) - wanted).abs().max()) <= 1e-10
-
-
-@pytest.mark.parametrize("operator", ["fno-outputs", "complex"])
-def test_scipy_sees_the_joint_map(operator: str) -> None:
-    """Singular values by SciPy's Lanczos, and a least-squares solution by its LSMR, against dense algebra."""
-    root, dense = built(operator)
-    matrix = dense.flatten(0, 2).numpy()
-    lazy = root.to_scipy()
-    assert lazy.shape == matrix.shape
-    vectors, values = normal(matrix.shape[1], 2, seed=1).numpy(), normal(matrix.shape[0], 2, seed=2).numpy()
-    np.testing.assert_allclose(lazy @ vectors, matrix @ vectors, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(lazy.rmatmat(values), matrix.T @ values, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(lazy @ vectors[:, 0], matrix @ vectors[:, 0], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(lazy.T @ values[:, 0], matrix.T @ values[:, 0], rtol=1e-9, atol=1e-12)
-    singular_values = scipy.sparse.linalg.svds(lazy, k=2, return_singular_vectors=False, rng=np.random.default_rng(0))
-    np.testing.assert_allclose(np.sort(singular_values), np.linalg.svd(matrix, compute_uv=False)[1::-1], rtol=1e-9)
 
 
 @pytest.mark.bad_input

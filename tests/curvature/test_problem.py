@@ -10,7 +10,7 @@ from torch.func import grad
 
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.problem import Minibatches, QuadratureGaussian, sum_of_shards
+from probneural.curvature.problem import Minibatches, QuadratureGaussian
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -63,7 +63,7 @@ def test_chunk_follows_the_minibatch() -> None:
 
 def test_one_process_sums_nothing() -> None:
     local = torch.ones(2, dtype=F64)
-    assert sum_of_shards(local, is_sharded=False) is local
+    assert Minibatches().summed(local) is local
 
 
 @pytest.mark.bad_input

@@ -400,7 +400,7 @@ class TestLogDensity:
         noises = [0.0, 0.3, torch.linspace(0.1, 0.5, channels), half]
         expected = [pushed.log_prob(values, noise=noise) for noise in noises]
         formed = []
-        monkeypatch.setattr("probneural.distributions.densities._LARGEST_DENSE", 1)
+        monkeypatch.setattr("probneural.distributions.intervals._LARGEST_DENSE", 1)
         monkeypatch.setattr(type(pushed.root), "gram", lambda root: formed.append(root.shape) or Root.gram(root))
         for noise, density in zip(noises, expected, strict=True):
             assert_close(pushed.log_prob(values, noise=noise), density, 100 * case.tolerance)
@@ -445,7 +445,7 @@ def test_wide_roots_whose_smallest_variance_drowns(monkeypatch: pytest.MonkeyPat
     field = GaussianField(torch.zeros(1, 1, 6, dtype=torch.float64), DenseRoot(root), latent="xi", grid=LINE)
     density = field.log_prob(field.mean, noise=1e-20)
     assert density.isfinite().all()
-    monkeypatch.setattr("probneural.distributions.densities._LARGEST_DENSE", 1)
+    monkeypatch.setattr("probneural.distributions.intervals._LARGEST_DENSE", 1)
     for noise in (0.0, 1e-20):
         with pytest.raises(ArgumentError, match="can be told from zero.* pass a larger observation variance"):
             field.log_prob(field.mean, noise=noise)
@@ -492,7 +492,7 @@ class TestManyLatentDimensions:
 
 class TestDifferentiability:
     def test_of_densities_of_wide_roots(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("probneural.distributions.densities._LARGEST_DENSE", 1)
+        monkeypatch.setattr("probneural.distributions.intervals._LARGEST_DENSE", 1)
         values, root = normal("values", 1, 1, 6), normal("root", 1, 1, 6, 8)
 
         def density(values: Tensor, root: Tensor) -> Tensor:

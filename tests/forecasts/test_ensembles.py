@@ -12,10 +12,10 @@ from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
-from probneural.forecasts import EnsembleKalmanFilter, EnsembleKalmanSmoother, Observation, propagate
+from probneural.forecasts import EnsembleKalmanFilter, EnsembleKalmanSmoother, Observation, StepInputs, propagate
 from probneural.forecasts.analysis import EnsembleAnalysis
 from probneural.forecasts.ensembles import EnsembleKalmanMethod
-from probneural.forecasts.updates import ObservedNumbers, update
+from probneural.forecasts.observations import ObservedNumbers, update
 from probneural.functionals import MatrixFunctional, sensors
 from probneural.grids import Grid
 from tests.forecasts.cases import GRID, AffinePredictor, affine
@@ -191,7 +191,9 @@ def test_several_states_in_an_input_are_updated_together() -> None:
     pad = torch.nn.functional.pad
 
     observations = [Observation(FUNCTIONAL, VALUES[2][None, None], lead=2, noise=NOISE)]
-    found = EnsembleKalmanFilter(8).assimilate(exact, start, observations=observations, steps=4, initial=members, history=2)
+    found = EnsembleKalmanFilter(8).assimilate(
+        exact, start, observations=observations, steps=4, initial=members, inputs=StepInputs(history=2)
+    )
     covariance = torch.cov(members.samples.flatten(1).mT)
     H_last = pad(H, (size, 0))
     system = KalmanReference(companion, pad(predictor.b, (size, 0)), torch.zeros_like(companion), H_last, NOISE)
@@ -327,7 +329,7 @@ def test_bad_settings_and_observations_are_refused() -> None:
     with pytest.raises(ArgumentError, match="one observation or more"):
         run(lambda v: v, START, observations=[], steps=3, initial=spanning(6))
     with pytest.raises(ArgumentError, match="with a predictor only"):
-        run(lambda v: v, START, observations=OBSERVATIONS, steps=4, initial=spanning(6), history=2)
+        run(lambda v: v, START, observations=OBSERVATIONS, steps=4, initial=spanning(6), inputs=StepInputs(history=2))
     with pytest.raises(ArgumentError, match="half of the shortest periodic axis"):
         EnsembleKalmanFilter(6, localisation=0.6).assimilate(
             lambda v: v, START, observations=OBSERVATIONS, steps=4, initial=spanning(6)

@@ -13,7 +13,7 @@ from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.latent import digest
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
-from probneural.forecasts import columns, propagate
+from probneural.forecasts import StepInputs, propagate, roots
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.grids import Grid
@@ -90,7 +90,7 @@ def test_several_states_in_an_input() -> None:
     both = AffinePredictor(GRID, companion, pad(predictor.R, (0, 0, size, 0)), b=pad(predictor.b, (size, 0)), channels=2)
     start, initial = start_of(predictor), initial_of(predictor)
     for draws in ("trajectory", "step"):
-        forecast = propagate(predictor, start, steps=steps, initial=initial, draws=draws, history=2)
+        forecast = propagate(predictor, start, steps=steps, initial=initial, draws=draws, inputs=StepInputs(history=2))
         reference = propagate(both, start, steps=steps, initial=initial, draws=draws)
         for lead in range(steps + 1):
             assert gap(forecast.at(lead).mean, reference.at(lead).mean[:, 1:]) <= 1e-13
@@ -108,7 +108,7 @@ def test_parameters_and_forcing_are_inputs_without_uncertainty() -> None:
     def forcing(lead: int) -> Tensor:
         return (lead + 1.0) * normal(1, size, seed="f")
 
-    forecast = propagate(predictor, start, steps=3, parameters=parameters, forcing=forcing, initial=None)
+    forecast = propagate(predictor, start, steps=3, inputs=StepInputs(parameters=parameters, forcing=forcing))
     state = start.values
     for lead, u in forecast.leads():
         state = (state + parameters.values + forcing(lead - 1)) @ M.mT
@@ -214,7 +214,7 @@ def test_choices_are_checked() -> None:
 
 
 def test_columns_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_LARGEST", 60)
+    monkeypatch.setattr(roots, "_LARGEST", 60)
     with pytest.raises(UnsupportedError, match="a tolerance > 0"):
         propagate(affine(), start_of(affine()), steps=9, draws="step")
 
@@ -225,7 +225,7 @@ def test_where_steps_are_linearised() -> None:
     start, initial = start_of(predictor), initial_of(predictor)
     about = Field(normal(2, 1, GRID.size, seed="about"), GRID)
     one = propagate(predictor, start, steps=3, initial=initial)
-    other = propagate(predictor, start, steps=3, initial=initial, about=about)
+    other = propagate(predictor, about, steps=3, initial=initial)
     for lead in range(4):
         assert gap(one.at(lead).mean, other.at(lead).mean) <= 1e-13
         assert gap(one.at(lead).variance, other.at(lead).variance) <= 1e-13
@@ -238,17 +238,15 @@ def test_where_steps_are_linearised() -> None:
             root = DenseRoot(torch.zeros_like(inputs.values)[..., None])
             return GaussianField(inputs.values**2, root, latent="square", grid=GRID)
 
-    square = propagate(Square(affine().traits), start, steps=2, initial=initial, about=about)
+    square = propagate(Square(affine().traits), about, steps=2, initial=initial)
     x, deviation = about.values, about.values - initial.mean
     assert gap(square.at(1).mean, x**2 - 2 * x * deviation) <= 1e-13
     assert gap(square.at(2).mean, x**4 - 4 * x**3 * deviation) <= 1e-12
     assert gap(square.at(2).variance, (4 * x**3) ** 2 * initial.variance) <= 1e-12
-    with pytest.raises(ArgumentError, match="initial distribution"):
-        propagate(predictor, start, steps=1, about=about)
     with pytest.raises(GridError):
-        propagate(predictor, start, steps=1, initial=initial, about=Field(torch.zeros(2, 1, 7), Grid.uniform(7)))
+        propagate(predictor, Field(torch.zeros(2, 1, 7), Grid.uniform(7)), steps=1, initial=initial)
     with pytest.raises(ShapeError):
-        propagate(predictor, start, steps=1, initial=initial, about=about[:1])
+        propagate(predictor, about[:1], steps=1, initial=initial)
 
 
 def test_more_dimensions_than_values_are_as_many_as_values() -> None:

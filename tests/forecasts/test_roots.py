@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from probneural.distributions import DenseRoot
-from probneural.errors import ShapeError
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import MatrixFunctional
 from probneural.grids import Grid
@@ -70,11 +69,3 @@ def test_shared_and_own_dimensions_are_where_they_should_be(kind: str) -> None:
         for other in range(5):
             block = dense[row, ..., k + other * r : k + (other + 1) * r]
             assert close(block, own[row] if other == position else torch.zeros_like(block))
-
-
-def test_parts_that_do_not_fit_are_refused() -> None:
-    root = root_of("rows")
-    with pytest.raises(ShapeError, match="one row per column"):
-        PropagatedRoot(root.columns[..., :2], root.rows, root.own_columns, root.own_rows, root.positions, functions=5)
-    with pytest.raises(ShapeError, match="one row per column"):
-        PropagatedRoot(root.columns, root.rows, root.own_columns[:2], None, root.positions, functions=5)

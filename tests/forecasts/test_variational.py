@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.forecasts import Observation, four_d_var, propagate
+from probneural.forecasts import Observation, StepInputs, four_d_var, propagate
 from probneural.functionals import MatrixFunctional
 from tests.forecasts.cases import GRID, AffinePredictor, affine
 from tests.helpers import normal
@@ -54,9 +54,9 @@ def test_states_before_the_start_are_found_too() -> None:
     predictor = affine(history=2)
     exact = AffinePredictor(GRID, predictor.M, 0.0 * predictor.R, b=predictor.b)
     begin = prior(channels=2)
-    found = four_d_var(predictor, begin, observations=observations(), history=2)
+    found = four_d_var(predictor, begin, observations=observations(), inputs=StepInputs(history=2))
     assert found.start.channels == 2
-    smoothed = propagate(exact, found.start[:1], steps=3, initial=begin[0], history=2)
+    smoothed = propagate(exact, found.start[:1], steps=3, initial=begin[0], inputs=StepInputs(history=2))
     for one in observations():
         smoothed = smoothed.condition(FUNCTIONAL, one.values[:1], lead=one.lead, noise=one.noise)
     assert gap(found.states[3, 0], smoothed.at(3).mean[0]) <= 1e-8
@@ -128,7 +128,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ArgumentError, match="one observation or more"):
         four_d_var(step, prior(), observations=[])
     with pytest.raises(ArgumentError, match="with a predictor only"):
-        four_d_var(step, prior(), observations=observations(), history=2)
+        four_d_var(step, prior(), observations=observations(), inputs=StepInputs(history=2))
     with pytest.raises(ArgumentError):
         four_d_var(step, prior(), observations=observations(), tolerance=0.0)
     with pytest.raises(ShapeError):

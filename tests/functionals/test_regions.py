@@ -387,12 +387,6 @@ class TestBadInput:
         with pytest.raises(ArgumentError, match="positive length"):
             line_integral(self.LINE, [[0.5], [0.5]])
 
-    def test_points_of_another_number(self) -> None:
-        from probneural.functionals.regions import Maximum
-
-        with pytest.raises(ShapeError, match=r"of shape \(8,\)"):
-            Maximum(self.LINE, torch.ones(7, dtype=torch.bool))
-
 
 @pytest.mark.parametrize("box", [(0.9, 1.1), (-0.2, -0.05), (0.25, 0.5), (-0.1, 0.9)])
 def test_a_maximum_over_a_box_takes_its_points_across_the_ends_of_a_periodic_axis(box: tuple[float, float]) -> None:

@@ -115,10 +115,10 @@ def test_shares_of_the_variance_are_drawn_where_the_start_is_uncertain(tmp_path:
     truth = Truth(normal(3, 2, 1, 5, seed=1), start)
     known = predictor.rollout(start, steps=3, members=4, seed=0)
     assert "Where the variance comes from" not in titles(report_forecast(known, truth, path=tmp_path / "known.html").path)
-    forecast = predictor.rollout(start, steps=3, members=4, initial=initial, noise=0.1, seed=0)
-    report = report_forecast(forecast, truth, path=tmp_path / "unknown.html", times=[0.5, 1.0, 1.5])
+    forecast = predictor.rollout(start, steps=3, members=4, initial=initial, seed=0)
+    report = report_forecast(forecast, truth, path=tmp_path / "unknown.html", noise=0.1, times=[0.5, 1.0, 1.5])
     assert titles(report.path)[-1] == "Where the variance comes from"
-    shares = forecast.variance_shares()
+    shares = forecast.variance_shares(noise=0.1)
     total = shares.total.sum((1, 2))
     for name in ("initial", "operator", "interaction", "noise"):
         torch.testing.assert_close(line(drawn[-1], name), getattr(shares, name).sum((1, 2)) / total)

@@ -17,7 +17,7 @@ from probneural.calibration.novelty.scores import log_score
 from probneural.calibration.predictions import CHUNK_VALUES, are_rounding, check_pairs, distributions, moments, untrained_keys
 from probneural.checks import assign, check_instance
 from probneural.contexts import undisturbed
-from probneural.distributions.base import FieldDistribution
+from probneural.distributions.base import FieldDistribution, inherit
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
@@ -215,7 +215,7 @@ class InflatedPredictor(Calibrated):
             fields = [self._about(field, center, factor) for field in u.components]
             return MixtureField([field for field in fields if isinstance(field, GaussianField)], u.weights)
         if isinstance(u, EmpiricalField):
-            return EmpiricalField(center + factors * (u.samples - center), u.weights, grid=u.grid)._after(u)
+            return inherit(EmpiricalField(center + factors * (u.samples - center), u.weights, grid=u.grid), u)
         if not isinstance(u, GaussianField):
             raise UnsupportedError(
                 expected="a predictor of Gaussian or empirical fields, or of mixtures",

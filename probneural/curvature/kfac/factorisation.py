@@ -11,13 +11,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probneural.checks import validated
-from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing, matrix_blocks
-from probneural.curvature.kfac.factors import KroneckerFactors
+from probneural.curvature.kfac.factors import BlockBases, KroneckerFactors, MatrixBlocks, PairMixing
 from probneural.curvature.parameters import ParameterVector
-from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.linear_algebra.principal_components import canonical
 from probneural.randomness import stream
 
+_ROLES = ("block", "row", "column", "pair")
+_LARGEST_DENSE = 512
+"""Entries of a vector of parameters up to which it is one dense block; a longer one is a diagonal."""
+_LARGEST_FACTOR = 4096
+"""Rows or columns up to which a matrix of parameters has Kronecker factors; a larger one is a diagonal."""
 _ENTRIES = 2**24
 """Entries of rows taken at once (128 MiB in float64)."""
 _SKETCHES = 12
@@ -103,7 +107,7 @@ def kronecker(
     if not count:
         raise DataError(expected="at least one row", got="none", remedy="pass a function that starts a new iteration")
     mixings = [moment.couple(tolerance) for moment in moments]
-    mixing = PairMixing(*(torch.cat(parts) for parts in zip(*(pair_mixing.parts() for pair_mixing in mixings), strict=True)))
+    mixing = PairMixing(*(torch.cat(parts) for parts in zip(*(vars(part).values() for part in mixings), strict=True)))
     eigenvalues = moments[0].squares.new_zeros(layout.size)
     layers = torch.zeros(layout.size, dtype=torch.int64, device=eigenvalues.device)
     bases = tuple(moment.diagonalise(tolerance, eigenvalues) for moment in moments)
@@ -144,6 +148,118 @@ def _checked(rows: Callable[[], Iterable[Tensor]], size: int) -> Iterator[Tensor
         if not bool(piece.isfinite().all()):
             raise DataError(expected="finite gradients", got="others", remedy="look for overflow in the operator or its inputs")
         yield from piece.detach().split(max(1, _ENTRIES // size))
+
+
+def matrix_blocks(layout: ParameterVector, module: nn.Module) -> list[MatrixBlocks]:
+    """Find the matrices among parameters, tensor by tensor; every coordinate belongs to exactly one block.
+
+    What the axes of a tensor mean is, in this order,
+
+    - what its own module declares in a class attribute `kronecker_axes`, from parameter names to one word per axis:
+      `"row"`, `"column"` or `"block"`, with `"..."` for any number of block axes, and `"pair"` last where a real tensor
+      holds complex numbers as (real, imaginary) pairs: `{"weight": "... row column pair"}`;
+    - for a complex tensor `"row column ..."`: inputs, outputs, modes; with a single axis, numbers on their own;
+    - for a real tensor of two or more axes, rows along the first and columns along the others: outputs against inputs times
+      kernel. A `bias` beside such a `weight`, as long as its first axis, is one more column;
+    - for other real tensors a single row, hence a dense matrix, up to 512 entries, beyond that numbers on their own.
+
+    Complex matrices of equal shape come as one batch, whichever tensors they belong to.
+
+    Args:
+        layout: Which parameters.
+        module: Their module.
+
+    Raises:
+        ArgumentError: If the module lacks one of the parameters, or a declaration does not fit its tensor.
+    """
+    _check(layout, module)
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    ends = torch.tensor([math.prod(shape) for shape in layout.shapes]).cumsum(0).tolist()
+    entries = {
+        name: torch.arange(end - math.prod(shape), end).reshape(shape)
+        for (name, shape), end in zip(shapes.items(), ends, strict=True)
+    }
+    complex_names = {name for name, flag in zip(layout.names, layout.is_complex, strict=True) if flag}
+    declared: dict[str, str | None] = {}
+    for name in layout.names:
+        owner, _, parameter = name.rpartition(".")
+        declared[name] = getattr(module.get_submodule(owner), "kronecker_axes", {}).get(parameter)
+    plain = {name for name in layout.names if declared[name] is None and name not in complex_names}
+    bias_of = {}
+    for name in plain:
+        owner, _, parameter = name.rpartition(".")
+        bias = f"{owner}.bias" if owner else "bias"
+        if parameter == "weight" and len(shapes[name]) > 1 and bias in plain and shapes[bias] == shapes[name][:1]:
+            bias_of[name] = bias
+    collected = []
+    for layer, name in enumerate(layout.names):
+        if name in bias_of.values() or 0 in shapes[name]:
+            continue
+        if name in plain and len(shapes[name]) < 2:
+            dense = entries[name].numel() <= _LARGEST_DENSE
+            positions = entries[name].reshape((1, 1, -1) if dense else (-1, 1, 1))
+        else:
+            positions = _arrange(entries[name], _roles(name, declared[name], shapes[name], name in complex_names))
+            if name in bias_of:
+                positions = torch.cat([positions, entries[bias_of[name]][None, :, None]], dim=2)
+        if max(positions.shape[1:3]) > _LARGEST_FACTOR:
+            positions = positions.flatten(0, 2)[:, None, None]
+        collected.append(MatrixBlocks(positions, torch.full((len(positions),), layer)))
+    return _merge(collected)
+
+
+def _merge(collected: list[MatrixBlocks]) -> list[MatrixBlocks]:
+    """Put complex blocks of equal shape together: modes of different tensors can be coupled."""
+    groups: dict[tuple[int, ...], list[MatrixBlocks]] = {}
+    for number, blocks in enumerate(collected):
+        groups.setdefault(blocks.shape[1:] if blocks.is_complex else (number,), []).append(blocks)
+    return [
+        MatrixBlocks(torch.cat([blocks.positions for blocks in group]), torch.cat([blocks.layers for blocks in group]))
+        for group in groups.values()
+    ]
+
+
+def _check(layout: ParameterVector, module: nn.Module) -> None:
+    sizes = {
+        name: torch.view_as_real(part).shape if part.is_complex() else part.shape for name, part in module.named_parameters()
+    }
+    for name, shape in zip(layout.names, layout.shapes, strict=True):
+        if sizes.get(name) != shape:
+            raise ArgumentError(
+                expected=f"a module with a parameter {name} of real shape {tuple(shape)}",
+                got=str(tuple(sizes[name])) if name in sizes else f"one with {', '.join(sizes)}",
+                remedy="pass the module that the layout was made of",
+            )
+
+
+def _roles(name: str, declared: str | None, shape: torch.Size, is_complex: bool) -> list[str]:
+    """One word per axis of the real tensor."""
+    count = len(shape)
+    if declared is None:
+        if not is_complex:
+            return ["row"] + (count - 1) * ["column"]
+        declared = "..." if count <= 2 else "row column ..."
+    words = declared.split() + (["pair"] if is_complex else [])
+    if words.count("...") == 1 and len(words) - 1 <= count:
+        position = words.index("...")
+        words[position : position + 1] = (count - len(words) + 1) * ["block"]
+    fits = len(words) == count and all(word in _ROLES for word in words) and "pair" not in words[:-1]
+    if not fits or (words[-1] == "pair" and shape[-1] != 2):
+        raise ArgumentError(
+            expected=f"kronecker_axes of {name} with one of {', '.join(_ROLES)} for each of its axes {tuple(shape)}",
+            got=repr(declared),
+            remedy='write for example "... row column pair", where the pair is last and of length 2',
+        )
+    return words
+
+
+def _arrange(entries: Tensor, roles: list[str]) -> Tensor:
+    """Bring the axes into the order of blocks, rows, columns, pair."""
+    order = [axis for role in _ROLES for axis, present in enumerate(roles) if present == role]
+    sizes = [
+        math.prod(size for size, present in zip(entries.shape, roles, strict=True) if present == role) for role in _ROLES[:3]
+    ]
+    return entries.permute(order).reshape(*sizes, *([2] if roles[-1] == "pair" else []))
 
 
 class _Moments:
@@ -205,6 +321,8 @@ class _Moments:
         grid = along[:, :, None] * across[:, None, :] * scale[:, None, None]
         values = grid[..., None] * fraction[:, None, None, :]
         eigenvalues[self.blocks.positions.flatten()] = values.flatten()
+        if self.blocks.is_complex:
+            rows, columns = (torch.view_as_real(basis.resolve_conj().contiguous()) for basis in (rows, columns))
         return BlockBases(self.blocks, rows.contiguous(), columns.contiguous())
 
     def _is_stretched(self, tolerance: float) -> Tensor:

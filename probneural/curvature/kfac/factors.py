@@ -2,22 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+import itertools
+from dataclasses import KW_ONLY, dataclass
 
 import torch
-from jaxtyping import Float, Int64, jaxtyped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from probneural.curvature.kfac.blocks import BlockBases, MatrixBlocks, PairMixing
 from probneural.curvature.weights import WeightRoot
+from probneural.distributions.latent import digest
 from probneural.errors import ArgumentError, ShapeError
 from probneural.registry import stored
 
-_MIXING = ("first", "second", "cosine", "sine", "sign")
+_REMEDY = "build factors by kronecker()"
 
 
+@stored()
+@dataclass(frozen=True, eq=False)
+class MatrixBlocks:
+    """b blocks of parameters, each an m x n matrix, real or complex: where their entries lie in the parameter vector.
+
+    Attributes:
+        positions: `(b, m, n)`, or `(b, m, n, 2)` for complex matrices, held as (real, imaginary) pairs.
+        layers: Which of the layout's names each block belongs to, `(b,)`.
+    """
+
+    positions: Int64[Tensor, "b m n *pair"]
+    layers: Int64[Tensor, " b"]
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether the matrices are complex."""
+        return self.positions.ndim == 4
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`(b, m, n)`."""
+        blocks, rows, columns = self.positions.shape[:3]
+        return blocks, rows, columns
+
+    def gather(self, vectors: Float[Tensor, "s P"]) -> Shaped[Tensor, "s b m n"]:
+        """Read the matrices out of s vectors."""
+        entries = vectors.index_select(1, self.positions.flatten()).unflatten(1, self.positions.shape)
+        return torch.view_as_complex(entries) if self.is_complex else entries
+
+    def scatter(self, matrices: Shaped[Tensor, "s b m n"], into: Float[Tensor, "s P"]) -> None:
+        """Write the matrices into s vectors, in place."""
+        entries = torch.view_as_real(matrices) if self.is_complex else matrices
+        into.index_copy_(1, self.positions.flatten(), entries.flatten(1))
+
+    def to(self, device: torch.device) -> MatrixBlocks:
+        """The same blocks on a device."""
+        return MatrixBlocks(self.positions.to(device), self.layers.to(device))
+
+
+@stored()
+@dataclass(frozen=True, eq=False)
+class BlockBases:
+    """Orthonormal bases of the rows and columns of matrices M: their coordinates are U_A^H M U_B.
+
+    Attributes:
+        blocks: Which matrices; those of rotated vectors lie in the same places.
+        rows: U_A, `(b, m, m)`, or `(b, m, m, 2)` for complex matrices.
+        columns: U_B, `(b, n, n)`, or `(b, n, n, 2)`.
+
+    Raises:
+        ShapeError: If bases and blocks do not fit together.
+    """
+
+    blocks: MatrixBlocks
+    rows: Float[Tensor, "b m m *pair"]
+    columns: Float[Tensor, "b n n *pair"]
+
+    def __post_init__(self) -> None:
+        """Check bases against blocks."""
+        count, rows, columns, *pair = self.blocks.positions.shape
+        shapes = tuple(self.rows.shape), tuple(self.columns.shape)
+        if pair not in ([], [2]) or shapes != ((count, rows, rows, *pair), (count, columns, columns, *pair)):
+            raise ShapeError(
+                expected=f"bases of blocks {tuple(self.blocks.positions.shape)}",
+                got=f"{shapes[0]} and {shapes[1]}",
+                remedy=_REMEDY,
+            )
+
+    def forward(self, matrices: Shaped[Tensor, "s b m n"]) -> Shaped[Tensor, "s b m n"]:
+        """U_A^H M U_B."""
+        rows, columns = self._unpaired()
+        return torch.einsum("sbkj,bjl->sbkl", torch.einsum("bik,sbij->sbkj", rows.conj(), matrices), columns)
+
+    def backward(self, coordinates: Shaped[Tensor, "s b m n"]) -> Shaped[Tensor, "s b m n"]:
+        """U_A C U_B^H."""
+        rows, columns = self._unpaired()
+        return torch.einsum("sbil,bjl->sbij", torch.einsum("bik,sbkl->sbil", rows, coordinates), columns.conj())
+
+    def _unpaired(self) -> tuple[Tensor, Tensor]:
+        """U_A and U_B, complex for complex matrices."""
+        if self.blocks.is_complex:
+            return torch.view_as_complex(self.rows), torch.view_as_complex(self.columns)
+        return self.rows, self.columns
+
+
+@stored()
+@dataclass(frozen=True, eq=False)
+class PairMixing:
+    """Rotations by which two parameters W_k, W_l that act only through a sum become that sum and a null direction.
+
+        V_+ = c W_k + s conj(W_l),   V_- = -s W_k + c conj(W_l),   c^2 + s^2 = 1
+
+    A real field cannot tell a mode k on the zero plane of a halved axis from the conjugate of mode -k. V_+ takes the places of
+    W_k and V_- those of W_l.
+
+    Attributes:
+        first: Places of the coordinates of W_k, `(t,)`.
+        second: Places of those of W_l.
+        cosine: c for each of them.
+        sine: s.
+        sign: -1 at imaginary parts, which conjugation turns, else 1.
+    """
+
+    first: Int64[Tensor, " t"]
+    second: Int64[Tensor, " t"]
+    cosine: Float[Tensor, " t"]
+    sine: Float[Tensor, " t"]
+    sign: Float[Tensor, " t"]
+
+    def forward(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
+        """From W to V."""
+        first, second = vectors[:, self.first], vectors[:, self.second] * self.sign
+        mixed = vectors.clone()
+        mixed[:, self.first] = self.cosine * first + self.sine * second
+        mixed[:, self.second] = self.cosine * second - self.sine * first
+        return mixed
+
+    def backward(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
+        """From V to W."""
+        plus, minus = vectors[:, self.first], vectors[:, self.second]
+        unmixed = vectors.clone()
+        unmixed[:, self.first] = self.cosine * plus - self.sine * minus
+        unmixed[:, self.second] = (self.sine * plus + self.cosine * minus) * self.sign
+        return unmixed
+
+
+@stored()
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KroneckerFactors:
     """G ~= U diag(eigenvalues) U^T with an orthogonal U made of Kronecker products, one per block of parameters.
@@ -33,7 +159,7 @@ class KroneckerFactors:
             coupled modes with the first of them. Names without coordinates can occur.
 
     Raises:
-        ShapeError: If the blocks do not cover every coordinate exactly once.
+        ShapeError: If the blocks do not cover every coordinate exactly once, places lie outside, or dtypes differ.
     """
 
     bases: tuple[BlockBases, ...]
@@ -43,12 +169,17 @@ class KroneckerFactors:
 
     def __post_init__(self) -> None:
         """Check the cover."""
-        places = torch.cat([bases.blocks.positions.flatten() for bases in self.bases])
-        if not torch.equal(places.sort().values, torch.arange(len(self.eigenvalues), device=places.device)):
+        size = len(self.eigenvalues)
+        places = torch.cat([bases.blocks.positions.flatten() for bases in self.bases] or [self.layers[:0]])
+        mixed = torch.cat([self.mixing.first, self.mixing.second])
+        parts = [*vars(self.mixing).values(), *(part for bases in self.bases for part in (bases.rows, bases.columns))]
+        dtypes = {part.dtype for part in parts if part.is_floating_point()}
+        fits = dtypes <= {self.eigenvalues.dtype} and bool(((mixed >= 0) & (mixed < size)).all())
+        if not fits or not torch.equal(places.sort().values, torch.arange(size, device=places.device)):
             raise ShapeError(
-                expected=f"blocks that cover each of {len(self.eigenvalues)} coordinates once",
-                got=f"{len(places)} places",
-                remedy="build factors by kronecker() or from_tensors()",
+                expected=f"factors of one dtype whose blocks cover each of {size} coordinates once",
+                got=f"{len(places)} places and {', '.join(map(str, dtypes))}",
+                remedy=_REMEDY,
             )
 
     @property
@@ -72,60 +203,8 @@ class KroneckerFactors:
             bases.blocks.scatter(bases.backward(bases.blocks.gather(coordinates)), into=mixed)
         return self.mixing.backward(mixed)
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> KroneckerFactors:
-        """The same factors in another real dtype, or on another device."""
-        kind = self.eigenvalues.dtype if dtype is None else dtype
-        target = self.eigenvalues.device if device is None else torch.device(device)
-        return KroneckerFactors(
-            bases=tuple(bases.to(kind, target) for bases in self.bases),
-            mixing=self.mixing.to(kind, target),
-            eigenvalues=self.eigenvalues.to(target, kind),
-            layers=self.layers.to(target),
-        )
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Real tensors by name, all that `from_tensors` needs."""
-        named = {"eigenvalues": self.eigenvalues, "layers": self.layers}
-        named |= {f"mixing.{name}": part for name, part in zip(_MIXING, self.mixing.parts(), strict=True)}
-        for number, bases in enumerate(self.bases):
-            named[f"blocks.{number}.positions"] = bases.blocks.positions
-            named[f"blocks.{number}.layers"] = bases.blocks.layers
-            for side, basis in (("rows", bases.rows), ("columns", bases.columns)):
-                named[f"blocks.{number}.{side}"] = torch.view_as_real(basis.resolve_conj()) if basis.is_complex() else basis
-        return {name: tensor.contiguous() for name, tensor in named.items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> KroneckerFactors:
-        """Rebuild the factors from `tensors()`.
-
-        Raises:
-            ArgumentError: If one is missing.
-            ShapeError: If the blocks do not cover every coordinate exactly once.
-        """
-        count = sum(name.endswith(".positions") for name in tensors)
-        required = ["eigenvalues", "layers", *(f"mixing.{name}" for name in _MIXING)]
-        required += [
-            f"blocks.{number}.{part}" for number in range(count) for part in ("positions", "layers", "rows", "columns")
-        ]
-        missing = [name for name in required if name not in tensors]
-        if missing or not count:
-            raise ArgumentError(
-                expected="what tensors() returned",
-                got=f"no {', '.join(missing) or 'blocks'} among {', '.join(tensors)}",
-                remedy="was the file written by KroneckerFactors or KroneckerWeights?",
-            )
-        _check_tensors(tensors, count)
-        rebuilt = []
-        for number in range(count):
-            blocks = MatrixBlocks(tensors[f"blocks.{number}.positions"], tensors[f"blocks.{number}.layers"])
-            sides = [tensors[f"blocks.{number}.{side}"] for side in ("rows", "columns")]
-            rows, columns = (torch.view_as_complex(side) if blocks.is_complex else side for side in sides)
-            rebuilt.append(BlockBases(blocks, rows, columns))
-        mixing = PairMixing(*(tensors[f"mixing.{name}"] for name in _MIXING))
-        return cls(bases=tuple(rebuilt), mixing=mixing, eigenvalues=tensors["eigenvalues"], layers=tensors["layers"])
-
-
-@stored(parts="tensors", build="from_tensors")
+@stored()
 @dataclass(frozen=True, eq=False)
 class KroneckerWeights(WeightRoot):
     """R = diag(prior_std) U diag(eigenvalues / noise_scale + scale)^(-1/2): a root of the posterior covariance of the weights.
@@ -185,59 +264,9 @@ class KroneckerWeights(WeightRoot):
         std = self.std
         return self.factors.rotate(vectors.to(std) * self.prior_std.to(std)) * std
 
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> KroneckerWeights:
-        """The same root in another real dtype, or on another device."""
-        factors = self.factors.to(dtype, device)
-        return replace(
-            self, factors=factors, prior_std=self.prior_std.to(factors.eigenvalues), scale=self.scale.to(factors.eigenvalues)
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Real tensors by name, all that `from_tensors` needs."""
-        noise_scale = torch.tensor(self.noise_scale, dtype=torch.float64, device="cpu")
-        return {"prior_std": self.prior_std, "scale": self.scale, "noise_scale": noise_scale, **self.factors.tensors()}
-
-    @classmethod
-    def from_tensors(cls, **tensors: Tensor) -> KroneckerWeights:
-        """Rebuild the root from `tensors()`.
-
-        Raises:
-            ArgumentError: If one is missing.
-        """
-        factors = KroneckerFactors.from_tensors(tensors)
-        missing = [name for name in ("prior_std", "scale", "noise_scale") if name not in tensors]
-        if missing:
-            raise ArgumentError(
-                expected="what tensors() returned", got=f"no {', '.join(missing)}", remedy="add them, or keep only the factors"
-            )
-        if tensors["noise_scale"].numel() != 1:
-            raise ShapeError(expected="one noise scale", got=str(tuple(tensors["noise_scale"].shape)), remedy="use tensors()")
-        noise_scale = float(tensors["noise_scale"])
-        return cls(factors, prior_std=tensors["prior_std"], noise_scale=noise_scale, scale=tensors["scale"])
-
-
-def _check_tensors(tensors: Mapping[str, Tensor], count: int) -> None:
-    """Raise a ShapeError unless the factors' tensors have the shapes and dtypes of `count` bases and their mixing."""
-    forms: dict[str, Any] = {"eigenvalues": Float[Tensor, " P"], "layers": Int64[Tensor, " P"]}
-    forms |= {f"mixing.{name}": (Int64 if name in ("first", "second") else Float)[Tensor, " t"] for name in _MIXING}
-    for number in range(count):
-        b, m, n, pair = (f"{axis}{number}" for axis in ("b", "m", "n", "*pair"))
-        forms |= {
-            f"blocks.{number}.positions": Int64[Tensor, f"{b} {m} {n} {pair}"],
-            f"blocks.{number}.layers": Int64[Tensor, b],
-            f"blocks.{number}.rows": Float[Tensor, f"{b} {m} {m} {pair}"],
-            f"blocks.{number}.columns": Float[Tensor, f"{b} {n} {n} {pair}"],
-        }
-    with jaxtyped("context"):  # where axes remember their sizes from one tensor to the next
-        misfits = [name for name, form in forms.items() if not isinstance(tensors[name], form)]
-    dtype, size = tensors["eigenvalues"].dtype, len(tensors["layers"])
-    misfits += [name for name in forms if tensors[name].is_floating_point() and tensors[name].dtype != dtype]
-    misfits += [name for name in forms if name.endswith("positions") and tensors[name].shape[3:] not in ((), (2,))]
-    places = [name for name in ("mixing.first", "mixing.second") if name not in misfits]
-    misfits += [name for name in places if not bool(((tensors[name] >= 0) & (tensors[name] < size)).all())]
-    if misfits:
-        raise ShapeError(
-            expected=f"factors of one dtype that cover each of {size} parameters, in shapes that fit together",
-            got=f"others of {', '.join(misfits[:5])}",
-            remedy="use what tensors() returned",
-        )
+    def fingerprint(self) -> str:
+        """A short name that follows from the contents: equal roots, equal names."""
+        factors, noise_scale = self.factors, torch.tensor(self.noise_scale, dtype=torch.float64, device="cpu")
+        bases = [(part.blocks.positions, part.blocks.layers, part.rows, part.columns) for part in factors.bases]
+        parts = (self.prior_std, self.scale, noise_scale, factors.eigenvalues, factors.layers, *vars(factors.mixing).values())
+        return digest(*parts, *itertools.chain.from_iterable(bases))

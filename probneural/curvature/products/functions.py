@@ -19,7 +19,7 @@ from torch.func import grad, vjp, vmap
 
 from probneural.checks import check_instance
 from probneural.contexts import forward_mode, plain_operations
-from probneural.curvature.problem import CurvatureProblem, sum_of_shards
+from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import (
     gauss_newton_product,
     hessian_product,
@@ -63,11 +63,11 @@ class Streamed:
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Stream over chunks of vectors and, for each, over minibatches."""
-        shared: list[Tensor | None] = [None] * len(self.results)
+        shared: dict[int, Tensor] = {}
         pieces: list[list[Tensor]] = [[] for _ in self.results]
         dtype = tensors[0].dtype
         for chunk in self._chunks(tensors):
-            sums: list[Tensor | None] = [None] * len(self.results)
+            sums: dict[int, Tensor] = {}
             local: list[list[Tensor]] = [[] for _ in self.results]
             for rows in self.problem.minibatches():
                 cut = [self._cut(tensor, kind, chunk, rows) for tensor, kind in zip(tensors, self.arguments, strict=True)]
@@ -75,16 +75,16 @@ class Streamed:
                     if self.results[index] is Kind.LOCAL:
                         local[index].append(part)
                     else:
-                        sums[index] = _added(sums[index], part)
+                        _add(sums, index, part)
             for index, kind in enumerate(self.results):
                 if kind is Kind.LOCAL:
                     pieces[index].append(torch.cat(local[index], dim=1))
                 elif kind is Kind.BLOCK:
-                    pieces[index].append(self._reduced(sums[index]).to(dtype))
+                    pieces[index].append(self.problem.batches.summed(sums[index]).to(dtype))
                 else:
-                    shared[index] = _added(shared[index], sums[index])
+                    _add(shared, index, sums[index])
         return tuple(
-            self._reduced(shared[index]).to(dtype) if kind is Kind.SHARED else torch.cat(pieces[index])
+            self.problem.batches.summed(shared[index]).to(dtype) if kind is Kind.SHARED else torch.cat(pieces[index])
             for index, kind in enumerate(self.results)
         )
 
@@ -107,10 +107,6 @@ class Streamed:
         if kind is Kind.SHARED:
             return tensor
         return tensor[chunk] if kind is Kind.BLOCK else tensor[chunk, rows]
-
-    def _reduced(self, total: Tensor | None) -> Tensor:
-        assert total is not None
-        return sum_of_shards(total, is_sharded=self.problem.batches.is_sharded, group=self.problem.batches.group)
 
     def transposed(self) -> Streamed:
         """The map u -> M(theta)^T u."""
@@ -147,34 +143,27 @@ class Streamed:
             arguments = tensors[:count]
 
             def function(*chosen: Tensor) -> tuple[Tensor, ...]:
-                return term(rows, *_replaced(arguments, indices, chosen))
+                replaced = dict(enumerate(arguments)) | dict(zip(indices, chosen, strict=True))
+                return term(rows, *replaced.values())
 
             return derivative(function, [arguments[index] for index in indices], tensors[count:])
 
         return Streamed(self.problem, derived, self.arguments + extra, results)
 
 
-def _added(total: Tensor | None, part: Tensor | None) -> Tensor:
-    assert part is not None
+def _add(totals: dict[int, Tensor], index: int, part: Tensor) -> None:
+    """Add to a total in float64."""
     wide = part.to(torch.float64)
-    return wide if total is None else total + wide
-
-
-def _replaced(tensors: tuple[Tensor, ...], indices: tuple[int, ...], by: tuple[Tensor, ...]) -> list[Tensor]:
-    replaced = list(tensors)
-    for index, tensor in zip(indices, by, strict=True):
-        replaced[index] = tensor
-    return replaced
+    totals[index] = totals[index] + wide if index in totals else wide
 
 
 class StreamedFunction(torch.autograd.Function):
     """Any `Streamed` map with its derivatives, which are `Streamed` maps again."""
 
     @staticmethod
-    def forward(streamed: Streamed, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(streamed: Streamed, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run it."""
-        results = streamed(*tensors)
-        return results[0] if len(results) == 1 else results
+        return streamed(*tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -192,16 +181,16 @@ class StreamedFunction(torch.autograd.Function):
         gradients: list[Tensor | None] = [None] * len(tensors)
         indices = [index for index in range(len(tensors)) if ctx.needs_input_grad[index + 1]]
         if streamed.transpose is not None and 1 in indices:
-            gradients[1] = StreamedFunction.apply(streamed.transposed(), tensors[0], *cotangents)
+            (gradients[1],) = StreamedFunction.apply(streamed.transposed(), tensors[0], *cotangents)
             indices.remove(1)
         if indices:
             pulled = StreamedFunction.apply(streamed.pullback(tuple(indices)), *tensors, *cotangents)
-            for index, gradient in zip(indices, pulled if isinstance(pulled, tuple) else (pulled,), strict=True):
+            for index, gradient in zip(indices, pulled, strict=True):
                 gradients[index] = gradient
         return (None, *gradients)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> Tensor | tuple[Tensor, ...]:
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         """M v' + DM[theta'] v."""
         streamed: Streamed = ctx.streamed
         tensors = ctx.saved_tensors
@@ -214,33 +203,30 @@ class StreamedFunction(torch.autograd.Function):
             pushed = StreamedFunction.apply(
                 streamed.pushforward(tuple(moving)), *tensors, *(tangents[index] for index in moving)
             )
-            change = pushed if change is None else change + pushed
+            change = pushed if change is None else tuple(map(torch.add, change, pushed))
         return change
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], streamed: Streamed, *tensors: Tensor) -> tuple[Any, Any]:
         """Fold batched vectors into the block; with batched parameters, or a sum over vectors, go one by one."""
-        dims = in_dims[1:]
-        kinds = (*streamed.arguments, *streamed.results)
-        fixed = all(dim is None for dim, kind in zip(dims, streamed.arguments, strict=True) if kind is Kind.SHARED)
-        if fixed and all(kind is not Kind.SHARED for kind in streamed.results):
+        dims, is_shared = in_dims[1:], [kind is Kind.SHARED for kind in streamed.arguments]
+        is_fixed = all(dim is None for dim, shared in zip(dims, is_shared, strict=True) if shared)
+        results: tuple[Tensor, ...]
+        if is_fixed and all(kind is not Kind.SHARED for kind in streamed.results):
             folded = [
-                tensor if kind is Kind.SHARED else _leading(tensor, dim, info.batch_size).flatten(0, 1)
-                for tensor, dim, kind in zip(tensors, dims, streamed.arguments, strict=True)
+                tensor if shared else _leading(tensor, dim, info.batch_size).flatten(0, 1)
+                for tensor, dim, shared in zip(tensors, dims, is_shared, strict=True)
             ]
-            results = StreamedFunction.apply(streamed, *folded)
-            if isinstance(results, tuple):
-                return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0,) * len(results)
-            return results.unflatten(0, (info.batch_size, -1)), 0
-        singles = [
-            StreamedFunction.apply(
-                streamed, *(t if d is None else t.select(d, number) for t, d in zip(tensors, dims, strict=True))
-            )
-            for number in range(info.batch_size)
-        ]
-        if isinstance(singles[0], tuple):
-            return tuple(torch.stack(column) for column in zip(*singles, strict=True)), (0,) * len(kinds[len(dims) :])
-        return torch.stack(singles), 0
+            results = tuple(r.unflatten(0, (info.batch_size, -1)) for r in StreamedFunction.apply(streamed, *folded))
+        else:
+            singles = [
+                StreamedFunction.apply(
+                    streamed, *(t if d is None else t.select(d, number) for t, d in zip(tensors, dims, strict=True))
+                )
+                for number in range(info.batch_size)
+            ]
+            results = tuple(torch.stack(column) for column in zip(*singles, strict=True))
+        return results, (0,) * len(results)
 
 
 def _leading(tensor: Tensor, dim: int | None, size: int) -> Tensor:
@@ -267,8 +253,7 @@ def hessian_vector_product(
         ShapeError: If parameters or vectors do not have these shapes.
         DataError: If the problem has no targets or is none, or dtypes differ.
     """
-    _check_problem(problem, needs_targets=True)
-    return _symmetric_product(problem, _hessian_terms(problem), parameters, vectors)
+    return _symmetric_product(_checked(problem, needs_targets=True), _hessian_terms(problem), parameters, vectors)
 
 
 def gauss_newton_vector_product(
@@ -288,8 +273,8 @@ def gauss_newton_vector_product(
         ShapeError: If parameters or vectors do not have these shapes.
         DataError: If the problem is none, or dtypes differ.
     """
-    _check_problem(problem)
-    return _symmetric_product(problem, _gauss_newton_terms(problem.outputs, problem.likelihood.weights), parameters, vectors)
+    terms = _gauss_newton_terms(_checked(problem).outputs, problem.likelihood.weights)
+    return _symmetric_product(problem, terms, parameters, vectors)
 
 
 def fisher_vector_product(
@@ -309,8 +294,8 @@ def fisher_vector_product(
         ShapeError: If parameters or vectors do not have these shapes.
         DataError: If the problem has no targets or is none, or dtypes differ.
     """
-    _check_problem(problem, needs_targets=True)
-    return _symmetric_product(problem, _gauss_newton_terms(problem.losses, None), parameters, vectors)
+    terms = _gauss_newton_terms(_checked(problem, needs_targets=True).losses, None)
+    return _symmetric_product(problem, terms, parameters, vectors)
 
 
 def jacobian_vector_product(
@@ -330,8 +315,7 @@ def jacobian_vector_product(
         ShapeError: If parameters or vectors do not have these shapes.
         DataError: If the problem is none, or dtypes differ.
     """
-    _check_problem(problem)
-    product, forward_mode, transposed = _jacobian_terms(problem)
+    product, forward_mode, transposed = _jacobian_terms(_checked(problem))
     streamed = Streamed(problem, product, (Kind.SHARED, Kind.BLOCK), (Kind.LOCAL,), transposed, forward_mode)
     return _applied(streamed, parameters, vectors, (problem.size,))
 
@@ -353,8 +337,7 @@ def vector_jacobian_product(
         ShapeError: If parameters or cotangents do not have these shapes.
         DataError: If the problem is none, or dtypes differ.
     """
-    _check_problem(problem)
-    product, _, transposed = _jacobian_terms(problem)
+    product, _, transposed = _jacobian_terms(_checked(problem))
     streamed = Streamed(problem, transposed, (Kind.SHARED, Kind.LOCAL), (Kind.BLOCK,), product)
     expected = (len(problem.inputs), *problem.likelihood.weights.shape)
     return _applied(streamed, parameters, cotangents, expected, name="cotangents")
@@ -385,11 +368,12 @@ def _applied(
             remedy="one row per vector, one at least",
         )
     is_single = vectors.ndim == len(expected)
-    result: Tensor = StreamedFunction.apply(streamed, parameters, vectors[None] if is_single else vectors)
-    return result[0] if is_single else result
+    (result,) = StreamedFunction.apply(streamed, parameters, vectors[None] if is_single else vectors)
+    product: Tensor = result[0] if is_single else result
+    return product
 
 
-def _check_problem(problem: object, *, needs_targets: bool = False) -> None:
+def _checked(problem: object, *, needs_targets: bool = False) -> CurvatureProblem:
     checked = check_instance(
         problem,
         CurvatureProblem,
@@ -398,6 +382,7 @@ def _check_problem(problem: object, *, needs_targets: bool = False) -> None:
     )
     if needs_targets:
         checked.check_targets()
+    return checked
 
 
 def _symmetric_product(problem: CurvatureProblem, terms: Sequence[Term], parameters: Tensor, vectors: Tensor) -> Tensor:

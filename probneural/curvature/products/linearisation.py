@@ -19,7 +19,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from probneural.contexts import AUTOGRAD_STATE
-from probneural.curvature.problem import CurvatureProblem, sum_of_shards
+from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import fisher_product, gauss_newton_product, hessian_product
 from probneural.curvature.products.rewriting import simplify
 
@@ -189,8 +189,7 @@ class Linearisation:
         total = torch.zeros(vectors.shape, dtype=torch.float64, device=vectors.device)
         for rows in self.problem.minibatches():
             total += self._minibatch(rows, vectors)
-        problem = self.problem
-        return sum_of_shards(total[:count].contiguous(), is_sharded=problem.batches.is_sharded, group=problem.batches.group)
+        return self.problem.batches.summed(total[:count].contiguous())
 
     def _minibatch(self, rows: slice, vectors: Tensor) -> Tensor:
         key = (len(vectors), rows.start)

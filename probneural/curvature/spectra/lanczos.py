@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-from tqdm import tqdm
 
 from probneural.checks import check_counts, check_floating, validated
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner, orthonormal, row_norms
 from probneural.randomness import stream
 
+_BLOCK = 8
+"""Vectors multiplied at once."""
 _FLOOR = 50.0
 """Roundings of the largest eigenvalue below which an eigenvalue is zero, and no residual is asked to lie."""
 _NEXT = 0.1
@@ -23,8 +23,6 @@ _ROOM = 2**26
 """Entries of the basis up to which it simply grows (256 MiB in float32, and as much for its image)."""
 _INDEFINITE = 1e-3
 """Fraction of the largest eigenvalue that a Ritz value may lie below zero, and a product may be asymmetric by."""
-_CHANCE = 1e-9
-"""Probability with which a random start may hide an eigenvalue that `smallest` asks for."""
 _UNRESOLVED = 0.3
 """Residual, relative to its value, up to which a pair that was not asked for serves a quadrature."""
 
@@ -73,95 +71,74 @@ def top_eigenpairs(
     product: Map,
     size: int,
     *,
-    rank: int | None = None,
-    smallest: float | None = None,
+    rank: int,
     start: Float[Tensor, "P k"] | None = None,
-    block: int = 8,
     tolerance: float = 1e-4,
     max_products: int | None = None,
     seed: int = 0,
     like: Tensor | None = None,
-    progress: bool = False,
 ) -> Eigenpairs:
     """Find the largest eigenpairs of A by block Lanczos with full reorthogonalisation and thick restarts.
 
         A v_j = lambda_j v_j,  lambda_1 >= lambda_2 >= ... >= 0
 
-    Give `rank` for that many pairs, or `smallest` for all pairs with at least that eigenvalue (then `rank` is their largest
-    number). Fewer come back where A has no more: eigenvalues below 50 roundings of the largest one (6e-6 of it in float32)
-    count as zero. A pair has converged when ||A v - lambda v|| <= max(tolerance * lambda, 50 roundings of lambda_1). An
-    eigenvalue of multiplicity beyond `block` can be found too few times. Memory is that of the
+    Fewer than `rank` pairs are returned where A has no more: eigenvalues below 50 roundings of the largest one (6e-6 of it in
+    float32) count as zero. A pair has converged when ||A v - lambda v|| <= max(tolerance * lambda, 50 roundings of lambda_1).
+    Eight vectors are multiplied at once; an eigenvalue of higher multiplicity can be found too few times. Memory is that of the
     basis and its image: 2^26 numbers each, or three times `rank` vectors if that is more.
 
-    A residual says that some eigenvalue is near, not that no other one is larger. With `smallest`, the search ends once the
-    random start is unlikely to have hidden another such eigenvalue from m blocks:
-
-        (1.648 sqrt(P) exp(-(2 m - 1) sqrt(1 - theta / smallest)))^block <= 1e-9
-
-    for the first Ritz value theta below `smallest`: some 5 blocks of 8 where theta is far below, and more the closer it is. The
-    bound is that of one vector, of which a block has `block` independent ones. It holds for what the pairs found leave of A, up
-    to their residuals, and not strictly after a restart. With k columns of `start` it takes (k + block) / block times as many.
+    A residual certifies an eigenvalue near the Ritz value. It does not exclude a larger eigenvalue.
 
     Args:
         product: A on rows, `(s, P)` to `(s, P)`; its result is not differentiated.
         size: P.
         rank: Number of pairs.
-        smallest: Eigenvalue from which on pairs are wanted, > 0, in A's units.
         start: Directions near the wanted ones, `(P, k)`, added to the random start for k products; any scale.
-        block: Vectors multiplied at once.
         tolerance: On residuals relative to each eigenvalue, dimensionless.
         max_products: Where to stop without convergence, the first block apart; by default 20 per pair, and at least 400.
         seed: Of the random start.
         like: A tensor of the dtype and on the device of the vectors, float64 on the CPU by default; small matrices are
             float64.
-        progress: Whether to show a bar.
 
     Returns:
         The pairs, whether they converged, and what is known of the next one.
 
     Raises:
-        ArgumentError: If neither or an impossible number of pairs is asked for, or A is clearly not symmetric or has a
-            clearly negative eigenvalue.
+        ArgumentError: If the rank exceeds P, or A is clearly not symmetric or has a clearly negative eigenvalue.
         ShapeError: If `start` or a product has the wrong shape.
         DataError: If `start` or a product is not finite.
 
     Reference:
         Golub & Van Loan (2013), Matrix Computations, section 10.3.6; Wu & Simon (2000), Thick-restart Lanczos method for large
-        symmetric eigenvalue problems; Kuczyński & Woźniakowski (1992), Estimating the largest eigenvalue by the power and
-        Lanczos algorithms with a random start, for the bound. Deviation: the image of the basis is kept, so residuals are true
-        ones, any start can be used, and the block that follows is spanned by residuals of the first pairs that have not
-        converged (in exact arithmetic and from a random start, this is Lanczos' own block).
+        symmetric eigenvalue problems. Deviation: the image of the basis is kept, so residuals are true ones, any start can be
+        used, and the block that follows is spanned by residuals of the first pairs that have not converged (in exact arithmetic
+        and from a random start, this is Lanczos' own block).
 
     Examples:
         >>> weights = torch.tensor([3.0, 0.0, 5.0], dtype=torch.float64)
         >>> top_eigenpairs(lambda rows: rows * weights, 3, rank=2).values
         tensor([5.0000, 3.0000], dtype=torch.float64)
     """
-    check_counts(size=size, rank=rank, block=block, max_products=max_products)
-    if (rank is None and smallest is None) or (rank is not None and rank > size):
-        raise ArgumentError(expected=f"rank= up to {size}, or smallest=", got=f"rank={rank}", remedy="say which pairs to find")
-    if (smallest is not None and not 0 < smallest < math.inf) or not tolerance > 0:
+    check_counts(size=size, rank=rank, max_products=max_products)
+    if rank > size or not tolerance > 0:
         raise ArgumentError(
-            expected="smallest and tolerance above 0", got=f"{smallest} and {tolerance}", remedy="give rank= for a number"
+            expected=f"rank up to {size} and tolerance above 0", got=f"{rank} and {tolerance}", remedy="ask for fewer pairs"
         )
     if start is not None and (start.ndim != 2 or start.shape[0] != size):
         raise ShapeError(expected=f"start of shape ({size}, k)", got=str(tuple(start.shape)), remedy="one direction per column")
     if start is not None and not bool(start.isfinite().all()):
         raise DataError(expected="a start that is finite", got="NaN or infinity", remedy="leave it out")
     like = torch.zeros((), dtype=torch.float64, device="cpu") if like is None else check_floating(like, "like").new_zeros(())
-    search = _Search(product, size, rank=rank, smallest=smallest, block=min(block, size), tolerance=tolerance, like=like)
-    with tqdm(total=rank, desc="eigenpairs", disable=not progress, leave=False) as bar:
-        return search.run(start, limit=max_products, generator=stream(seed, "eigenpairs"), bar=bar)
+    search = _Search(product, size, rank=rank, tolerance=tolerance, like=like)
+    return search.run(start, limit=max_products or max(400, 20 * rank), generator=stream(seed, "eigenpairs"))
 
 
 class _Search:
     """An orthonormal basis V as rows with its images A V and the small matrix V A V^T, and the pairs found in it so far."""
 
-    def __init__(
-        self, product: Map, size: int, *, rank: int | None, smallest: float | None, block: int, tolerance: float, like: Tensor
-    ) -> None:
-        self.product, self.size, self.rank, self.smallest = product, size, rank, smallest
-        self.block, self.tolerance, self.like = block, tolerance, like
+    def __init__(self, product: Map, size: int, *, rank: int, tolerance: float, like: Tensor) -> None:
+        self.product, self.size, self.rank = product, size, rank
+        self.block, self.tolerance, self.like = min(_BLOCK, size), tolerance, like
         self.rows = like.new_empty(0, size)
         self.images = like.new_empty(0, size)
         self.count = 0
@@ -169,61 +146,42 @@ class _Search:
         self.values = torch.empty(0, dtype=torch.float64)
         self.mixing = torch.empty(0, 0, dtype=torch.float64)
         self.products = 0
-        self.settled = 0  # how many pairs, from the first, had converged when last looked at
-        self.depth = 1.0  # blocks of the random start's Krylov space
+        self.settled = 0  # number of leading pairs that had converged at the last check
 
-    def run(self, start: Tensor | None, *, limit: int | None, generator: torch.Generator, bar: tqdm[None]) -> Eigenpairs:
-        """Extend the basis until the pairs wanted and the one after them are resolved."""
+    def run(self, start: Tensor | None, *, limit: int, generator: torch.Generator) -> Eigenpairs:
+        """Extend the basis until the pairs and the one after them are resolved."""
         first = gaussian(self.block, self.size, generator=generator, like=self.like)
         if start is not None:
             first = torch.cat([orthonormal(start.detach().to(self.like).mT), first])
         self.extend(orthonormal(first))
-        deeper = self.block / len(first)
-        trusted: Tensor | None = None  # what was found when it might not have been all
+        trusted: Tensor | None = None  # Ritz values when larger ones might have been hidden
         while True:
             window = self.settle()
-            bar.n = min(self.settled, self.target)
-            bar.refresh()
             if self.count == self.size:
                 return self.result(window is None)
             is_closed = window is None and self.is_invariant()
-            is_hidden = window is None and not is_closed and self.may_hide_more()
-            if window is None and self.count > self.target and not is_hidden:
-                largest = self.values[: self.target]
+            if window is None and self.count > self.rank:
+                largest = self.values[: self.rank]
                 # Pairs of a good start have converged before random vectors, which know of larger ones, were multiplied twice.
                 is_sure = start is None and not is_closed
                 if is_sure or (trusted is not None and self.agree(largest, trusted)):
                     return self.result(True)
                 trusted = largest
-            if self.products + self.block > (limit or max(400, 20 * self.target)):
+            if self.products + self.block > limit:
                 return self.result(False)
-            if is_closed or (window is None and start is None and not is_hidden):
+            if is_closed or (window is None and start is None):
                 window = gaussian(self.block, self.size, generator=generator, like=self.like)
                 if self.extend(orthonormal(window, against=self.basis)[: self.size - self.count]) <= self.floor:
                     return self.result(True, exhausted=True)
             else:
-                window = self.open_residuals(self.target if is_hidden else 0) if window is None else window
+                window = self.open_residuals() if window is None else window
                 self.restart()
-                fresh = orthonormal(window, against=self.basis)[: self.block]
-                if len(fresh) or not is_hidden:
-                    self.extend(fresh)
-                    self.depth += deeper
-                else:  # residuals of rounding inside the span: all that the random start has a part of is found
-                    self.depth = math.inf
+                self.extend(orthonormal(window, against=self.basis)[: self.block])
 
     @property
     def basis(self) -> Tensor:
         """V, `(m, P)`."""
         return self.rows[: self.count]
-
-    @property
-    def target(self) -> int:
-        """Number of pairs asked for, as far as one knows."""
-        if self.smallest is None:
-            assert self.rank is not None
-            return self.rank
-        above = int((self.values >= self.smallest).sum())
-        return above if self.rank is None else min(above, self.rank)
 
     @property
     def floor(self) -> float:
@@ -289,7 +247,7 @@ class _Search:
     def settle(self) -> Tensor | None:
         """Count pairs that have converged; return the residuals of the first ones that have not, or None."""
         while True:
-            need = min(self.target + 1, self.count)
+            need = min(self.rank + 1, self.count)
             if self.settled >= need:
                 # Larger eigenvalues may have turned up since, and moved all others down: look at every pair again.
                 _, norms = self.residual(0, need)
@@ -315,24 +273,13 @@ class _Search:
         value = float(self.values[index].clamp_min(0.0))
         if norm <= max(self.tolerance * value, self.floor):
             return True
-        if index < self.target:
-            return False
-        return value + norm < self.smallest if self.smallest is not None and self.rank is None else norm <= _NEXT * value
+        return index >= self.rank and norm <= _NEXT * value
 
-    def may_hide_more(self) -> bool:
-        """Whether the random start could well have so little of another eigenvalue of `smallest` that it does not show yet."""
-        if self.smallest is None or self.target in (self.rank, self.count):
-            return False
-        gap = 1.0 - float(self.values[self.target].clamp_min(0.0)) / self.smallest
-        of_one = math.log(1.648 * math.sqrt(self.size)) - math.sqrt(gap) * (2.0 * self.depth - 1.0)
-        return self.block * of_one > math.log(_CHANCE)
-
-    def open_residuals(self, start: int) -> Tensor:
-        """Residuals of the first pairs from one on, and then of those before, that A does not map into the basis, `(s, P)`."""
+    def open_residuals(self) -> Tensor:
+        """Residuals of the first pairs that A does not map into the basis, `(s, P)`."""
         parts: list[Tensor] = []
-        step = 2 * self.block
-        for first in (*range(start, self.count, step), *range(0, start, step)):
-            rows, norms = self.residual(first, min(first + step, self.count))
+        for first in range(0, self.count, 2 * self.block):
+            rows, norms = self.residual(first, min(first + 2 * self.block, self.count))
             parts.append(rows[norms > self.floor])
             if sum(map(len, parts)) >= self.block:
                 break
@@ -348,8 +295,8 @@ class _Search:
 
     def restart(self) -> None:
         """Keep the best Ritz vectors once the basis is long, and about three times what is wanted."""
-        retained = self.target + 2 * self.block
-        room = max(_ROOM // self.size, 3 * self.target, self.target + 12 * self.block)
+        retained = self.rank + 2 * self.block
+        room = max(_ROOM // self.size, 3 * self.rank, self.rank + 12 * self.block)
         if self.count + self.block <= room or retained >= self.count:
             return
         mixing = self.mixing[:, :retained].mT.to(self.like)
@@ -359,7 +306,7 @@ class _Search:
 
     def result(self, converged: bool, *, exhausted: bool = False) -> Eigenpairs:
         """The pairs found, without those that are zero."""
-        target = min(self.target, self.count)
+        target = min(self.rank, self.count)
         positive = int((self.values[:target] > self.floor).sum())
         following = 0.0
         if positive == target and target < self.count:

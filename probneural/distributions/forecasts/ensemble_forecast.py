@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from torch import Tensor
 from probneural.arrays.reading import grid_attributes
 from probneural.checks import check_finite, check_integer, check_path, check_sequence, optional, real_tensor
 from probneural.contexts import Undisturbed
-from probneural.distributions.base import index_grid
+from probneural.distributions.base import index_grid, inherit_image
 from probneural.distributions.empirical import EmpiricalField, push_draws
 from probneural.errors import ArgumentError, FileError, ForecastError, ShapeError
 from probneural.functionals import Functional
@@ -265,8 +266,8 @@ def _filled(
     _coordinates(group, forecast, space)
     stopped = None
     try:
-        for lead, samples in _all_leads(forecast):
-            array[:, :, lead] = samples.cpu().numpy()
+        for lead, u in itertools.chain([(0, forecast.at(0))], forecast.leads()):
+            array[:, :, lead] = u.samples.cpu().numpy()
             written = lead + 1
     except ForecastError as error:
         stopped = error
@@ -276,12 +277,6 @@ def _filled(
     _coordinate(group, "lead", np.arange(written), ["time"])
     zarr.consolidate_metadata(store)
     return stopped
-
-
-def _all_leads(forecast: EnsembleForecast) -> Iterator[tuple[int, Tensor]]:
-    yield 0, forecast.at(0).samples
-    for lead, u in forecast.leads():
-        yield lead, u.samples
 
 
 def _coordinates(group: Any, forecast: EnsembleForecast, space: Sequence[str]) -> None:
@@ -354,7 +349,7 @@ def applied(
         missing = any(label is None for _, label in by_lead)
         named = None if missing else tuple(f"{name}, lead {lead}" for lead, label in by_lead for name in label or ())
     assert image is not None
-    return EmpiricalField(samples, grid=index_grid(samples.shape[-1]))._image_of(image, named)
+    return inherit_image(EmpiricalField(samples, grid=index_grid(samples.shape[-1])), image, named)
 
 
 def _checked_weights(weights: Sequence[float] | Sequence[Sequence[float]] | Tensor, count: int) -> Tensor:

@@ -8,23 +8,52 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from probneural.checks import check_callable, check_choice, check_finite, check_instance, check_integer, check_variances
+from probneural.checks import assign, check_callable, check_choice, check_finite, check_instance, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
-from probneural.pairs.provenance import Provenance, TrainingRecord
+from probneural.pairs.provenance import TrainingRecord
 from probneural.randomness import check_seed, stream_seed
 
 _LARGEST = 1e30
 """Absolute value of a state above which a roll-out has left what any data are."""
 Forcing = Callable[[int], Field | Tensor]
 """From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepInputs:
+    """The input of a step beside the last state: earlier states, and other channels.
+
+    Args:
+        history: Number of states in an input; by default that of the training windows, or 1 if they are unknown.
+        parameters: Channels that are constant in time, `(n, k, *grid)`, or None.
+        forcing: A function of the lead, from 0 to the last lead but one, that returns the channels that vary in time, as they
+            are beside the state at that lead; or None.
+
+    Raises:
+        ArgumentError: If the history is no positive integer, or the forcing cannot be called.
+        DataError: If parameters are no field, or not finite.
+    """
+
+    history: int | None = None
+    parameters: Field | None = None
+    forcing: Forcing | None = None
+
+    def __post_init__(self) -> None:
+        """Check the parts."""
+        if self.history is not None:
+            assign(self, history=check_integer(self.history, "history"))
+        if self.parameters is not None:
+            check_finite(check_field(self.parameters, "parameters").values, "parameters")
+        if self.forcing is not None:
+            check_callable(self.forcing, "forcing", remedy="give a function of the lead")
 
 
 @runtime_checkable
@@ -38,10 +67,6 @@ class StepPredictor(Protocol):
     @property
     def out_channels(self) -> int:
         """Channels c of a state."""
-
-    @property
-    def noise(self) -> Float[Tensor, " c"]:
-        """Variance of the measurement noise, in physical units squared."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -69,16 +94,13 @@ class StepPredictor(Protocol):
     def evaluate_draws(self, inputs: Field, *, seeds: Sequence[int], each: bool) -> Float[Tensor, "..."]:
         """Evaluate draws by seed."""
 
-    def _provenance(self) -> Provenance:
-        """Provenance of its fields."""
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Members:
     """An ensemble of roll-outs of one predictor.
 
-    The input of a step is `[states, extras]`: `history` states, the earliest first, then what `start` has beyond them,
-    `parameters`, and `forcing`.
+    The input of a step is `[states, extras]`: the states, the earliest first, then what `start` has beyond them, parameters,
+    and forcing.
 
     Args:
         predictor: Of one step.
@@ -86,10 +108,7 @@ class Members:
         count: How many members s.
         draws: `"trajectory"` or `"step"`.
         initial: Distribution of the states at lead 0, or None where they are known.
-        noise: Variance of the measurement noise, `(c,)`, in physical units squared.
-        parameters: Channels that are constant in time, or None.
-        forcing: Channels that vary in time, or None.
-        history: States in an input.
+        inputs: What a step takes beside the last state, its history included.
         seed: Of draws and starts.
         shift: Each member has the operator of the member so many places after it.
     """
@@ -99,10 +118,7 @@ class Members:
     count: int
     draws: str
     initial: FieldDistribution | None
-    noise: Float64[Tensor, " c"]
-    parameters: Field | None
-    forcing: Forcing | None
-    history: int
+    inputs: StepInputs
     seed: int
     shift: int = 0
 
@@ -120,11 +136,18 @@ class Members:
         """Channels c of a state."""
         return self.predictor.out_channels
 
+    @property
+    def history(self) -> int:
+        """Number of states in an input."""
+        assert self.inputs.history is not None
+        return self.inputs.history
+
     @cached_property
     def _constant(self) -> Float[Tensor, "n k *grid"]:
         """Extra channels that do not vary in time."""
         extras = self.start.values[:, self.history * self.channels :]
-        return extras if self.parameters is None else torch.cat([extras, self.parameters.values.to(extras)], dim=1)
+        parameters = self.inputs.parameters
+        return extras if parameters is None else torch.cat([extras, parameters.values.to(extras)], dim=1)
 
     def seeds(self, lead: int) -> list[int]:
         """The seed of each member's operator at the step to this lead."""
@@ -149,7 +172,7 @@ class Members:
         Raises:
             ForecastError: If some are not finite; it names the members.
         """
-        extras = self._extras(lead - 1)
+        extras = self.extras(lead - 1)
         inputs = torch.cat([window, extras.expand(self.count, *extras.shape)], dim=2) if extras.shape[1] else window
         try:
             states = self._evaluate(inputs, self.seeds(lead))
@@ -193,12 +216,12 @@ class Members:
             members=tuple(members),
         )
 
-    def _extras(self, lead: int) -> Float[Tensor, "n k *grid"]:
+    def extras(self, lead: int) -> Float[Tensor, "n k *grid"]:
         """Extra channels beside the state at a lead."""
         constant = self._constant
-        if self.forcing is None:
+        if self.inputs.forcing is None:
             return constant
-        forcing = self.forcing(lead)
+        forcing = self.inputs.forcing(lead)
         values = forcing.values if isinstance(forcing, Field) else forcing
         check_instance(values, Tensor, "forcing", remedy="return a tensor (k, *grid) or (n, k, *grid), or a Field")
         count = self.predictor.in_channels - self.history * self.channels - constant.shape[1]
@@ -218,14 +241,11 @@ def members_of(
     predictor: StepPredictor,
     start: Field,
     *,
-    members: int,
-    draws: str,
-    initial: FieldDistribution | None,
-    noise: bool | float | Tensor,
-    parameters: Field | None,
-    forcing: Forcing | None,
-    history: int | None,
-    seed: int,
+    members: int = 1,
+    draws: str = "trajectory",
+    initial: FieldDistribution | None = None,
+    inputs: StepInputs | None = None,
+    seed: int = 0,
 ) -> Members:
     """Check what a roll-out starts from; see [`rollout`][probneural.distributions.Predictor.rollout]."""
     check_field(start, "start")
@@ -233,46 +253,29 @@ def members_of(
     if not len(start):
         raise DataError(expected="a start of at least one function", got="none", remedy="roll out from some states")
     check_choice(draws, ("trajectory", "step"), "draws")
-    history = _history(predictor, history)
+    inputs = StepInputs() if inputs is None else check_instance(inputs, StepInputs, "inputs", remedy="StepInputs(history=2)")
+    parameters, history = inputs.parameters, _history(predictor, inputs.history)
     states = history * predictor.out_channels
     if parameters is not None:
-        check_field(parameters, "parameters")
-        check_finite(parameters.values, "parameters")
         _check_alike(parameters, start, "parameters", channels=parameters.channels)
-    if forcing is not None:
-        check_callable(forcing, "forcing", remedy="give a function of the lead")
     if initial is not None:
         check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
         _check_alike(Field(initial.mean, initial.grid), start, "initial", channels=states)
-    extra = predictor.in_channels - states
-    extras = start.channels - states + (0 if parameters is None else parameters.channels)
-    if extra < 0 or start.channels < states or (extras > extra if forcing is not None else extras != extra):
+    added = 0 if parameters is None else parameters.channels
+    extra, extras = predictor.in_channels - states, start.channels - states + added
+    if extra < 0 or start.channels < states or (extras > extra if inputs.forcing is not None else extras != extra):
         raise ShapeError(
             expected=f"{predictor.in_channels} input channels: {history} states of {predictor.out_channels}, then extras",
-            got=f"a start of {start.channels} and {0 if parameters is None else parameters.channels} parameters",
-            remedy="set history=, and give what the operator takes beside states by start, parameters= or forcing=",
+            got=f"a start of {start.channels} and {added} parameters",
+            remedy="give the other channels by start, or by inputs=StepInputs(parameters=, forcing=), and set history=",
         )
-    if isinstance(noise, bool):
-        variance = predictor.noise.detach().cpu().to(torch.float64) if noise else torch.zeros(predictor.out_channels)
-    else:
-        variance = check_variances(noise, "noise")
-    if variance.ndim and tuple(variance.shape) != (predictor.out_channels,):
-        raise ShapeError(
-            expected=f"a noise variance, or one per channel ({predictor.out_channels},)",
-            got=str(tuple(variance.shape)),
-            remedy="noise=True takes the predictor's",
-        )
-    converted = start.without_own_masks().detached().to(predictor.dtype).to(predictor.device)
     return Members(
         predictor=predictor,
-        start=converted,
+        start=start.without_own_masks().detached().to(predictor.dtype).to(predictor.device),
         count=check_integer(members, "members"),
         draws=draws,
         initial=initial,
-        noise=variance.to("cpu", torch.float64).expand(predictor.out_channels),
-        parameters=parameters,
-        forcing=forcing,
-        history=history,
+        inputs=replace(inputs, history=history),
         seed=check_seed(seed),
     )
 
@@ -287,20 +290,19 @@ def step_duration(predictor: StepPredictor) -> float | None:
 
 def _history(predictor: StepPredictor, history: int | None) -> int:
     """The number of states in an input: that of the training windows, if it is known, else the stated one, or 1."""
-    stated = None if history is None else check_integer(history, "history")
     record = predictor.trained_on
     if record is None or (record.step is None and record.history == 1):  # pairs without times say nothing of their history
-        return stated or 1
+        return history or 1
     if record.history > 1 and record.lead > 1:
         raise ArgumentError(
             expected="a predictor of neighbouring states, lead=1, to roll out with a history",
             got=f"training windows of history={record.history} and lead={record.lead}",
             remedy="thin out the times of the training trajectories instead, and train on windows(history=..., lead=1)",
         )
-    if stated not in (None, record.history):
+    if history not in (None, record.history):
         raise ArgumentError(
             expected=f"history={record.history}, as the training windows have",
-            got=f"history={stated}",
+            got=f"history={history}",
             remedy="leave history= out",
         )
     return int(record.history)

@@ -13,16 +13,16 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from probneural.checks import check_flag, check_integer
+from probneural.checks import check_flag, check_integer, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.ensemble_forecast import EnsembleForecast
 from probneural.distributions.forecasts.members import Members, step_duration
-from probneural.errors import ArgumentError
+from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.pairs.provenance import TrainingRecord
+from probneural.pairs.provenance import Provenance, TrainingRecord
 
 _BUDGET = 2**28
 """Bytes of states that a trajectory keeps (256 MiB)."""
@@ -60,7 +60,7 @@ class Trajectory(EnsembleForecast):
     lead between two is computed again from the one before it, with the same numbers. What can be asked of its leads is in
     [`EnsembleForecast`][probneural.distributions.EnsembleForecast].
 
-    Measurement noise is beside the states, not in them: scores and intervals take it as `noise=forecast.noise`.
+    The states are without measurement noise: scores and intervals take its variance as `noise=predictor.noise`.
 
     Args:
         ensemble: What is rolled out.
@@ -112,11 +112,6 @@ class Trajectory(EnsembleForecast):
         return None if duration is None else duration * torch.arange(1, self.steps + 1, dtype=torch.float64, device="cpu")
 
     @property
-    def noise(self) -> Float64[Tensor, " c"]:
-        """Variance of the measurement noise, `(c,)`, in physical units squared."""
-        return self.ensemble.noise
-
-    @property
     def calibrated_on(self) -> Int64[Tensor, " m"]:
         """Row keys of the pairs that the predictor's variances were scaled on, `(m,)`."""
         return self.ensemble.predictor.calibrated_on
@@ -148,7 +143,8 @@ class Trajectory(EnsembleForecast):
     def _field(self, state: Float[Tensor, "s n c *grid"]) -> EmpiricalField:
         """The distribution of the members' states."""
         u = EmpiricalField(state, grid=self.grid)
-        u.provenance = self.ensemble.predictor._provenance()
+        predictor = self.ensemble.predictor
+        u.provenance = Provenance(is_calibrated=predictor.is_calibrated, trained_on=predictor.trained_on, inputs=None)
         return u
 
     def _attributes(self) -> dict[str, Any]:
@@ -157,23 +153,48 @@ class Trajectory(EnsembleForecast):
             "draws": ensemble.draws,
             "seed": str(ensemble.seed),  # may have any number of digits
             "history": ensemble.history,
-            "noise_variance": self.noise.tolist(),
             "has_initial_uncertainty": int(ensemble.initial is not None),
         }
 
-    def variance_shares(self) -> VarianceShares:
+    def variance_shares(self, *, noise: float | Float[Tensor, " c"] = 0.0) -> VarianceShares:
         """Take the members' variance apart at each lead: by initial states, by operators, by noise.
 
         Without `initial`, all of the states' variance is the operators'. With it, a second ensemble is rolled out in which each
         initial state meets the operators of the next member; see `VarianceShares` for the estimators, which are unbiased.
 
+        Args:
+            noise: Variance of the measurement noise, a number or `(c,)`, in physical units squared.
+
         Raises:
-            ArgumentError: If there is one member only.
+            ArgumentError: If there is one member only, or the noise is negative.
+            ShapeError: If there is not one noise variance, or one per channel.
             ForecastError: If a member is not finite.
         """
+        variance = check_variances(noise, "noise").detach().to("cpu", torch.float64)
+        if tuple(variance.shape) not in ((), (self.channels,)):
+            raise ShapeError(
+                expected=f"a noise variance, or one per channel ({self.channels},)",
+                got=str(tuple(variance.shape)),
+                remedy="pass predictor.noise, or one number",
+            )
+        if self.members < 2:
+            raise ArgumentError(expected="two members or more", got="one", remedy="roll out more: members=32")
+        rows: dict[str, list[Tensor]] = {"initial": [], "operator": [], "interaction": []}
         if self.ensemble.initial is None:
-            return plain_shares(self)
-        return paired_shares(self, Trajectory(self.ensemble.shifted(), steps=self.steps, budget=0, show_progress=False))
+            rows["operator"] = [_average(u.samples.var(0), self.grid) for _, u in self.leads()]
+            rows["initial"] = rows["interaction"] = [torch.zeros_like(row) for row in rows["operator"]]
+        else:
+            partners = Trajectory(self.ensemble.shifted(), steps=self.steps, budget=0, show_progress=False)
+            for (_, member), (_, partner) in zip(self.leads(), partners.leads(), strict=True):
+                first, second, grid = member.samples, partner.samples, self.grid
+                total = (_average(first.var(0), grid) + _average(second.var(0), grid)) / 2
+                given_initial = _average((first - second).square().mean(0), grid) / 2  # E Var[u | I]
+                given_operator = _average((second - first.roll(-1, 0)).square().mean(0), grid) / 2  # E Var[u | O]
+                rows["initial"].append(total - given_initial)
+                rows["operator"].append(total - given_operator)
+                rows["interaction"].append(given_initial + given_operator - total)
+        parts = {name: torch.stack(row) for name, row in rows.items()}
+        return VarianceShares(**parts, noise=variance.expand(parts["operator"].shape).clone())
 
     @cached_property
     @undisturbed()
@@ -312,43 +333,6 @@ class VarianceShares:
         last = self.total[-1].sum()
         parts = {name: float(getattr(self, name)[-1].sum() / last) for name in ("initial", "operator", "interaction", "noise")}
         return f"VarianceShares({', '.join(f'{name} {part:.0%}' for name, part in parts.items())} at lead {len(self.total)})"
-
-
-def plain_shares(forecast: Trajectory) -> VarianceShares:
-    """Shares where the start is known: all of the states' variance is the operators'."""
-    _check_members(forecast)
-    operator = torch.stack([_variance(u.samples, forecast.grid) for _, u in forecast.leads()])
-    zeros = torch.zeros_like(operator)
-    return VarianceShares(
-        initial=zeros, operator=operator, interaction=zeros, noise=forecast.noise.to(operator).expand_as(operator).clone()
-    )
-
-
-def paired_shares(forecast: Trajectory, partners: Trajectory) -> VarianceShares:
-    """Shares from members, and partners that have the same initial states and the operators of the next members."""
-    _check_members(forecast)
-    rows: dict[str, list[Tensor]] = {"initial": [], "operator": [], "interaction": []}
-    for (_, member), (_, partner) in zip(forecast.leads(), partners.leads(), strict=True):
-        first, second, grid = member.samples, partner.samples, forecast.grid
-        total = (_variance(first, grid) + _variance(second, grid)) / 2
-        given_initial = _average((first - second).square().mean(0), grid) / 2  # E Var[u | I]
-        given_operator = _average((second - first.roll(-1, 0)).square().mean(0), grid) / 2  # E Var[u | O]
-        rows["initial"].append(total - given_initial)
-        rows["operator"].append(total - given_operator)
-        rows["interaction"].append(given_initial + given_operator - total)
-    parts = {name: torch.stack(row) for name, row in rows.items()}
-    noise = forecast.noise.to(parts["initial"]).expand_as(parts["initial"]).clone()
-    return VarianceShares(**parts, noise=noise)
-
-
-def _check_members(forecast: Trajectory) -> None:
-    if forecast.members < 2:
-        raise ArgumentError(expected="two members or more", got="one", remedy="roll out more: members=32")
-
-
-def _variance(samples: Tensor, grid: Grid) -> Float64[Tensor, "n c"]:
-    """Unbiased variance over members, averaged over the domain."""
-    return _average(samples.var(0), grid)
 
 
 def _average(squares: Tensor, grid: Grid) -> Float64[Tensor, "n c"]:

@@ -19,7 +19,7 @@ from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.checks import check_device, check_finite, check_flag, check_instance, missing_attribute
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.forecasts.members import Forcing, members_of
+from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.latent import Latent, checked_seeds, common_random_numbers, digest
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
@@ -206,12 +206,9 @@ class Predictor(Undisturbed, ABC):
         if isinstance(prediction, FieldDistribution):  # users of another result refuse it by name
             remedy = "inputs may be far outside the training data, or their scale"
             check_finite(prediction.mean, "predicted means", remedy=remedy)
-            prediction.provenance, prediction.source = self._provenance(inputs), prediction.source or self._key
+            prediction.provenance = Provenance(is_calibrated=self.is_calibrated, trained_on=self.trained_on, inputs=inputs)
+            prediction.source = prediction.source or self._key
         return prediction
-
-    def _provenance(self, inputs: Field | None = None) -> Provenance:
-        """Provenance of fields that it predicts."""
-        return Provenance(is_calibrated=self.is_calibrated, trained_on=self.trained_on, inputs=inputs)
 
     def _checked(self, inputs: Field, query: Grid | None) -> Field:
         """The inputs in the operator's dtype and on its device, or an error."""
@@ -402,10 +399,7 @@ class Predictor(Undisturbed, ABC):
         members: int = 32,
         draws: str = "trajectory",
         initial: FieldDistribution | None = None,
-        noise: bool | float | Float[Tensor, " c"] = False,
-        parameters: Field | None = None,
-        forcing: Forcing | None = None,
-        history: int | None = None,
+        inputs: StepInputs | None = None,
         seed: int = 0,
         show_progress: bool = True,
     ) -> Trajectory:
@@ -418,10 +412,8 @@ class Predictor(Undisturbed, ABC):
             draws: `"trajectory"`: a member is one operator, `draw(seed)`, at all steps. `"step"`: a member is a fresh draw at
                 every step, so errors of different steps are independent.
             initial: Distribution of the states at lead 0: each member starts from its own draw.
-            noise: Variance of the measurement noise, a number or `(c,)`, in physical units squared; True for the predictor's.
-            parameters: Channels that stay constant, `(n, k, *grid)`.
-            forcing: A function of the lead that returns the channels beside the state at that lead, from 0 to `steps` - 1.
-            history: States in an input; by default that of the training windows, or 1 if they are unknown.
+            inputs: What a step takes beside the last state and what `start` has beyond the states: earlier states, constant
+                channels, and a forcing.
             seed: Of draws and starts.
             show_progress: Whether long computations show a progress bar.
 
@@ -435,18 +427,7 @@ class Predictor(Undisturbed, ABC):
             GridError: If parts live on different grids, or on another domain than the training inputs.
             DataError: If a part is no field, or not finite.
         """
-        ensemble = members_of(
-            self,
-            start,
-            members=members,
-            draws=draws,
-            initial=initial,
-            noise=noise,
-            parameters=parameters,
-            forcing=forcing,
-            history=history,
-            seed=seed,
-        )
+        ensemble = members_of(self, start, members=members, draws=draws, initial=initial, inputs=inputs, seed=seed)
         self._check_domain(start.grid)
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
 

@@ -30,13 +30,8 @@ _SQUARED_ELEMENTS = 2**18
 _NO_UPDATES = UpdateSequence()
 
 
-class Root(Undisturbed, ABC):
-    """The operations a Gaussian field asks of its root; abstract."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int, int, int]:
-        """`(n, c, p, k)`."""
+class LatentMap(ABC):
+    """A linear map from a standard normal latent vector, a root of the covariance of its image; abstract."""
 
     @property
     @abstractmethod
@@ -52,6 +47,15 @@ class Root(Undisturbed, ABC):
     def device(self) -> torch.device:
         """Device of products."""
         return self.like.device
+
+
+class Root(Undisturbed, LatentMap):
+    """The operations a Gaussian field asks of its root; abstract."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int, int]:
+        """`(n, c, p, k)`."""
 
     @abstractmethod
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:

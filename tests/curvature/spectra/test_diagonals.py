@@ -42,41 +42,36 @@ def smooth(points: int = 32, length: float = 0.2) -> Tensor:
 # Row sums of squares
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("values", [[2.0], [3.0, 1.0]])
-def test_sketches_are_full_where_singular_values_repeat(values: list[float], depth: int) -> None:
+def test_sketches_are_full_where_singular_values_repeat(values: list[float]) -> None:
     """The Krylov space of a block has as many dimensions as there are different singular values."""
     root = torch.diag(torch.tensor(values, dtype=F64).repeat_interleave(60 // len(values)))
-    estimate = rows_of(root, sketch=48, probes=8, depth=depth)
-    assert estimate.captured > 0.5
+    estimate = rows_of(root, sketch=48, probes=8)
+    assert float(estimate.lower.sum()) > 0.5 * float(estimate.values.sum())
     assert estimate.products <= 2 * 48 + 8
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize(("rank", "sketch"), [(1, 1), (1, 5), (7, 7), (7, 20), (60, 60), (60, 500)])
-def test_rows_are_exact_once_the_sketch_holds_them(rank: int, sketch: int, depth: int) -> None:
+def test_rows_are_exact_once_the_sketch_holds_them(rank: int, sketch: int) -> None:
     root = normal(200, rank, seed=0) @ normal(rank, 60, seed=1)
-    estimate = rows_of(root, sketch=sketch, probes=2, depth=depth)
+    estimate = rows_of(root, sketch=sketch, probes=2)
     truth = root.square().sum(1)
     torch.testing.assert_close(estimate.values, truth, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(estimate.lower, truth, rtol=1e-9, atol=1e-9)
     assert float(estimate.errors.max()) < 1e-9 * float(truth.max())
-    assert estimate.captured == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("sketch", [1, 5, 16])
-def test_rows_are_bounded_from_below_and_unbiased(sketch: int, depth: int) -> None:
+def test_rows_are_bounded_from_below_and_unbiased(sketch: int) -> None:
     root = decaying()
     truth = root.square().sum(1)
     total, squares, errors = torch.zeros_like(truth), torch.zeros_like(truth), torch.zeros_like(truth)
     runs = 300
     for seed in range(runs):
-        estimate = rows_of(root, sketch=sketch, probes=4, depth=depth, seed=seed)
+        estimate = rows_of(root, sketch=sketch, probes=4, seed=seed)
         assert bool((estimate.lower <= truth * (1 + 1e-12)).all())
         assert bool((estimate.values >= estimate.lower).all())
         assert estimate.products <= 2 * sketch + 4
-        assert estimate.captured == pytest.approx(float(estimate.lower.sum() / estimate.values.sum()))
         total += estimate.values / runs
         squares += (estimate.values - truth).square() / runs
         errors += estimate.errors.square() / runs
@@ -102,7 +97,7 @@ def test_smooth_kernels_need_few_products() -> None:
     truth = root.square().sum(1)
     estimate = rows_of(root, sketch=48, probes=24)
     draws = normal(120, root.shape[1], seed=1) @ root.mT
-    assert estimate.captured > 0.99
+    assert float(estimate.lower.sum()) > 0.99 * float(estimate.values.sum())
     sketched = float(((estimate.values - truth) / truth).square().mean().sqrt())
     sampled = float(((draws.square().mean(0) - truth) / truth).square().mean().sqrt())
     assert sketched < 0.005 < 0.1 < sampled
@@ -120,13 +115,12 @@ def test_rows_in_float32(sketch: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
-@pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("sketch", [10, 24, 30])
-def test_equal_singular_values_count_once(sketch: int, depth: int, dtype: torch.dtype) -> None:
+def test_equal_singular_values_count_once(sketch: int, dtype: torch.dtype) -> None:
     """A direction that comes back unchanged from F^T F is no new one; what single precision adds to it may be."""
     unit = torch.eye(30, dtype=F64)
     for root in (unit, unit.flip(0), torch.cat([unit, unit]), unit[:15]):
-        estimate = rows_of(root, sketch=sketch, probes=4, depth=depth, like=torch.zeros((), dtype=dtype))  # type: ignore[arg-type]
+        estimate = rows_of(root, sketch=sketch, probes=4, like=torch.zeros((), dtype=dtype))  # type: ignore[arg-type]
         truth = root.square().sum(1)
         assert bool((estimate.lower <= truth * (1 + 1e-6)).all())
 
@@ -149,7 +143,6 @@ def test_rows_of_the_zero_map() -> None:
     assert not estimate.values.any()
     assert not estimate.errors.any()
     assert not estimate.lower.any()
-    assert estimate.captured == 1.0
 
 
 def test_gradients_flow_through_products() -> None:
@@ -287,9 +280,9 @@ def test_nan() -> None:
 @pytest.mark.bad_input
 def test_bad_input() -> None:
     root = decaying()
-    for name in ("sketch", "probes", "depth"):
+    for name in ("sketch", "probes"):
         with pytest.raises(ArgumentError, match=name):
-            rows_of(root, **{"sketch": 3, "probes": 3, "depth": 1, name: 0})
+            rows_of(root, **{"sketch": 3, "probes": 3, name: 0})
     with pytest.raises(ArgumentError, match="at least 4"):
         xdiag(torch.clone, 9, products=3)
     with pytest.raises(ArgumentError, match="products"):

@@ -27,7 +27,7 @@ def opened(path: Path) -> Any:
 
 def test_holds_all_leads_with_names_and_coordinates(tmp_path: Path) -> None:
     start = Field(normal(2, 1, 3, 4, seed="plane"), PLANE)
-    forecast = Multiplier(grid=PLANE).rollout(start, steps=3, members=5, noise=True, draws="step", seed=2**70)
+    forecast = Multiplier(grid=PLANE).rollout(start, steps=3, members=5, draws="step", seed=2**70)
     forecast.to_zarr(tmp_path / "forecast.zarr", times=[0.0, 0.1, 0.2, 0.4])
     dataset = opened(tmp_path / "forecast.zarr")
     assert dataset.states.dims == ("member", "sample", "time", "channel", "x0", "x1")
@@ -38,7 +38,6 @@ def test_holds_all_leads_with_names_and_coordinates(tmp_path: Path) -> None:
     assert dataset.x1.values.tolist() == PLANE.axes[1].coordinates.tolist()
     assert dataset.attrs["draws"] == "step"
     assert int(dataset.attrs["seed"]) == 2**70
-    assert dataset.attrs["noise_variance"] == [0.25]
     assert [path.name for path in tmp_path.iterdir()] == ["forecast.zarr"]
     member = Field.from_xarray(dataset.states.isel(member=3, time=2, drop=True))
     assert member.grid == PLANE

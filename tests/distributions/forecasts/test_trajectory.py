@@ -15,6 +15,7 @@ from scipy.special import roots_hermitenorm
 from torch import Tensor, nn
 
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions.forecasts.members import StepInputs
 from probneural.distributions.forecasts.trajectory import Forecast, Trajectory
 from probneural.distributions.latent import Seeds
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
@@ -75,6 +76,8 @@ def constant(value: float = 1.0, *, count: int = 1, channels: int = 1, grid: Gri
 def rolled(*, steps: int = 4, members: int = 3, make: type[Multiplier] = Multiplier, **options: Any) -> Trajectory:
     start = options.pop("start", constant())
     predictor = make(in_channels=options.pop("in_channels", 1))
+    inputs = {name: options.pop(name) for name in ("history", "parameters", "forcing") if name in options}
+    options = {"inputs": StepInputs(**inputs), **options} if inputs else options
     return predictor.rollout(start, steps=steps, members=members, **{"seed": 0, **options})
 
 
@@ -111,7 +114,7 @@ class TestClosedForms:
         expected = torch.tensor([0.25 * moment(2) ** 2, 4.0 * spread, 0.25 * spread, 0.3], dtype=torch.float64)
         found = []
         for seed in range(80):
-            shares = rolled(steps=2, members=3, initial=initial, noise=0.3, seed=seed).variance_shares()
+            shares = rolled(steps=2, members=3, initial=initial, seed=seed).variance_shares(noise=0.3)
             parts = [shares.initial, shares.operator, shares.interaction, shares.noise]
             assert all(part.shape == (2, 1, 1) for part in parts)
             torch.testing.assert_close(shares.total, sum(parts))
@@ -120,8 +123,8 @@ class TestClosedForms:
         assert ((estimates.mean(0) - expected).abs() <= 4 * estimates.std(0) / math.sqrt(len(estimates)) + 1e-12).all()
 
     def test_shares_without_initial_uncertainty_are_the_operators(self) -> None:
-        forecast = rolled(steps=2, members=5, noise=True)
-        shares = forecast.variance_shares()
+        forecast = rolled(steps=2, members=5)
+        shares = forecast.variance_shares(noise=torch.tensor([0.25]))
         expected = forecast.at(2).samples.var(0)[0, 0, 0]
         torch.testing.assert_close(shares.operator[1, 0, 0], expected)
         assert not shares.initial.any()
@@ -175,14 +178,14 @@ class TestMembers:
     def test_history_is_stacked_earliest_first(self) -> None:
         """l = 1: Fibonacci numbers."""
         start = Field(torch.tensor([1.0, 2.0]).double().reshape(1, 2, 1).expand(1, 2, 4), GRID)
-        forecast = Multiplier(std=0.0, mean=1.0, in_channels=2).rollout(start, steps=5, members=2, history=2)
+        forecast = Multiplier(std=0.0, mean=1.0, in_channels=2).rollout(start, steps=5, members=2, inputs=StepInputs(history=2))
         assert [forecast.at(lead).mean[0, 0, 0].item() for lead in range(6)] == [2.0, 3.0, 5.0, 8.0, 13.0, 21.0]
 
     def test_uncertain_histories(self) -> None:
         states = normal(3, 1, 2, 4, seed="histories")
         predictor = Multiplier(std=0.0, mean=1.0, in_channels=2)
         initial = EmpiricalField(states, grid=GRID)
-        forecast = predictor.rollout(constant(channels=2), steps=2, members=3, history=2, initial=initial)
+        forecast = predictor.rollout(constant(channels=2), steps=2, members=3, inputs=StepInputs(history=2), initial=initial)
         assert torch.equal(forecast.at(0).samples, states[:, :, 1:])
         torch.testing.assert_close(forecast.at(2).samples, states[:, :, :1] + 2.0 * states[:, :, 1:])
 
@@ -207,11 +210,13 @@ class TestMembers:
             return torch.full((1, 4), 10.0 * lead)
 
         parameters = constant(0.25, count=2)
-        forecast = predictor.rollout(Field(start, GRID), steps=3, members=2, parameters=parameters, forcing=forcing)
+        inputs = StepInputs(parameters=parameters, forcing=forcing)
+        forecast = predictor.rollout(Field(start, GRID), steps=3, members=2, inputs=inputs)
         assert [forecast.at(lead).mean[1, 0, 0].item() for lead in range(4)] == [1.0, 1.75, 12.5, 33.25]
         assert asked == [0, 1, 2]
         whole = Field(torch.full((2, 1, 4), 3.0), GRID)
-        same = predictor.rollout(Field(start, GRID), steps=1, members=2, parameters=parameters, forcing=lambda _: whole)
+        inputs = StepInputs(parameters=parameters, forcing=lambda _: whole)
+        same = predictor.rollout(Field(start, GRID), steps=1, members=2, inputs=inputs)
         assert same.at(1).mean[0, 0, 0].item() == 4.75
 
 
@@ -359,8 +364,7 @@ class TestBadInput:
             ({"history": 0}, ArgumentError, "as history"),
             ({"draws": "steps"}, ArgumentError, "draws among trajectory, step"),
             ({"seed": -1}, ArgumentError, "seed"),
-            ({"noise": -1.0}, ArgumentError, "noise"),
-            ({"noise": torch.ones(2)}, ShapeError, r"one per channel \(1,\)"),
+            ({"inputs": 2}, DataError, "a StepInputs as inputs"),
             ({"show_progress": "no"}, ArgumentError, "show_progress"),
             ({"history": 2}, ShapeError, "1 input channels: 2 states of 1"),
             ({"start": constant(channels=2)}, ShapeError, "a start of 2"),
@@ -387,7 +391,13 @@ class TestBadInput:
     )
     def test_of_roll_outs(self, options: dict[str, Any], error: type[Exception], match: str) -> None:
         with pytest.raises(error, match=match):
-            rolled(**options)
+            rolled(**dict(options))
+
+    def test_of_the_noise(self) -> None:
+        with pytest.raises(ArgumentError, match="noise"):
+            rolled().variance_shares(noise=-1.0)
+        with pytest.raises(ShapeError, match=r"one per channel \(1,\)"):
+            rolled().variance_shares(noise=torch.ones(2))
 
     @pytest.mark.parametrize(
         ("forcing", "error", "match"),
@@ -442,14 +452,6 @@ def test_prints() -> None:
 def test_a_progress_bar_is_silent_for_short_ones(capfd: pytest.CaptureFixture[str]) -> None:
     rolled().at(4)
     assert capfd.readouterr().err == ""
-
-
-def test_noise_is_beside_the_states() -> None:
-    quiet, noisy = rolled(), rolled(noise=True)
-    assert torch.equal(quiet.at(2).samples, noisy.at(2).samples)
-    assert quiet.noise.tolist() == [0.0]
-    assert noisy.noise.tolist() == [0.25]
-    assert rolled(noise=torch.tensor([0.5])).noise.tolist() == [0.5]
 
 
 def test_a_module_of_two_channels() -> None:

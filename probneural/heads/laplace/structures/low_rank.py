@@ -23,7 +23,7 @@ from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.training_data import in_memory
 from probneural.heads.weight_posterior import WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
-from probneural.linear_algebra.conjugate_gradients import LowRankPreconditioner
+from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
 from probneural.randomness import stream
 
@@ -374,7 +374,7 @@ class Iterative(Structure):
                 observations=math.prod(shape),
                 prior_std=prior_std,
                 name=digest(problem.vector, prior_std, weight, inputs.values),
-                preconditioner=LowRankPreconditioner(ratios, root.directions, shift=1.0),
+                preconditioner=LowRankUpdate(root.directions.mT, 1.0 / (ratios + 1.0)).product,
                 tolerance=1e-4 if prior_std.dtype == torch.float32 else 1e-9,
             ),
             noise=noise,
