@@ -47,8 +47,8 @@ class Darcy2D(GaussianInputProblem):
 
     Failure modes: `solve` and `derivative` take permeabilities of the family only, and refuse others (harmonic polynomials
     are told from others on grids of more than 2D + 1 points). Harmonic functions have no extrema inside, so there are no
-    islands of high or low permeability; see [`PiecewiseDarcy`][probneural.problems.PiecewiseDarcy] for those. Own sources are
-    treated as f = φh with h the sine interpolant of f/φ; their values on the boundary are not read.
+    islands of high or low permeability. Own sources are treated as f = φh with h the sine interpolant of f/φ; their values
+    on the boundary are not read.
 
     Args:
         degree: D, of the harmonic polynomials.
