@@ -193,12 +193,10 @@ class Run:
         """Set the gradients; returns the sum of this process's losses over its pairs, float64, on the CPU."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), dtype=torch.float64, device="cpu")
-        unroll = self.plan.unroll
-        horizon = None if unroll is None else unroll.horizon(len(self.losses), self.plan.epochs)
         for number, batch in enumerate(batches, start=1):
             count = 0 if batch is None else len(batch)
             with self._apart(number < len(sizes)):
-                value = self.objective(batch, horizon)
+                value = self.objective(batch)
                 if self.begin is None and batch is not None:
                     self.begin = float(value.detach())
                 share = world_size() * count / sum(sizes)  # DistributedDataParallel averages over processes
@@ -240,7 +238,7 @@ class Run:
         with self._as_watched():
             for batch in self.validation:
                 if batch is not None:
-                    total += float(objective(batch)) * len(batch)
+                    total += float(objective(batch, is_watched=True)) * len(batch)
         return float(parallel.summed(total)) / sum(self.validation_order.lengths)
 
     @contextlib.contextmanager

@@ -88,7 +88,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "problems.SignalSeparation": {"noise": (0.0,), "target": (2.0,), "design_dim": (209,)},
     "problems.TimeIntegrator": {"rtol": POSITIVE, "atol": POSITIVE, "max_steps": (0,), "method": ("euler",)},
     "problems.Wave": {"speed": POSITIVE, "time": POSITIVE},
-    "training.Unroll": {"steps": COUNT, "history": COUNT, "noise": (-0.1,), "curriculum": (1.0,), "pushforward": (1,)},
+    "training.Unroll": {"steps": COUNT, "history": COUNT, "pushforward": (1,)},
     "problems.Burgers.sample": {"n": COUNT},
     "active.OperatorDraws": {"count": (0,)},
     "active.RandomSelection.select": {"count": (*COUNT, 13)},
