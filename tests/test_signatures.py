@@ -54,7 +54,6 @@ LARGE_CONSTRUCTORS = {
     "probneural.pairs.provenance.TrainingRecord": "made by training and by `load`: its arguments are what a file holds",
     "probneural.runs.config.Data": "a section of the configuration file: one field per setting",
     "probneural.runs.config.Training": "likewise",
-    "probneural.training.options.Optimization": "how weights are moved: one field per option, most of them off",
 }
 """Classes of the package, internal ones too, whose constructors take more than eight arguments; the reason for each."""
 

@@ -169,20 +169,18 @@ class Optimization:
     Attributes:
         optimizer: "muon" moves small matrices by Muon and the rest by AdamW; "adamw" all weights.
         weight_decay: Decay of either.
-        schedule: Of the learning rate: "cosine", "one-cycle", or "none" for a constant one.
+        schedule: Of the learning rate: "cosine", or "none" for a constant one.
         gradient_clip: Largest norm of the gradient of all weights together.
         accumulation: Batches whose gradients make one step.
-        averaging: Decay of a moving average of the weights, 0.999 for example, which is what the operator ends with.
         precision: "bfloat16" or "float16" for autocast of the operator; "none" for that of the data.
         full_precision_tail: Share of the epochs, the last ones, that go without autocast.
     """
 
     optimizer: Literal["muon", "adamw"] = "muon"
     weight_decay: Annotated[float, Range(least=0.0)] = 0.0
-    schedule: Literal["cosine", "one-cycle", "none"] = "cosine"
+    schedule: Literal["cosine", "none"] = "cosine"
     gradient_clip: Positive | Absent = "none"
     accumulation: Count = 1
-    averaging: Fraction | Absent = "none"
     precision: Literal["none", "bfloat16", "float16"] = "none"
     full_precision_tail: Annotated[float, Range(least=0.0, below=1.0)] = 0.0
 

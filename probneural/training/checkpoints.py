@@ -12,9 +12,8 @@ from torch import Tensor
 from probneural.errors import FileError
 from probneural.training import schema
 
-_RATES = ("lr", "betas")
 _STEPS = ("last_epoch", "_step_count", "_last_lr")
-"""What training changes in settings of Muon and AdamW and in the state of our schedules; the rest follows from arguments."""
+"""What training changes in the state of our schedules; the rest follows from arguments."""
 
 
 class _Checkpoint(TypedDict):
@@ -59,14 +58,12 @@ class Tensors:
     Attributes:
         model: Weights by name.
         optimizer: Moments, by the parameter's number and their name, `3.exp_avg`.
-        average: Averaged weights by name.
         best: The best weights so far by name.
         random: States of generators, by process and kind, `0.cpu`.
     """
 
     model: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
-    average: dict[str, Tensor] = field(default_factory=dict)
     best: dict[str, Tensor] = field(default_factory=dict)
     random: dict[str, Tensor] = field(default_factory=dict)
 
@@ -103,8 +100,7 @@ def check_progress(
         raise mismatch("the state of this run's optimiser, and numbers for each epoch")
     if not is_builtin:
         return metadata["groups"], now
-    rates = [{name: group[name] for name in _RATES if name in group} for group in metadata["groups"]]
-    groups = [{**group, **rate} for group, rate in zip(ours["groups"], rates, strict=True)]
+    groups = [{**group, "lr": reached["lr"]} for group, reached in zip(ours["groups"], metadata["groups"], strict=True)]
     return groups, {name: now[name] for name in _STEPS}
 
 

@@ -84,7 +84,6 @@ class Keeper:
         tensors = checkpoints.Tensors(
             model=weights.state_of(run.operator),
             optimizer=moments,
-            average={} if run.average is None else run.average.values,
             best=run.best,
             random=random,
         )
@@ -124,8 +123,6 @@ class Keeper:
         )
         if extends:
             groups, schedule = self._moved_on(len(metadata["losses"]) * run.steps)
-        has_average = run.average is not None and bool(metadata["losses"] or metadata["step"])
-        checkpoints.check_weights(stored.average, run.average.trained if run.average is not None and has_average else {})
         stop = options.early_stopping
         has_best = stop is not None and stop.restore_best and bool(metadata["watched"])
         checkpoints.check_weights(stored.best, weights.state_of(run.operator) if has_best else {})
@@ -171,8 +168,6 @@ class Keeper:
         if metadata["scaler"]:
             run.scaler.load_state_dict(metadata["scaler"])
         weights.put_back(run.operator, stored.model)
-        if run.average is not None:
-            run.average.load(stored.average)
         run.best = {name: value.to(run.device) for name, value in stored.best.items()}
         run.begin = metadata["begin"]
         run.losses, run.watched = list(metadata["losses"]), list(metadata["watched"])

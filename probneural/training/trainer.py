@@ -79,7 +79,7 @@ def fit(
             channels and samples. See `probneural.training.losses` for others. For operators of one time step
             that will be rolled out, `Unroll(steps=4)` trains on their own outputs; pairs then hold as many following states, as
             `trajectories.windows(steps=4)` makes them.
-        optimization: Optimiser, schedule, precision, averaging and early stopping.
+        optimization: Optimiser, schedule, precision and early stopping.
         data: Batch size, validation split, workers and prefetching.
         run: Device, checkpoint and callbacks.
         show_progress: Whether to show a progress bar.

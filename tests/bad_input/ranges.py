@@ -15,7 +15,6 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "weight_decay": (-0.1,),
         "gradient_clip": POSITIVE,
         "accumulation": COUNT,
-        "averaging": (0.0, 1.0),
     },
     "training.EarlyStopping": {"patience": COUNT},
     "training.DataOptions": {"workers": (-1,), "prefetch": COUNT},

@@ -93,7 +93,7 @@ MISTAKES = {
     "[training.loss]\nnam = 1": r"setting of \[training.loss\]; got 'nam' in line 2 of run.toml; did you mean 'name'\?",
     '[training.loss]\nname = "L2"': r"training.loss.name: one of 'RelativeL2', .*; got 'L2' in line 2 of run.toml",
     "[training]\nloss = 3": r"a section \[training.loss\]; got 3 in line 2 of run.toml; write \[training.loss\] on a line",
-    "[training.optimization]\naveraging = 1": r"averaging: .* above 0 and below 1, or 'none'; got 1 in line 2 of run.toml",
+    "[training.optimization]\ngradient_clip = 0": r"gradient_clip: .* above 0, or 'none'; got 0 in line 2 of run.toml",
     "[training.early_stopping]\n\npatience = 0": r"patience: an integer of at least 1, or 'none'; got 0 in line 3 of run.toml",
     "[split]\n[training]\nvalidation = 0\nearly_stopping.patience = 3": (
         r"validation above 0 .*patience = 3 in line 2 of run.toml; raise the one"

@@ -25,11 +25,9 @@ WILD: dict[str, Any] = {"learning_rate": 1.0, "optimization": {"schedule": "none
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "optimizer": ({"optimization": {"optimizer": "adamw"}}, {"optimization": Optimization(optimizer="adamw")}),
     "decay": ({"optimization": {"weight_decay": 0.5}}, {"optimization": Optimization(weight_decay=0.5)}),
-    "schedule": ({"optimization": {"schedule": "one-cycle"}}, {"optimization": Optimization(schedule="one-cycle")}),
     "no schedule": ({"optimization": {"schedule": "none"}}, {"optimization": Optimization(schedule=None)}),
     "clip": ({"optimization": {"gradient_clip": 0.01}}, {"optimization": Optimization(gradient_clip=0.01)}),
     "accumulation": ({"optimization": {"accumulation": 2}}, {"optimization": Optimization(accumulation=2)}),
-    "averaging": ({"optimization": {"averaging": 0.9}}, {"optimization": Optimization(averaging=0.9)}),
     "tail": (
         {"optimization": {"precision": "bfloat16", "full_precision_tail": 0.5}},
         {"optimization": Optimization(precision="bfloat16", full_precision_tail=0.5)},
@@ -80,7 +78,7 @@ def test_settings_are_arguments_of_fit(case: str) -> None:
 
 
 def test_members_of_an_ensemble_are_trained_alike(tmp_path: Path) -> None:
-    settings = {"batch_size": 6, "learning_rate": 3e-3, "loss": {"name": "RelativeH1"}, "optimization": {"averaging": 0.9}}
+    settings = {"batch_size": 6, "learning_rate": 3e-3, "loss": {"name": "RelativeH1"}, "optimization": {"gradient_clip": 0.01}}
     training = runs.Config.from_dict({"training": {"epochs": EPOCHS} | settings}).training
     operator = pn.operators.FNO(1, 1, modes=(4,), width=4, depth=1, projection=4, seed=0)
     MemberTraining(training, tmp_path)(operator, pairs(), seed=0, show_progress=False)

@@ -22,7 +22,7 @@ from tests.training.lazy import lazy
 
 OPTIONS = {
     "plain": Optimization(),
-    "accumulated": Optimization(accumulation=2, gradient_clip=0.5, averaging=0.9, weight_decay=0.1),
+    "accumulated": Optimization(accumulation=2, gradient_clip=0.5, weight_decay=0.1),
     "lbfgs": Optimization(optimizer="lbfgs", schedule=None),
 }
 UNROLLED = {"unrolled": Unroll(steps=2), "pushed forward": Unroll(steps=2, pushforward=True)}
