@@ -32,9 +32,7 @@ EXCEPTIONS = {
     "probneural.curvature.products.functions.jacobian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.vector_jacobian_product": PRODUCT,
     "probneural.training.losses.PDEResidual.__call__": LOSS,
-    "probneural.training.losses.RelativeH1.__call__": LOSS,
     "probneural.training.losses.RelativeL2.__call__": LOSS,
-    "probneural.training.losses.SpectralBands.__call__": LOSS,
     "probneural.training.losses.WeightedSum.__call__": LOSS,
 }
 """Public callables with three positional arguments or more, and the reason for each."""

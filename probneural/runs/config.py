@@ -146,23 +146,6 @@ class Operator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """What training minimises.
-
-    Attributes:
-        name: A class of probneural.training.
-        options: Arguments of its constructor: length = 0.1 for RelativeH1, edges = [4, 16] for SpectralBands.
-    """
-
-    name: Literal["RelativeL2", "RelativeH1", "SpectralBands"] = "RelativeL2"
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Optimization:
     """How weights are moved: options of probneural.training.Optimization; "none" leaves one out.
 
@@ -220,7 +203,6 @@ class Training:
         device: Where to train and predict: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
         workers: Processes that read batches of data too large for memory; 0 reads in a thread.
         keeps_checkpoint: Whether the checkpoint stays in the folder when training is done.
-        loss: What training minimises.
         optimization: How weights are moved.
         early_stopping: When training ends before all epochs are done.
     """
@@ -233,7 +215,6 @@ class Training:
     device: str = "auto"
     workers: Annotated[int, Range(least=0)] = 0
     keeps_checkpoint: bool = False
-    loss: Loss = field(default_factory=Loss)
     optimization: Optimization = Optimization()
     early_stopping: EarlyStopping = EarlyStopping()
 
