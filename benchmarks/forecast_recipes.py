@@ -13,7 +13,7 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks import environment
-from benchmarks.forecast_cases import HISTORY, Case, Truth
+from benchmarks.forecast_cases import Case, Truth
 from probneural.randomness import stream_seed
 from probneural.training import Unroll
 
@@ -25,8 +25,6 @@ RECIPES = {
     "several steps": Unroll(steps=4),
     "pushed forward": Unroll(steps=4, pushforward=True),
 }
-RECURRENT = "recurrent"
-"""A network of its own kind, trained one step at a time."""
 RIDGES = tuple(10.0**power for power in range(-12, 1))
 """Ridges that the regression of the step chooses among, relative to the largest squared singular value."""
 
@@ -52,29 +50,25 @@ def trained(case: Case, recipe: str, *, seed: int, number: int, folder: Path, co
 
     Args:
         case: The equation.
-        recipe: A name of `RECIPES`, or `RECURRENT`.
+        recipe: A name of `RECIPES`.
         seed: Of the functions, the weights and the batches.
         number: Which network of an ensemble.
         folder: Where networks are kept.
         commit: Of the code; networks of a checkout that differs from it are not kept.
     """
     path = folder / environment.file_name(
-        f"{case.name} {recipe} {seed} {number}", case, RECIPES.get(recipe), commit, suffix=".safetensors"
+        f"{case.name} {recipe} {seed} {number}", case, RECIPES[recipe], commit, suffix=".safetensors"
     )
     beside = path.with_suffix(".json")
     if beside.exists():
         return pn.load(path), environment.kept(beside)
     truth, unroll, own = (
         case.truth("train", seed=seed),
-        RECIPES.get(recipe, Unroll()),
+        RECIPES[recipe],
         stream_seed(seed, "forecast network", number),
     )
-    if recipe == RECURRENT:
-        operator: torch.nn.Module = case.build_recurrent(truth, seed=own)
-        one = several = case.started("train", seed=seed).windows(history=HISTORY)
-    else:
-        operator = case.build(truth, seed=own)
-        one, several = truth.windows(), truth.windows(steps=unroll.steps)
+    operator = case.build(truth, seed=own)
+    one, several = truth.windows(), truth.windows(steps=unroll.steps)
     budget = len(one) * duration(Unroll()) * case.sizes.epochs
     epochs = epochs_for(unroll, budget=budget, windows=len(several))
     start = time.process_time()
