@@ -47,7 +47,7 @@ LARGE_CONSTRUCTORS = {
     "probneural.heads.weight_samples.WeightSampledPredictor": "likewise",
     "probneural.metrics.lead_table.LeadScores": "a record with one field per kind of score, which only `score_by_lead` builds",
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
-    "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products, layers and couplings",
+    "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products and layers",
     "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",
     "probneural.pairs.provenance.TrainingRecord": "made by training and by `load`: its arguments are what a file holds",
     "probneural.runs.config.Data": "a section of the configuration file: one field per setting",

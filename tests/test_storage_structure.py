@@ -129,7 +129,6 @@ THINGS: dict[str, Any] = {
         out_grid=_scattered(7),
         basis=3,
         layers=HiddenLayers(width=4, depth=1),
-        branching="product",
     ),
     "recurrent": lambda: RecurrentOperator(3, 1, width=4, heads=1),
     "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),

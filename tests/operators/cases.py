@@ -163,14 +163,14 @@ CASES = [
     Case("DeepONet-1-D", deeponet(LINE.resized(7)), LINE, LINE.resized(16), 1e-12),
     Case(
         "DeepONet-1-D-ends",
-        deeponet(ENDS.resized(9), channels=(2, 2), coupling="split_branch", activation="tanh"),
+        deeponet(ENDS.resized(9), channels=(2, 2), activation="tanh"),
         ENDS,
         Grid.uniform(65, periodic=False),
         1e-12,
     ),
     Case(
-        "DeepONet-2-D-mixed-product",
-        deeponet(MIXED.resized((5, 4)), channels=(2, 3), coupling="independent", branching="product", activation="silu"),
+        "DeepONet-2-D-mixed",
+        deeponet(MIXED.resized((5, 4)), channels=(2, 3), activation="silu"),
         MIXED,
         MIXED.resized((16, 61)),
         1e-7,
@@ -178,7 +178,7 @@ CASES = [
     Case("POD-DeepONet-1-D", pod_deeponet(LINE.resized(7), LINE, channels=(1, 1)), LINE, LINE.resized(16), 1e-12),
     Case(
         "POD-DeepONet-2-D-channels",
-        pod_deeponet(PLANE, PLANE.resized((8, 9)), channels=(2, 2), branching="product"),
+        pod_deeponet(PLANE, PLANE.resized((8, 9)), channels=(2, 2)),
         PLANE,
         PLANE.resized((12, 11)),
         1e-12,

@@ -50,8 +50,8 @@ class GroupedLinear(nn.Module):
 
     def contract(
         self,
-        coefficients: Float[Tensor, "n g features"],
-        functions: Float[Tensor, "h features *grid"],
+        coefficients: Float[Tensor, "n c features"],
+        functions: Float[Tensor, "c features *grid"],
         *,
         units: ChannelNormalizer,
     ) -> Float[Tensor, "n c *grid"]:
@@ -62,8 +62,8 @@ class GroupedLinear(nn.Module):
         may be far larger than deviations from them.
 
         Args:
-            coefficients: `(n, c, features)`, or `(n, 1, features)` for all channels.
-            functions: `(c, features, *grid)`, or `(1, features, *grid)` for all channels.
+            coefficients: `(n, c, features)`.
+            functions: `(c, features, *grid)`.
             units: Normaliser of the outputs, whose inverse is applied.
 
         Returns:
@@ -76,13 +76,12 @@ class GroupedLinear(nn.Module):
         shape = functions.shape[2:]
         flat = functions.flatten(2)
         if self._forward_hooks or self._forward_pre_hooks:
-            products = (coefficients[..., None] * flat).expand(-1, self.channels, -1, -1)
+            products = coefficients[..., None] * flat
             return units.inverse(self(products.flatten(1, 2).unflatten(-1, shape)))
         weighted = coefficients * (self.weight * units.scale[:, None])
         bias = torch.addcmul(units.mean, self.bias, units.scale)[:, None]
-        if flat.shape[0] == 1:
-            rows = torch.addmm(bias.expand(coefficients.shape[0], -1, 1).flatten(0, 1), weighted.flatten(0, 1), flat[0])
-            return rows.unflatten(0, (-1, self.channels)).unflatten(-1, shape)
+        if self.channels == 1:
+            return torch.addmm(bias, weighted[:, 0], flat[0])[:, None].unflatten(-1, shape)
         return torch.baddbmm(bias[:, None], weighted.movedim(1, 0), flat).movedim(0, 1).unflatten(-1, shape)
 
     def extra_repr(self) -> str:
