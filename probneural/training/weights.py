@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from probneural.randomness import global_generator
-from probneural.training import checkpoints
 
 
 def are_finite(tensors: Mapping[str, Tensor]) -> bool:
@@ -38,20 +37,6 @@ def put_back(operator: nn.Module, state: Mapping[str, Tensor]) -> None:
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """States of torch's global generators that a training on this device draws from, by kind."""
     return {place.type: global_generator(place).get_state() for place in (torch.device("cpu"), device)}
-
-
-def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Raise a FileError unless states, by process and kind, are those of generators."""
-    try:
-        for name, state in states.items():
-            kind = name.partition(".")[2]
-            if kind in ("cpu", device.type):
-                generator = global_generator(device if kind == device.type else torch.device(kind))
-                before = generator.get_state()
-                generator.set_state(state)
-                generator.set_state(before)
-    except (RuntimeError, TypeError) as error:
-        raise checkpoints.mismatch("states of random generators") from error
 
 
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
