@@ -86,11 +86,18 @@ class DeepONet(Operator):
     ) -> None:
         super().__init__()
         out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
+        domain = sensors if domain is None else domain
         frequencies = check_integer(frequencies, "frequencies")
         with initial_weights(seed):
             self.branch = SensorBranch(in_channels, sensors=sensors, groups=out_channels, basis=basis, layers=layers)
             self.in_channels, self.out_channels = self.branch.in_channels, out_channels
-            self.sensors, self.domain = sensors, _checked_domain(sensors if domain is None else domain)
+            if not isinstance(domain, Grid) or not domain.is_uniform:
+                raise GridError(
+                    expected="a uniform grid as domain",
+                    got=repr(domain),
+                    remedy="scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it",
+                )
+            self.sensors, self.domain = sensors, domain
             self.basis, self.layers, self.frequencies = basis, layers, frequencies
             coordinates = sum(2 * frequencies if flag else 1 for flag in self.domain.periodic)
             self.trunk = MLP(coordinates, out_channels * basis, layers=layers)
@@ -167,16 +174,6 @@ class DeepONet(Operator):
         """Take means and scales from training data."""
         self.branch.normalizer.fit(*(data.inputs for data in train))
         self.output_normalizer.fit(*(data.outputs for data in train))
-
-
-def _checked_domain(domain: Grid) -> Grid:
-    if not isinstance(domain, Grid) or not domain.is_uniform:
-        raise GridError(
-            expected="a uniform grid as domain",
-            got=repr(domain),
-            remedy="scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it",
-        )
-    return domain
 
 
 @outside_of_export()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 """Their arguments that change the architecture of our operator, with their defaults."""
 
+_SKIPS = {"fno_skip": ("linear", "soft-gating", "identity"), "channel_mlp_skip": ("soft-gating", "identity")}
+"""Their kinds of skip connections that convert."""
 _RATIOS = ("lifting_channel_ratio", "projection_channel_ratio", "channel_mlp_expansion")
 _WITHOUT_EFFECT = ("channel_mlp_dropout", "rank", "fixed_rank_modes", "implementation", "decomposition_kwargs", "max_n_modes")
 """Their arguments that have no effect on outputs in evaluation mode, under the other checks of arguments and weights."""
@@ -300,19 +302,15 @@ def _check_arguments(stated: Mapping[str, Any]) -> None:
         raise ArgumentError(
             expected="conv_module SpectralConv", got=repr(stated["conv_module"]), remedy="other convolutions do not convert"
         )
-    _check_skip(stated, "fno_skip", ("linear", "soft-gating", "identity"))
-    if stated.get("use_channel_mlp", True):
-        _check_skip(stated, "channel_mlp_skip", ("soft-gating", "identity"))
-
-
-def _check_skip(stated: Mapping[str, Any], name: str, kinds: Sequence[str]) -> None:
-    kind = stated.get(name, _DEFAULTS[name])
-    if kind is not None and kind not in kinds:
-        raise ArgumentError(
-            expected=f"{name} among {', '.join(kinds)}, None",
-            got=repr(kind),
-            remedy="our skips there have a weight per channel",
-        )
+    for name, kinds in _SKIPS.items():
+        kind = stated.get(name, _DEFAULTS[name])
+        is_used = name == "fno_skip" or stated.get("use_channel_mlp", True)
+        if is_used and kind is not None and kind not in kinds:
+            raise ArgumentError(
+                expected=f"{name} among {', '.join(kinds)}, None",
+                got=repr(kind),
+                remedy="our skips there have a weight per channel",
+            )
 
 
 def _is_nothing(padding: Any) -> bool:
@@ -458,26 +456,26 @@ def _ratio(channels: int, width: int) -> float:
 
 
 def _check_exportable(operator: FNO) -> None:
-    refused: list[tuple[Callable[[], bool], str, str, str]] = [
+    checks = (
         (
-            lambda: not all(operator.periodic) and operator.continuation != "periodic",
+            all(operator.periodic) or operator.continuation == "periodic",
             "axes taken as periodic",
             f"periodic={operator.periodic}, continuation={operator.continuation!r}",
             'build the operator with continuation="periodic"',
         ),
         (
-            lambda: operator.embeds_position is True,
+            operator.embeds_position is not True,
             'embeds_position False or "linear"',
             "True",
             'build the operator with embeds_position="linear"',
         ),
         (
-            lambda: operator.channel_mlp is None and operator.depth > 1,
+            operator.channel_mlp is not None or operator.depth == 1,
             "blocks with channel_mlp, or one block",
             f"{operator.depth} blocks without, where neuraloperator 2.0 activates twice",
             "build the operator with channel_mlp=width // 2",
         ),
-    ]
-    for applies, expected, got, remedy in refused:
-        if applies():
+    )
+    for fits, expected, got, remedy in checks:
+        if not fits:
             raise ArgumentError(expected=expected, got=got, remedy=remedy)

@@ -89,10 +89,18 @@ def relative_l2(
         >>> relative_l2(torch.full((1, 1, 4), 3.0), torch.full((1, 1, 4), 2.0), grid=grid).item()
         0.5
     """
-    _check_alike(predicted, target)
+    _check_values(predicted, target)
+    if predicted.shape != target.shape:
+        raise ShapeError(
+            expected=f"predictions shaped like the targets {tuple(target.shape)}",
+            got=str(tuple(predicted.shape)),
+            remedy="check the operator's out_channels; shapes are not broadcast",
+        )
     check_grid(grid)
     predicted, target = grid.fill(predicted), grid.fill(target)
-    unit, weights = _units(target.flatten(2)), grid.sample_weights.to(target)
+    weights, largest = grid.sample_weights.to(target), target.detach().abs().flatten(2).amax(2)
+    # Powers of two in which squares neither overflow nor vanish; of a target that is zero, that of the largest.
+    unit = power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))
     square_error, square = (
         _summed((values.flatten(2) / unit[..., None]).square(), weights) for values in (predicted - target, target)
     )
@@ -315,25 +323,9 @@ def _check_values(predicted: object, target: object) -> None:
             raise ShapeError(expected=f"{name} (n, c, *grid)", got=str(tuple(checked.shape)), remedy="keep all axes")
 
 
-def _check_alike(predicted: Tensor, target: Tensor) -> None:
-    _check_values(predicted, target)
-    if predicted.shape != target.shape:
-        raise ShapeError(
-            expected=f"predictions shaped like the targets {tuple(target.shape)}",
-            got=str(tuple(predicted.shape)),
-            remedy="check the operator's out_channels; shapes are not broadcast",
-        )
-
-
 def _summed(values: Float[Tensor, "n c m"], weights: Float[Tensor, "..."]) -> Float[Tensor, "n c"]:
     """The sum with weights `(m,)`, or `(n, 1, m)` of each sample."""
     return values @ weights if weights.ndim == 1 else (values * weights).sum(-1)
-
-
-def _units(target: Float[Tensor, "n c m"]) -> Float[Tensor, "n c"]:
-    """Powers of two in which squares of targets neither overflow nor vanish; of a target that is zero, that of the largest."""
-    largest = target.detach().abs().amax(2)
-    return power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))
 
 
 def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:
