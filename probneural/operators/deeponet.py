@@ -15,8 +15,7 @@ from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import SensorBranch
-from probneural.operators.layers.grouped import GroupedLinear
+from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.layers.position import REMEMBERED_POINTS
 from probneural.pairs import Dataset

@@ -12,8 +12,7 @@ from probneural.grids import Grid, check_grid, check_unmasked, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import SensorBranch
-from probneural.operators.layers.grouped import GroupedLinear
+from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.pairs import Dataset, FieldSource, evenly_spread_rows
 from probneural.registry import stored

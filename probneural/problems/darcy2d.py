@@ -13,11 +13,11 @@ from torch import Tensor
 from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.problems._fourier import divide, eigenvalues
 from probneural.problems.base import Problem
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import divide, eigenvalues
 
 _OUTSIDE = 1e-5
 """Fraction of a function outside the family that is forgiven: rounding of float32 values."""

@@ -118,7 +118,7 @@ class Keeper:
         self.written, self.steps = time.perf_counter(), 0
         totals = [float(total) for total in gathered(run.total)]
         random: dict[str, Tensor] = {}
-        for kind, state in weights.random_states(run.device).items() if run.step else ():
+        for kind, state in _random_states(run.device).items() if run.step else ():
             random |= {f"{number}.{kind}": value for number, value in enumerate(gathered(state))}
         moments, skeleton = optimizers.packed(run.optimizer.state_dict()["state"])
         parts = {"model": weights.state_of(run.operator), "optimizer": moments, "best": run.best, "random": random}
@@ -336,6 +336,11 @@ def _check_moments(moments: Mapping[int, Mapping[str, Any]], expected: Mapping[i
         if number not in expected or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
             raise _mismatch("moments of this run's parameters")
         _check_weights(tensors, expected[number])
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    """States of torch's global generators that a training on this device draws from, by kind."""
+    return {place.type: global_generator(place).get_state() for place in (torch.device("cpu"), device)}
 
 
 def _check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:

@@ -34,13 +34,8 @@ def put_back(operator: nn.Module, state: Mapping[str, Tensor]) -> None:
     operator.load_state_dict({**operator.state_dict(), **state}, strict=False)
 
 
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    """States of torch's global generators that a training on this device draws from, by kind."""
-    return {place.type: global_generator(place).get_state() for place in (torch.device("cpu"), device)}
-
-
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set those states."""
+    """Set states of torch's global generators, by kind."""
     for place in (torch.device("cpu"), device):
         if place.type in states:
             global_generator(place).set_state(states[place.type])

@@ -14,8 +14,7 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import DeepONet, HiddenLayers, LinearRegression
-from probneural.operators.layers.branch import SensorBranch
-from probneural.operators.layers.grouped import GroupedLinear
+from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import MLP
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
