@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from probneural.checks import (
     assign,
@@ -289,3 +290,17 @@ class RunOptions:
             check_device(self.device)
         is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
         assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]
+
+
+def resolve_device(device: str | torch.device | None, operator: nn.Module) -> torch.device:
+    """Return the device to work on: `"auto"` is CUDA, MPS or CPU in this order, None the operator's own.
+
+    Raises:
+        ArgumentError: If there is no such device here.
+    """
+    if device is None:
+        return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
+    chosen = check_device(device)
+    if chosen.type == "meta":
+        raise ArgumentError(expected="a device that holds values", got=repr(device), remedy='give e.g. "cpu" or "auto"')
+    return chosen

@@ -22,9 +22,8 @@ from probneural.processes import own_rows, rank, sum_over_processes, together, w
 from probneural.randomness import check_seed, stream_seed
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback, History
-from probneural.training.devices import resolve_device
 from probneural.training.losses import Loss, check_loss
-from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions
+from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions, resolve_device
 from probneural.training.resuming import Keeper
 from probneural.training.run import Plan, Run
 from probneural.training.unrolling import FirstStep, Unroll
