@@ -1,9 +1,8 @@
 """Forecasts with posteriors on equations whose trajectories are exact: which draws, heads and trainings forecast best.
 
 Networks of one step are trained on windows of exact trajectories; heads turn them into posteriors, whose draws are rolled out;
-every forecast is scaled lead by lead on trajectories of its own, and scored on others. Trainings take equal time, but for
-the recurrent operator's, which has as many epochs as one step and takes longer. Every finished unit is kept in a file, so a
-benchmark that was cut off goes on where it was.
+every forecast is scaled lead by lead on trajectories of its own, and scored on others. Trainings take equal time. Every
+finished unit is kept in a file, so a benchmark that was cut off goes on where it was.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 
 from benchmarks import environment, forecast_cases, forecast_units, kept_units, sections
 from benchmarks.forecast_cases import Sizes
-from benchmarks.forecast_recipes import RECURRENT
 from benchmarks.forecast_units import BASELINES, BOUND, CHOICE, LEVEL, ONE_FACTOR, POSTERIORS, VALID, Unit
 from benchmarks.over_seeds import CONFIDENCE, Row, average, difference, mean, ratio
 
@@ -43,7 +41,7 @@ NOTES = (
     f"(HorizonBand) that {Sizes().bands} other trajectories carry (shallow water: fewer)",
     f"scales: scores by what LeadScale does. raw: nothing; {ONE_FACTOR}: variances of a lead times one number "
     "(local=False); local: the default. CRPS is over all leads, divided by that with one factor, in pairs of seeds",
-    "all forecasts start at the second state of a trajectory; only the recurrent operator sees the first as well",
+    "all forecasts start at the second state of a trajectory",
     f"the kernel operator is fitted on {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is left out: "
     "linearised, its scaled draws ask for the variance at every state that a member passes, which costs a gradient per value "
     "of the field; and roll-outs of operators with weights drawn from it were not finite by lead 12, on Burgers' equation",
@@ -226,7 +224,7 @@ def failures(results: Results) -> list[str]:
 def _methods(problem: str, results: Results) -> dict[str, dict[int, Mapping[str, Any]]]:
     """Results by forecast and seed, without those that failed; those without a network first."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for recipe in ("", *POSTERIORS, RECURRENT):
+    for recipe in ("", *POSTERIORS):
         for unit, result in results.items():
             if unit.case.name != problem or unit.kind == "recipes" or unit.recipe != recipe:
                 continue

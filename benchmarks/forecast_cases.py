@@ -14,8 +14,6 @@ from probneural.randomness import stream_seed
 Truth = pn.FieldTrajectories
 PARTS = ("train", "scaling", "bands", "test")
 """What the trajectories of a seed are for; each part has functions of its own."""
-HISTORY = 2
-"""States that a recurrent operator reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,39 +73,20 @@ class Case:
     sizes: Sizes = Sizes()
 
     def truth(self, part: str, *, seed: int) -> Truth:
-        """Exact trajectories of one part under a seed, the first state left out, which only some know: see `started`."""
-        full = self.started(part, seed=seed)
-        return Truth(full.at(1), full.values[:, 1:], times=full.times[1:] - full.times[0])
-
-    def started(self, part: str, *, seed: int) -> Truth:
-        """The same with one state before the start of all forecasts.
-
-        Those of a chaotic equation take seconds, so a few are remembered.
-        """
-        return _started(self, part, seed)
+        """Exact trajectories of one part under a seed, from the state after one step on; a few are cached."""
+        return _truth(self, part, seed)
 
     def build(self, truth: Truth, *, seed: int) -> pn.operators.FNO:
         """An untrained network of one step."""
         return pn.operators.FNO(truth.start.channels, truth.channels, **self.network, seed=seed)
 
-    def build_recurrent(self, truth: Truth, *, seed: int) -> pn.operators.RecurrentOperator:
-        """An untrained recurrent operator that reads the two latest states, of the network's modes, width and depth."""
-        modes, width, depth = (self.network[name] for name in ("modes", "width", "depth"))
-        return pn.operators.RecurrentOperator(
-            HISTORY * truth.channels,
-            truth.channels,
-            encoder=pn.operators.SpectralEncoder(modes=modes, depth=depth, history=HISTORY),
-            layers=pn.operators.RecurrentLayers(width=width, heads=1),
-            seed=seed,
-        )
-
 
 @lru_cache(maxsize=len(PARTS))
-def _started(case: Case, part: str, seed: int) -> Truth:
+def _truth(case: Case, part: str, seed: int) -> Truth:
     times = [case.problem.time * lead for lead in range(1, case.sizes.leads + 2)]
     own = stream_seed(seed, "forecast functions", PARTS.index(part))
-    found: Truth = case.problem.trajectory(getattr(case.sizes, part), times=times, resolution=case.resolution, seed=own)
-    return found
+    full: Truth = case.problem.trajectory(getattr(case.sizes, part), times=times, resolution=case.resolution, seed=own)
+    return Truth(full.at(1), full.values[:, 1:], times=full.times[1:] - full.times[0])
 
 
 def cases() -> list[Case]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks import environment
-from benchmarks.forecast_cases import HISTORY, Case, Truth
+from benchmarks.forecast_cases import Case, Truth
 from probneural.randomness import stream_seed
 from probneural.training import Unroll
 
@@ -24,44 +24,25 @@ RECIPES = {
     "one step": Unroll(),
     "several steps": Unroll(steps=4),
     "pushed forward": Unroll(steps=4, pushforward=True),
-    "noise": Unroll(noise=0.01),
-    "curriculum": Unroll(steps=4, curriculum=0.5),
 }
-RECURRENT = "recurrent"
-"""A network of its own kind, trained one step at a time."""
 RIDGES = tuple(10.0**power for power in range(-12, 1))
 """Ridges that the regression of the step chooses among, relative to the largest squared singular value."""
 
 
-def evaluations(unroll: Unroll, *, epoch: int, epochs: int) -> tuple[int, int]:
-    """Evaluations of the operator that a pair costs in one epoch: those with a gradient, and those without.
+def duration(unroll: Unroll) -> float:
+    """Processor time of an epoch, in epochs of one step over as many pairs.
 
     Examples:
-        >>> [evaluations(RECIPES[name], epoch=0, epochs=2) for name in ("one step", "several steps", "pushed forward")]
-        [(1, 0), (4, 0), (2, 2)]
+        >>> [round(duration(RECIPES[name]), 2) for name in ("one step", "several steps", "pushed forward")]
+        [1.0, 2.92, 2.2]
     """
-    steps = unroll.horizon(epoch, epochs)
-    judged = min(steps, 2) if unroll.pushforward else steps
-    return judged, steps - judged
-
-
-def duration(unroll: Unroll, *, epochs: int) -> float:
-    """Processor time of so many epochs, in those of one step over as many pairs.
-
-    Examples:
-        >>> [round(duration(RECIPES[name], epochs=2), 2) for name in ("one step", "several steps", "pushed forward", "noise")]
-        [2.0, 5.84, 4.4, 2.0]
-    """
-    each = [evaluations(unroll, epoch=epoch, epochs=epochs) for epoch in range(epochs)]
-    return sum(BATCH + JUDGED * judged + FREE * free for judged, free in each)
+    judged = 2 if unroll.pushforward else unroll.steps
+    return BATCH + JUDGED * judged + FREE * (unroll.steps - judged)
 
 
 def epochs_for(unroll: Unroll, *, budget: float, windows: int) -> int:
     """The number of epochs over so many windows whose duration comes nearest to a budget; at least one."""
-    epochs = 1
-    while abs(windows * duration(unroll, epochs=epochs + 1) - budget) < abs(windows * duration(unroll, epochs=epochs) - budget):
-        epochs += 1
-    return epochs
+    return max(1, round(budget / (windows * duration(unroll))))
 
 
 def trained(case: Case, recipe: str, *, seed: int, number: int, folder: Path, commit: str) -> tuple[Any, dict[str, Any]]:
@@ -69,30 +50,26 @@ def trained(case: Case, recipe: str, *, seed: int, number: int, folder: Path, co
 
     Args:
         case: The equation.
-        recipe: A name of `RECIPES`, or `RECURRENT`.
+        recipe: A name of `RECIPES`.
         seed: Of the functions, the weights and the batches.
         number: Which network of an ensemble.
         folder: Where networks are kept.
         commit: Of the code; networks of a checkout that differs from it are not kept.
     """
     path = folder / environment.file_name(
-        f"{case.name} {recipe} {seed} {number}", case, RECIPES.get(recipe), commit, suffix=".safetensors"
+        f"{case.name} {recipe} {seed} {number}", case, RECIPES[recipe], commit, suffix=".safetensors"
     )
     beside = path.with_suffix(".json")
     if beside.exists():
         return pn.load(path), environment.kept(beside)
     truth, unroll, own = (
         case.truth("train", seed=seed),
-        RECIPES.get(recipe, Unroll()),
+        RECIPES[recipe],
         stream_seed(seed, "forecast network", number),
     )
-    if recipe == RECURRENT:
-        operator: torch.nn.Module = case.build_recurrent(truth, seed=own)
-        one = several = case.started("train", seed=seed).windows(history=HISTORY)
-    else:
-        operator = case.build(truth, seed=own)
-        one, several = truth.windows(), truth.windows(steps=unroll.steps)
-    budget = len(one) * duration(Unroll(), epochs=case.sizes.epochs)
+    operator = case.build(truth, seed=own)
+    one, several = truth.windows(), truth.windows(steps=unroll.steps)
+    budget = len(one) * duration(Unroll()) * case.sizes.epochs
     epochs = epochs_for(unroll, budget=budget, windows=len(several))
     start = time.process_time()
     history = pn.fit(

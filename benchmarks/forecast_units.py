@@ -14,8 +14,8 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks import forecast_recipes, kept_units, recipes
-from benchmarks.forecast_cases import HISTORY, Case, Truth, evenly_spread
-from benchmarks.forecast_recipes import RECIPES, RECURRENT, DressedForecast, StepRegression
+from benchmarks.forecast_cases import Case, Truth, evenly_spread
+from benchmarks.forecast_recipes import RECIPES, DressedForecast, StepRegression
 from probneural.distributions import Predictor
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ProbneuralError
@@ -47,7 +47,7 @@ class Unit(kept_units.Unit):
     Attributes:
         case: The equation.
         kind: `"posteriors"`, `"baselines"` or `"recipes"`.
-        recipe: A name of `RECIPES`, `RECURRENT`, or nothing.
+        recipe: A name of `RECIPES`, or nothing.
         seed: Of functions, weights and draws.
         commit: Of the code, taken once per benchmark: it may change while a long one goes on.
     """
@@ -70,9 +70,7 @@ class Unit(kept_units.Unit):
 
     def run(self, folder: Path) -> dict[str, Any]:
         """Do it, with networks that are kept in a folder."""
-        work = {"posteriors": _posteriors, "baselines": _baselines, "recipes": _recipe}[self.kind]
-        work = _recurrent if self.recipe == RECURRENT else work
-        return work(self, folder)
+        return {"posteriors": _posteriors, "baselines": _baselines, "recipes": _recipe}[self.kind](self, folder)
 
     def trained(self, folder: Path, number: int = 0) -> tuple[Any, dict[str, Any]]:
         """A network of its recipe, and what is known of its training."""
@@ -92,7 +90,7 @@ def units(todo: list[Case], *, seeds: Sequence[int], commit: str) -> list[Unit]:
         for seed in seeds:
             found += [Unit(case, "recipes", recipe, seed, commit) for recipe in RECIPES]
             found.append(Unit(case, BASELINES, "", seed, commit))
-            found += [Unit(case, "posteriors", recipe, seed, commit) for recipe in (*POSTERIORS, RECURRENT)]
+            found += [Unit(case, "posteriors", recipe, seed, commit) for recipe in POSTERIORS]
     return found
 
 
@@ -111,27 +109,14 @@ def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
     return {"methods": methods, "training_seconds": [facts["seconds"] for _, facts in networks]}
 
 
-def _recurrent(unit: Unit, folder: Path) -> dict[str, Any]:
-    """Scores of a recurrent operator, which reads one state more than all others, with the last-layer posterior."""
-    operator, facts = unit.trained(folder)
-    pairs = unit.case.started("train", seed=unit.seed).windows(history=HISTORY)
-    methods = _heads(unit, "last layer", lambda: pn.heads.LastLayerLaplace().fit(operator, pairs), history=HISTORY)
-    return {"methods": methods, "training_seconds": [facts["seconds"]]}
-
-
-def _heads(
-    unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple[str, ...] = DRAWS, history: int = 1
-) -> dict[str, Any]:
+def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple[str, ...] = DRAWS) -> dict[str, Any]:
     """Scores of a head, by the kind of draws; why, where it fails.
 
     Its variance of one step is scaled before it is rolled out: draws that are too wide leave the states that the network knows.
     """
     start = time.process_time()
     try:
-        steps = unit.case.started("scaling", seed=unit.seed).windows(
-            history=HISTORY
-        )  # all but the first have two states before
-        steps = steps if history > 1 else unit.truth("scaling").windows()
+        steps = unit.truth("scaling").windows()
         predictor = pn.calibration.VarianceScale().fit(make(), evenly_spread(steps, unit.case.sizes.steps))
     except FAILURES as error:
         return {f"{head}, {draws} draws": {"failed": _said(error)} for draws in kinds}
@@ -141,14 +126,14 @@ def _heads(
         start = time.process_time()
         name = f"{head}, {draws} draws"
         try:
-            found[name] = _calibrated(unit, predictor, draws=draws, history=history)
+            found[name] = _calibrated(unit, predictor, draws=draws)
         except FAILURES as error:
             found[name] = {"failed": _said(error)}
         found[name] |= {"fit_seconds": fitting, "seconds": time.process_time() - start}
     return found
 
 
-def _calibrated(unit: Unit, predictor: Predictor, *, draws: str, history: int) -> dict[str, Any]:
+def _calibrated(unit: Unit, predictor: Predictor, *, draws: str) -> dict[str, Any]:
     """Scores of a predictor's roll-outs, raw, with one factor per lead, and with local scales; fitted on other trajectories.
 
     All parts have one seed: a forecast is then one map of the start, as the conformal band asks.
@@ -156,11 +141,8 @@ def _calibrated(unit: Unit, predictor: Predictor, *, draws: str, history: int) -
     sizes, seed = unit.case.sizes, stream_seed(unit.seed, "forecast draws")
 
     def forecast(part: str) -> Forecast:
-        full = unit.case.started(part, seed=unit.seed)
-        states = [full.at(lead).values for lead in range(2 - history, 2)]
-        start = pn.Field(torch.cat(states, dim=1), full.grid)
         options: dict[str, Any] = {"steps": sizes.leads, "members": sizes.members, "draws": draws, "seed": seed}
-        return predictor.rollout(start, **options, inputs=pn.forecasts.StepInputs(history=history), show_progress=False)
+        return predictor.rollout(unit.truth(part).at(0), **options, show_progress=False)
 
     raw, scaling, test = forecast("test"), forecast("scaling"), unit.truth("test")
     even, scale = (pn.calibration.LeadScale(local=local).fit(scaling, unit.truth("scaling")) for local in (False, True))

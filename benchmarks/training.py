@@ -38,12 +38,9 @@ def candidates() -> dict[str, Optimization]:
     adamw = functools.partial(Optimization, optimizer="adamw")
     return {
         "Muon, cosine (the default)": Optimization(),
-        "Muon, one cycle": Optimization(schedule="one-cycle"),
         "Muon for matrices of any size, cosine": Optimization(optimizer=functools.partial(pn.training.Muon, largest=None)),
         "AdamW, cosine": adamw(),
-        "AdamW, one cycle": adamw(schedule="one-cycle"),
         "AdamW, decay 0.01, cosine": adamw(weight_decay=0.01),
-        "AdamW, constant, averaged": adamw(schedule=None, averaging=0.99),
     }
 
 

@@ -370,12 +370,8 @@ def _bench(words: list[str]) -> None:
 
 def _with_own_options(config: Config, base: Config) -> Config:
     """Leave out options of another class than the one that is named now."""
-    loss = _with_own(config.training.loss, base.training.loss)
     return dataclasses.replace(
-        config,
-        operator=_with_own(config.operator, base.operator),
-        head=_with_own(config.head, base.head),
-        training=dataclasses.replace(config.training, loss=loss),
+        config, operator=_with_own(config.operator, base.operator), head=_with_own(config.head, base.head)
     )
 
 

@@ -119,6 +119,12 @@ class Undisturbed:
                 setattr(cls, name, _apart(member))
 
 
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` is active, whose tensors cannot be changed in place."""
+    active: bool = torch._C._are_functorch_transforms_active()
+    return active
+
+
 def unrounded(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Leave autocast on a device, for a layer whose results half precision would spoil."""
     if torch.is_autocast_enabled(device.type):

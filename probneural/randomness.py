@@ -145,7 +145,6 @@ PURPOSES: Final = MappingProxyType(
         "masked sensors": "functions, places and noise of the benchmark of sensors at random places, per part",
         "masks training": "seed of the trainings of the benchmark of sensors at random places, per network",
         "weight decay functions": "seed of the functions of the benchmark of decays",
-        "two-materials functions": "seed of the functions of the benchmark of flow through two materials, per part",
         "chance of draws": "seed of the roll-outs of the benchmark of chance",
         "chance of splits": "trajectories that factors are fitted on and scored on, per number of them",
         "gold inputs": "coefficients of the input functions of gold 1",

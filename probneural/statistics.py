@@ -102,11 +102,6 @@ class Statistics:
         squares = self.squares * first.square() + added.squares * second.square() + between
         return Statistics(count=count, units=units, means=means, squares=squares)
 
-    def select(self, channels: Sequence[int]) -> Statistics:
-        """Those of some channels, in the order given."""
-        index = list(channels)
-        return Statistics(count=self.count, units=self.units[index], means=self.means[index], squares=self.squares[index])
-
     def update(self, field: Field) -> Statistics:
         """Those of these samples and more."""
         return self.merge(Statistics.of(field))
@@ -164,7 +159,7 @@ def statistics(source: FieldSource, *, over_processes: bool = False) -> Statisti
 
 
 def units(
-    source: FieldSource | Sequence[FieldSource], *, alike: Sequence[Sequence[int]] | None = None, over_processes: bool = False
+    source: FieldSource | Sequence[FieldSource], *, over_processes: bool = False
 ) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
     """Mean and standard deviation of the values per channel, by quadrature, detached, in physical units.
 
@@ -172,8 +167,6 @@ def units(
 
     Args:
         source: The samples, or several sources side by side, whose grids may differ; each sample counts alike.
-        alike: Lists of c channels, such as those of each state of a history. The jth channels of all lists have one unit, that
-            of their values together.
         over_processes: See [`statistics`][probneural.statistics.statistics].
 
     Returns:
@@ -194,8 +187,6 @@ def units(
     if not sum(part.count for part in parts):
         raise DataError(expected="one function or more to take units from", got="none", remedy="give more data")
     total = Statistics.merged(parts)
-    if alike is not None:
-        total = Statistics.merged(total.select(channels) for channels in alike)
     mean, scale = total.mean, total.std
     rounding = max(torch.finfo(part.dtype).eps for part in sources)
     flat = scale <= rounding * mean.abs()

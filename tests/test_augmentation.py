@@ -15,7 +15,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.problems import Burgers, Darcy2D, Heat, PiecewiseDarcy, Problem, ShallowWater
+from probneural.problems import Burgers, Darcy2D, Heat, Problem, ShallowWater
 from tests.helpers import normal, scattered
 
 
@@ -39,7 +39,6 @@ CASES = {
     "heat, shifts": Case(HEAT, 32, lambda grid: alike(shifts(grid, 5, seed=0))),
     "heat, square": Case(HEAT, 32, lambda grid: alike(box(grid))),
     "Darcy": Case(Darcy2D(), 33, lambda grid: alike(box(grid))),
-    "two materials": Case(PiecewiseDarcy(), 43, lambda grid: alike(box(grid))),
     "shallow water, shifts": Case(ShallowWater(), 32, lambda grid: alike(shifts(grid, 5, seed=0))),
 }
 

@@ -115,17 +115,18 @@ def test_settings_come_from_the_file_and_the_command_line(place: Path) -> None:
     assert (config.training.epochs, config.training.seed, config.operator.options["width"]) == (2, 3, 4)
     assert main(["train", "--config", "run.toml", "--operator.name", "PODDeepONet", "--folder", "pod", "--quiet"]) == 0
     assert "width" not in runs.read_config("pod/config.toml").operator.options
-    words = ["--training.loss.name", "RelativeH1", "--training.loss.options", "length=0.1", "--folder", "slopes", "--quiet"]
+    words = ["--head.name", "DeepEnsemble", "--head.options", "members=2", "--folder", "clipped", "--quiet"]
     words += ["--training.optimization.schedule", "none", "--training.optimization.gradient_clip", "0.5"]
     assert main(["train", "--config", "run.toml", *words, "--training.early_stopping.patience", "5"]) == 0
-    training = runs.read_config("slopes/config.toml").training
-    assert training.loss == runs.Loss(name="RelativeH1", options={"length": 0.1})
+    config = runs.read_config("clipped/config.toml")
+    training = config.training
+    assert config.head.options["members"] == 2
     assert training.optimization == runs.Optimization(schedule="none", gradient_clip=0.5)
     assert training.early_stopping == runs.EarlyStopping(patience=5)
     assert (training.epochs, training.seed) == (2, 0)
-    words = ["--training.loss.name", "RelativeL2", "--folder", "plain", "--quiet"]
-    assert main(["train", "--config", "slopes/config.toml", *words]) == 0
-    assert runs.read_config("plain/config.toml").training.loss == runs.Loss()
+    words = ["--head.name", "LastLayerLaplace", "--folder", "plain", "--quiet"]
+    assert main(["train", "--config", "clipped/config.toml", *words]) == 0
+    assert runs.read_config("plain/config.toml").head == runs.Head(name="LastLayerLaplace")
 
 
 @pytest.mark.parametrize(

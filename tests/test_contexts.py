@@ -13,7 +13,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from probneural.grids import Grid, resample
 from probneural.operators import FNO, DeepONet, HiddenLayers
 from probneural.operators.layers import SpectralConv
-from probneural.training import RelativeH1
 from tests.helpers import normal
 
 CONVOLUTION = SpectralConv(1, 1, modes=(3,)).double().requires_grad_(False)
@@ -26,7 +25,6 @@ CALLS: dict[str, Callable[[int, Tensor], Tensor]] = {
     "spectral convolution": lambda size, values: CONVOLUTION(values),
     "position": lambda size, values: POINTWISE(values),
     "trunk": lambda size, values: PRODUCTS(values),
-    "slopes": lambda size, values: RelativeH1()._with_slopes(values, Grid.uniform(size)),
 }
 FIRST: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {
     "jvp": lambda function, values: jvp(function, (values,), (values,)),

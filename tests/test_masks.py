@@ -140,7 +140,6 @@ class TestField:
             (lambda: functionals.integral(GRID.masked(GAPS)), GridError),
             (lambda: functionals.sensors(GRID.masked(LAND), GRID.points[~LAND.flatten()][:1]), GridError),
             (lambda: functionals.derivative(GRID.masked(LAND)), GridError),
-            (lambda: losses.RelativeH1()(*2 * (torch.ones(2, 1, *GRID.shape),), GRID.masked(LAND)), GridError),
         ],
     )
     def test_what_takes_no_masks_says_so(self, call: Callable[[], object], kind: type[Exception]) -> None:

@@ -32,9 +32,7 @@ EXCEPTIONS = {
     "probneural.curvature.products.functions.jacobian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.vector_jacobian_product": PRODUCT,
     "probneural.training.losses.PDEResidual.__call__": LOSS,
-    "probneural.training.losses.RelativeH1.__call__": LOSS,
     "probneural.training.losses.RelativeL2.__call__": LOSS,
-    "probneural.training.losses.SpectralBands.__call__": LOSS,
     "probneural.training.losses.WeightedSum.__call__": LOSS,
 }
 """Public callables with three positional arguments or more, and the reason for each."""
@@ -44,12 +42,10 @@ LARGE_CONSTRUCTORS = {
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "made by a fit and by `load`: its arguments are the file's",
     "probneural.metrics.lead_table.LeadScores": "a record with one field per kind of score, which only `score_by_lead` builds",
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
-    "probneural.operators.deeponet.DeepONet": "what the network is: its channels, grids, products, layers and couplings",
     "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",
     "probneural.pairs.provenance.TrainingRecord": "made by training and by `load`: its arguments are what a file holds",
     "probneural.runs.config.Data": "a section of the configuration file: one field per setting",
     "probneural.runs.config.Training": "likewise",
-    "probneural.training.options.Optimization": "how weights are moved: one field per option, most of them off",
 }
 """Classes of the package, internal ones too, whose constructors take more than eight arguments; the reason for each."""
 

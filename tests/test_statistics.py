@@ -108,19 +108,6 @@ def test_sources_of_several_grids_count_by_function() -> None:
     assert (mean.item(), scale.item()) == (2.0, pytest.approx(math.sqrt(3.0)))
 
 
-def test_channels_alike_have_the_unit_of_their_values_together() -> None:
-    """Of (a, b, a, b, p), as a history of two states and a parameter; one of them is constant."""
-    values = normal(30, 5, 5, 4) * 1e-3
-    values[:, 0] = 0.5
-    mean, scale = units(Field(values, GRID), alike=[[0, 1, 4], [2, 3, 4]])
-    for channel, members in enumerate(([0, 2], [1, 3], [4])):
-        together_mean, together_scale = units([Field(values[:, [member]], GRID) for member in members])
-        means = torch.stack([units(Field(values[:, [member]], GRID))[0] for member in members])
-        torch.testing.assert_close(mean[channel], together_mean[0], rtol=1e-13, atol=0.0)
-        torch.testing.assert_close(mean[channel], means.mean(), rtol=1e-13, atol=0.0)
-        torch.testing.assert_close(scale[channel], together_scale[0], rtol=1e-13, atol=0.0)
-
-
 def test_they_carry_no_graph() -> None:
     mean, scale = units(Field(FIELD.values.clone().requires_grad_(), GRID))
     assert not mean.requires_grad

@@ -45,10 +45,8 @@ from probneural.operators import (
     HiddenLayers,
     NeuralODEOperator,
     PODDeepONet,
-    RecurrentLayers,
     RecurrentOperator,
     Rollout,
-    SpectralEncoder,
 )
 from probneural.pairs import FieldPairs
 from probneural.registry import KINDS
@@ -119,11 +117,8 @@ THINGS: dict[str, Any] = {
         out_grid=_scattered(7),
         basis=3,
         layers=HiddenLayers(width=4, depth=1),
-        branching="product",
     ),
-    "recurrent": lambda: RecurrentOperator(
-        3, 1, encoder=SpectralEncoder(modes=(3,), depth=1, parameters=1), layers=RecurrentLayers(width=4, heads=1)
-    ),
+    "recurrent": lambda: RecurrentOperator(3, 1, width=4, heads=1),
     "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),

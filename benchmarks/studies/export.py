@@ -17,7 +17,6 @@ from torch import Tensor
 import probneural as pn
 from benchmarks import sections, studies
 from benchmarks.timing import interleaved, quartiles
-from probneural.errors import UnsupportedError
 from probneural.randomness import stream
 
 ROUNDS = 15
@@ -26,7 +25,7 @@ WARM_UP = 3
 
 Row = dict[str, Any]
 Run = Callable[[Tensor], tuple[Tensor, ...]]
-Make = Callable[[pn.distributions.Predictor, pn.Field, Path], Run]
+ONNX = "ONNX Runtime"
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
     is_small = mode == "small"
     rounds = 2 if is_small else ROUNDS
     torch.set_num_threads(1)
-    cases, makers = (SMALL, {"ONNX Runtime": _onnx}) if is_small else (CASES, MAKERS)
-    measured = functools.cache(lambda: [_measured(case, makers, rounds) for case in cases])
+    measured = functools.cache(lambda: [_measured(case, rounds) for case in (SMALL if is_small else CASES)])
     return sections.write(
         "export",
         {
@@ -98,21 +96,15 @@ def main(*, mode: str, output: Path) -> dict[str, Any]:
     )
 
 
-def _measured(case: Case, makers: Mapping[str, Make], rounds: int) -> tuple[Row, list[Row]]:
-    """Write the files of a predictor, and run them and it in turn."""
+def _measured(case: Case, rounds: int) -> tuple[Row, list[Row]]:
+    """Write the file of a predictor, and run both in turn."""
     predictor = case.predictor()
     runs: dict[str, Run] = {"PyTorch": lambda inputs: _moments(predictor, pn.Field(inputs, case.grid))}
     files: Row = {"predictor": case.name}
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in makers.items():
-            path = Path(folder, f"{len(runs)}.pt2")
-            start = time.perf_counter()
-            try:
-                runs[name] = make(predictor, pn.Field(case.inputs(1), case.grid), path)
-            except UnsupportedError as error:  # no C++ compiler
-                print(f"{name}: {error}")
-                continue
-            files |= {f"{name} (KB)": path.stat().st_size / 1024, f"{name}, to write (s)": time.perf_counter() - start}
+        path, start = Path(folder, "predictor.onnx"), time.perf_counter()
+        runs[ONNX] = _onnx(predictor, pn.Field(case.inputs(1), case.grid), path)
+        files |= {f"{ONNX} (KB)": path.stat().st_size / 1024, f"{ONNX}, to write (s)": time.perf_counter() - start}
         return files, [_times(case, runs, batch, rounds) for batch in case.batches]
 
 
@@ -144,15 +136,6 @@ def _onnx(predictor: pn.distributions.Predictor, example: pn.Field, path: Path) 
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options)
     return lambda values: tuple(map(torch.from_numpy, session.run(None, {"values": values.numpy()})))
-
-
-def _aot_inductor(predictor: pn.distributions.Predictor, example: pn.Field, path: Path) -> Run:
-    pn.export.to_aot_inductor(predictor, path, example=example)
-    package: Any = torch._inductor.aoti_load_package(str(path))
-    return lambda values: tuple(package(values))
-
-
-MAKERS: dict[str, Make] = {"ONNX Runtime": _onnx, "AOTInductor": _aot_inductor}
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

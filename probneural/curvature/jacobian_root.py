@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_integer, validated
+from probneural.contexts import is_transformed
 from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
@@ -292,7 +293,7 @@ class JacobianRoot(Root):
 
     def keeps_rows(self, passes: int) -> bool:
         """Whether rows of J R are used in place of passes through the operator: where they are there, or cost hardly more."""
-        if self.rows_cache is None or torch._C._are_functorch_transforms_active():
+        if self.rows_cache is None or is_transformed():
             return False
         if any(tensor.requires_grad for tensor in (self.inputs.values, self.vector, self.weights.like)):
             return False

@@ -1,11 +1,10 @@
-"""Export operators and calibrated predictors to files that run without this library: ONNX, torch.export and AOTInductor.
+"""Export operators and calibrated predictors to files that run without this library: ONNX and torch.export.
 
 A file evaluates an operator, or the mean and the standard deviation of a predictor, on a fixed grid, for any number of
-functions. Inputs and outputs are described in JSON, under the key `probneural`. PyTorch reads back the weights that
-[`save`][probneural.storage.save] writes; these files are for programs that have neither this library nor, with ONNX and
-AOTInductor, Python.
+samples. Inputs and outputs are described in JSON, under the key `probneural`. PyTorch reads back the weights that
+[`save`][probneural.storage.save] writes; these files are for programs that have neither this library nor, with ONNX, Python.
 """
 
-from probneural.export.writing import to_aot_inductor, to_onnx, to_torch_export
+from probneural.export.writing import to_onnx, to_torch_export
 
-__all__ = ["to_aot_inductor", "to_onnx", "to_torch_export"]
+__all__ = ["to_onnx", "to_torch_export"]

@@ -1,12 +1,10 @@
-"""Writing programs to files of three formats, each checked against PyTorch before it is in place."""
+"""Writing programs to files of two formats, each checked against PyTorch before it is in place."""
 
 from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 from probneural.checks import check_integer, check_path, missing
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, UnsupportedError
-from probneural.export.programs import KEY, Program, as_tuple, quiet, traced
+from probneural.export.programs import KEY, Program, quiet, traced
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.training import atomic
@@ -109,7 +107,7 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
         raise UnsupportedError(
             expected="operations that ONNX has",
             got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-            remedy="replace what the message names, or use to_torch_export or to_aot_inductor",
+            remedy="replace what the message names, or use to_torch_export",
         ) from error
     _rename(model.graph, {name: name + _INNER for name in program.outputs})  # an operation within may be called `mean` too
     _rename(model.graph, {_OUTPUT + name: name for name in program.outputs})
@@ -120,7 +118,7 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
         raise UnsupportedError(
             expected="less than 2 GB, as ONNX files are one protocol buffer",
             got=f"{model.ByteSize() / 1e9:.1f} GB",
-            remedy="use to_torch_export or to_aot_inductor",
+            remedy="use to_torch_export",
         )
     payload: bytes = model.SerializeToString()
     return payload
@@ -157,63 +155,11 @@ def to_torch_export(
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
     """
-    path = _named_pt2(path)
+    path = check_path(path, "path")
+    if path.suffix != ".pt2":
+        raise ArgumentError(expected="a name that ends in .pt2", got=path.name, remedy="PyTorch loads no other")
     program = traced(thing, example, query)
     stream = io.BytesIO()
     with quiet():
         torch.export.save(program.exported, stream, extra_files={KEY: program.metadata})
     atomic.write(path, stream.getvalue())
-
-
-def to_aot_inductor(
-    thing: nn.Module | Predictor, path: str | os.PathLike[str], *, example: Field, query: Grid | None = None
-) -> None:
-    """Compile an operator, or mean and standard deviation of a predictor, into a package of AOTInductor.
-
-    Input, outputs and their units are those of [`to_onnx`][probneural.export.to_onnx], in the order given there. The package
-    runs in C++ (`torch::inductor::AOTIModelPackageLoader`) and in Python (`torch._inductor.aoti_load_package`), with PyTorch's
-    libraries and without this one, on machines like this one. Its description is `probneural` in its metadata.
-
-    Compiling takes a C++ compiler and about a minute.
-
-    Args:
-        thing: An operator or a predictor, as for ONNX; the package runs on its kind of device.
-        path: Where to, a name that ends in `.pt2`; an existing file is replaced in one step.
-        example: Input samples, one at least; their grid is that of the file, their values serve the comparison.
-        query: Where to evaluate, any grid; the example's by default.
-
-    Raises:
-        UnsupportedError: If it cannot be exported, or there is no C++ compiler; the message gives the reason and alternatives.
-        ArgumentError: If the name ends otherwise.
-        DataError: If there is no sample in the example, or it is not finite.
-        GridError: If it lives on another domain than the training inputs, or the query is no grid.
-        FileError: If the folder cannot be written to.
-    """
-    from torch._inductor import aoti_compile_and_package, aoti_load_package
-
-    path = _named_pt2(path)
-    program = traced(thing, example, query)
-    settings: dict[str, Any] = {"aot_inductor.metadata": {KEY: program.metadata}}
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder, "package.pt2")
-        try:
-            with quiet():
-                aoti_compile_and_package(program.exported, package_path=str(package), inductor_configs=settings)
-        except Exception as error:  # errors of compilers, or a missing compiler
-            raise UnsupportedError(
-                expected="a program that AOTInductor can compile, and a C++ compiler",
-                got=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-                remedy="install one (g++, or CXX=...), or use to_onnx",
-            ) from error
-        compiled = aoti_load_package(str(package))
-        program.check(lambda values: as_tuple(compiled(values)))
-        payload = package.read_bytes()
-    atomic.write(path, payload)
-
-
-def _named_pt2(path: object) -> Path:
-    """Return a path of the name that PyTorch requires for loading."""
-    checked = check_path(path, "path")
-    if checked.suffix != ".pt2":
-        raise ArgumentError(expected="a name that ends in .pt2", got=checked.name, remedy="PyTorch loads no other")
-    return checked

@@ -11,7 +11,7 @@ from probneural.operators.neuraloperator import from_neuraloperator, to_neuralop
 from probneural.operators.noise_conditioned import NoiseConditionedOperator
 from probneural.operators.noise_field import NoiseField
 from probneural.operators.pod_deeponet import PODDeepONet
-from probneural.operators.recurrent import RecurrentLayers, RecurrentOperator, SpectralEncoder
+from probneural.operators.recurrent import RecurrentOperator
 from probneural.operators.rollout import Rollout
 from probneural.operators.suggestion import suggest
 
@@ -26,10 +26,8 @@ __all__ = [
     "ODESolver",
     "Operator",
     "PODDeepONet",
-    "RecurrentLayers",
     "RecurrentOperator",
     "Rollout",
-    "SpectralEncoder",
     "from_neuraloperator",
     "space_time",
     "suggest",

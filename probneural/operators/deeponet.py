@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor, nn
+from torch import Tensor
 
-from probneural.checks import check_choice, check_instance, check_integer
+from probneural.checks import check_instance, check_integer
 from probneural.contexts import outside_of_export, remembered, unrounded
 from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_grid
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import Branching, SensorBranch
-from probneural.operators.layers.grouped import GroupedLinear
-from probneural.operators.layers.mlp import MLP, HiddenLayers, joined
+from probneural.operators.layers.branch import GroupedLinear, SensorBranch
+from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.layers.position import REMEMBERED_POINTS
 from probneural.pairs import Dataset
 from probneural.registry import stored
 
-Coupling = Literal["independent", "split_branch", "split_trunk", "split_both"]
-"""Networks that output channels share; see `DeepONet`."""
-
 _LAYERS = HiddenLayers()
-
-_COUPLINGS = ("independent", "split_branch", "split_trunk", "split_both")
 
 
 @stored(parts="configuration")
@@ -40,18 +33,9 @@ class DeepONet(Operator):
     once per point for all inputs, and the branch once per input for all points. Nothing is interpolated in the output, whose
     points may be any, in another domain and dimension than the input's.
 
-    Several outputs share networks by `coupling`:
-
-    | coupling | branch b | trunk t |
-    |---|---|---|
-    | `"independent"` | a network per channel | a network per channel |
-    | `"split_both"` | one network, K outputs per channel | one network, K outputs per channel |
-    | `"split_branch"` | one network, K outputs per channel | one network, K outputs for all channels |
-    | `"split_trunk"` | one network, K outputs for all channels | one network, K outputs per channel |
-
-    In all of them the products b t differ by channel, and the read-out, of the weights w, gives a channel its own only. It
-    begins as the plain sum. A posterior of the last layer sees the products: n x c x K x p numbers for n inputs and p points,
-    as many as an `FNO` has whose projection is c x K channels wide. They are formed for it alone.
+    Output channels share the hidden layers of both networks; the products b t, and the weights w of the read-out, are a
+    channel's own. It begins as the plain sum. A posterior of the last layer sees the products: n x c x K x p numbers for n
+    inputs and p points, as many as an `FNO` has whose projection is c x K channels wide. They are formed for it alone.
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
     rate goes further; fronts take more `frequencies`, which the training outputs' grid must resolve. It does not
@@ -67,20 +51,16 @@ class DeepONet(Operator):
         basis: K, the number of products per output channel.
         layers: Hidden layers of branch and trunk.
         frequencies: Harmonics of a periodic axis that the trunk is shown.
-        coupling: Networks that output channels share.
-        branching: `"joint"`: one branch sees all input channels. `"product"`: each input channel has a branch, and their
-            outputs multiply.
         seed: Names the initial weights; by default they come from torch's global generator.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, or a word is another one.
+        ArgumentError: If a size is not a positive integer.
         GridError: If the sensors are no grid, or the domain is no uniform one.
 
     Reference:
         Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators;
-        periodic embedding and coupling: Lu et al. (2022), A comprehensive and fair comparison of two neural operators; product
-        branches: Jin, Meng & Lu (2022), MIONet. Deviations: weights w, inputs on any grid, no activation after the trunk's last
-        layer.
+        periodic embedding: Lu et al. (2022), A comprehensive and fair comparison of two neural operators. Deviations: weights
+        w, inputs on any grid, no activation after the trunk's last layer.
 
     Examples:
         >>> operator = DeepONet(1, 2, sensors=Grid.uniform(16), domain=Grid.uniform((8, 8)), basis=4)
@@ -98,33 +78,25 @@ class DeepONet(Operator):
         basis: int = 64,
         layers: HiddenLayers = _LAYERS,
         frequencies: int = 4,
-        coupling: Coupling = "split_both",
-        branching: Branching = "joint",
         seed: int | None = None,
     ) -> None:
         super().__init__()
         out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
+        domain = sensors if domain is None else domain
         frequencies = check_integer(frequencies, "frequencies")
-        check_choice(coupling, _COUPLINGS, "coupling")
-        shares_layers = coupling != "independent"
         with initial_weights(seed):
-            self.branch = SensorBranch(
-                in_channels,
-                sensors=sensors,
-                groups=1 if coupling == "split_trunk" else out_channels,
-                basis=basis,
-                layers=layers,
-                branching=branching,
-                shares_layers=shares_layers,
-            )
+            self.branch = SensorBranch(in_channels, sensors=sensors, groups=out_channels, basis=basis, layers=layers)
             self.in_channels, self.out_channels = self.branch.in_channels, out_channels
-            self.sensors, self.domain = sensors, _checked_domain(sensors if domain is None else domain)
+            if not isinstance(domain, Grid) or not domain.is_uniform:
+                raise GridError(
+                    expected="a uniform grid as domain",
+                    got=repr(domain),
+                    remedy="scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it",
+                )
+            self.sensors, self.domain = sensors, domain
             self.basis, self.layers, self.frequencies = basis, layers, frequencies
-            self.coupling, self.branching = coupling, branching
-            groups = 1 if coupling == "split_branch" else out_channels
-            count, outputs = (1, groups * basis) if shares_layers else (groups, basis)
             coordinates = sum(2 * frequencies if flag else 1 for flag in self.domain.periodic)
-            self.trunk = nn.ModuleList(MLP(coordinates, outputs, layers=layers) for _ in range(count))
+            self.trunk = MLP(coordinates, out_channels * basis, layers=layers)
             self.readout = GroupedLinear(out_channels, basis)
         self.output_normalizer = ChannelNormalizer(out_channels)
 
@@ -147,7 +119,7 @@ class DeepONet(Operator):
             position = _embedding_of_grid(target, self.domain, self.frequencies, branch.dtype, branch.device).detach()
         else:
             position = _embedding(target.points, self.domain, self.frequencies).to(branch)
-        functions = self._trunk(position).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
+        functions = self.trunk(position).mT.unflatten(0, (-1, self.basis)).unflatten(-1, target.shape)
         return self.readout.contract(branch, functions, units=self.output_normalizer)
 
     def evaluate_at(
@@ -180,37 +152,22 @@ class DeepONet(Operator):
         _check_query(Grid.scattered(flat, torch.ones(len(flat))), self.domain)
         branch = self.branch(values, where)
         position = _embedding(flat.double(), self.domain, self.frequencies).to(branch)
-        trunk = self._trunk(position).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
+        trunk = self.trunk(position).unflatten(-1, (-1, self.basis)).unflatten(0, points.shape[:2])
         with unrounded(values.device):
             weighted = branch.to(self.readout.weight) * self.readout.weight
-            trunk_values = trunk.to(weighted).expand(-1, -1, self.out_channels, -1)
-            flat_values = torch.einsum("nck,npck->ncp", weighted, trunk_values)
+            flat_values = torch.einsum("nck,npck->ncp", weighted, trunk.to(weighted))
             return self.output_normalizer.inverse(flat_values + self.readout.bias[:, None])
-
-    def _trunk(self, position: Float[Tensor, "p e"]) -> Float[Tensor, "p f"]:
-        return joined([network(position) for network in self.trunk])
 
     def reset_parameters(self) -> None:
         """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""
         self.branch.reset_parameters()
-        for network in self.trunk:
-            network.reset_parameters()  # type: ignore[operator]
+        self.trunk.reset_parameters()
         self.readout.reset_parameters()
 
     def fit_normalizers(self, *train: Dataset) -> None:
         """Take means and scales from training data."""
         self.branch.normalizer.fit(*(data.inputs for data in train))
         self.output_normalizer.fit(*(data.outputs for data in train))
-
-
-def _checked_domain(domain: Grid) -> Grid:
-    if not isinstance(domain, Grid) or not domain.is_uniform:
-        raise GridError(
-            expected="a uniform grid as domain",
-            got=repr(domain),
-            remedy="scattered sensors do not say where the domain ends: give domain=, a uniform grid of any size on it",
-        )
-    return domain
 
 
 @outside_of_export()
@@ -243,7 +200,7 @@ def _embedding(points: Float64[Tensor, "p d"], domain: Grid, frequencies: int) -
             columns.append(torch.stack([phases.sin(), phases.cos()], dim=2).flatten(1))
         else:
             columns.append(2.0 * turn[:, None] - 1.0)
-    return joined(columns)
+    return torch.cat(columns, dim=1)
 
 
 @remembered(2**26)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_flag, check_integer
+from probneural.contexts import is_transformed
 from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
@@ -182,8 +183,7 @@ class FNO(Operator):
 def _gelu_of_output(values: Tensor, layer: nn.Module) -> Tensor:
     """Activate the output of a layer, in its memory unless a gradient or a hook refers to it."""
     is_watched = layer._forward_hooks or nn.modules.module._global_forward_hooks
-    is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if torch.is_grad_enabled() or is_watched or is_transformed:
+    if torch.is_grad_enabled() or is_watched or torch.compiler.is_compiling() or is_transformed():
         return nn.functional.gelu(values)
     result: Tensor = torch.ops.aten.gelu_(values)
     return result

@@ -13,6 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import assign, check_choice, check_flag, check_integer, check_positive, missing
+from probneural.contexts import is_transformed
 from probneural.errors import SolverError, UnsupportedError
 from probneural.registry import stored
 
@@ -86,14 +87,14 @@ class ODESolver:
             ImportError: If torchdiffeq is needed and not installed.
         """
         turns = (times / self.time).tolist()
-        is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-        if self.method != "rk4" and is_transformed:
+        has_tangents = is_transformed() or forward_ad._current_level >= 0
+        if self.method != "rk4" and has_tangents:
             raise UnsupportedError(
                 expected='the method "rk4" under transforms of torch.func, by which posteriors over all weights are computed',
                 got=f"{self.method!r}, whose steps depend on the state",
                 remedy='build the operator with solver=ODESolver(method="rk4", steps=...)',
             )
-        if self.method == "rk4" and (is_transformed or not self.adjoint):
+        if self.method == "rk4" and (has_tangents or not self.adjoint):
             return self._in_equal_steps(rate, start, turns)
         return self._by_torchdiffeq(rate, start, turns, parameters)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 """Their arguments that change the architecture of our operator, with their defaults."""
 
+_SKIPS = {"fno_skip": ("linear", "soft-gating", "identity"), "channel_mlp_skip": ("soft-gating", "identity")}
+"""Their kinds of skip connections that convert."""
 _RATIOS = ("lifting_channel_ratio", "projection_channel_ratio", "channel_mlp_expansion")
 _WITHOUT_EFFECT = ("channel_mlp_dropout", "rank", "fixed_rank_modes", "implementation", "decomposition_kwargs", "max_n_modes")
 """Their arguments that have no effect on outputs in evaluation mode, under the other checks of arguments and weights."""
@@ -98,8 +100,6 @@ def from_neuraloperator(
     """
     state, stated = _read(model, arguments)
     plan = _Architecture(stated)
-    _check_state(state, plan)
-    dtype = state["projection.fcs.1.weight"].dtype
     ends = per_axis(periodic, len(plan.modes), "periodic", check_flag)
     operator = FNO(
         plan.in_channels,
@@ -114,8 +114,10 @@ def from_neuraloperator(
         continuation="periodic",
         embeds_position=False if plan.boundaries is None else "linear",
         seed=0,
-    ).to(dtype)
-    weights = _ours(state, plan) | _units("input_normalizer", input_units, plan.in_channels)
+    )
+    _check_state(state, plan, operator)
+    operator = operator.to(state["projection.fcs.1.weight"].dtype)
+    weights = _ours(state, plan, operator) | _units("input_normalizer", input_units, plan.in_channels)
     if input_units is None and output_units is None:  # powers of two round nothing
         twos = torch.full((plan.out_channels,), 2.0)
         output_units = torch.zeros(plan.out_channels), twos
@@ -159,14 +161,16 @@ def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]
         "channel_mlp_expansion": hidden / width if hidden else 0.5,
     }
     state: dict[str, Tensor] = {}
-
-    def put(name: str, weight: Tensor, bias: Tensor) -> None:
-        state[f"{name}.weight"], state[f"{name}.bias"] = weight[..., None], bias
-
-    lift, readout = _physical_lift(operator), operator.readout
-    put("lifting.fcs.0", *lift)
-    if operator.lift_output is not None:
-        put("lifting.fcs.1", operator.lift_output.weight, operator.lift_output.bias)
+    units, readout = operator.output_normalizer, operator.readout
+    physical = {
+        "lift": _physical_lift(operator),
+        "readout": (readout.weight * units.scale[:, None], readout.bias * units.scale + units.mean),
+    }
+    layer: Any
+    for ours, theirs in _layers(operator).items():
+        layer = operator.get_submodule(ours)
+        weight, bias = physical.get(ours, (layer.weight, layer.bias))
+        state[f"{theirs}.weight"], state[f"{theirs}.bias"] = weight[..., None], bias
     ones = (1,) * dimension
     spectral: Any
     pointwise: Any
@@ -177,12 +181,7 @@ def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]
         state[blocks.format("fno_skips") + "conv.weight"] = pointwise.weight[..., None]
         if hidden:
             mixer: Any = operator.mixers[number]
-            put(blocks.format("channel_mlp") + "fcs.0", mixer.first.weight, mixer.first.bias)
-            put(blocks.format("channel_mlp") + "fcs.1", mixer.second.weight, mixer.second.bias)
             state[blocks.format("channel_mlp_skips") + "weight"] = mixer.gate.reshape(1, -1, *ones)
-    put("projection.fcs.0", operator.projection.weight, operator.projection.bias)
-    units = operator.output_normalizer
-    put("projection.fcs.1", readout.weight * units.scale[:, None], readout.bias * units.scale + units.mean)
     return arguments, {name: value.detach().clone().contiguous() for name, value in state.items()}
 
 
@@ -217,16 +216,14 @@ class _Architecture:
         """Frequencies |k| < m: of the last axis theirs are 0 ... n // 2, of others -(n // 2) ... (n - 1) // 2."""
         return tuple(mode // 2 + 1 for mode in self.modes)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of their weights."""
+    def shapes(self, operator: FNO) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of their weights, for our operator of this architecture."""
         ones = (1,) * len(self.modes)
-        lifted = self.in_channels + (0 if self.boundaries is None else len(self.modes))
-        layers = {"lifting.fcs.0": (lifted, self.lifting or self.width)}
-        if self.lifting:
-            layers["lifting.fcs.1"] = (self.lifting, self.width)
-        layers["projection.fcs.0"] = (self.width, self.projection)
-        layers["projection.fcs.1"] = (self.projection, self.out_channels)
         expected: dict[str, tuple[int, ...]] = {}
+        layer: Any
+        for ours, theirs in _layers(operator).items():
+            layer = operator.get_submodule(ours)
+            expected[f"{theirs}.weight"], expected[f"{theirs}.bias"] = (*layer.weight.shape, 1), tuple(layer.bias.shape)
         for number in range(self.depth):
             expected[f"fno_blocks.convs.{number}.weight.tensor"] = (
                 self.width,
@@ -239,15 +236,20 @@ class _Architecture:
                 expected[f"fno_blocks.fno_skips.{number}.conv.weight"] = (self.width, self.width, 1)
             if self.fno_skip == "soft-gating":
                 expected[f"fno_blocks.fno_skips.{number}.weight"] = (1, self.width, *ones)
-            if self.channel_mlp:
-                layers[f"fno_blocks.channel_mlp.{number}.fcs.0"] = (self.width, self.channel_mlp)
-                layers[f"fno_blocks.channel_mlp.{number}.fcs.1"] = (self.channel_mlp, self.width)
             if self.channel_mlp_skip == "soft-gating":
                 expected[f"fno_blocks.channel_mlp_skips.{number}.weight"] = (1, self.width, *ones)
-        for name, (incoming, outgoing) in layers.items():
-            expected[f"{name}.weight"] = (outgoing, incoming, 1)
-            expected[f"{name}.bias"] = (outgoing,)
         return expected
+
+
+def _layers(operator: FNO) -> dict[str, str]:
+    """Names of their pointwise layers by those of ours."""
+    layers = {"lift": "lifting.fcs.0", "projection": "projection.fcs.0", "readout": "projection.fcs.1"}
+    if operator.lift_output is not None:
+        layers["lift_output"] = "lifting.fcs.1"
+    for number in range(len(operator.mixers)):
+        for place, name in enumerate(("first", "second")):
+            layers[f"mixers.{number}.{name}"] = f"fno_blocks.channel_mlp.{number}.fcs.{place}"
+    return layers
 
 
 def _read(model: object, arguments: Mapping[str, Any] | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -300,19 +302,15 @@ def _check_arguments(stated: Mapping[str, Any]) -> None:
         raise ArgumentError(
             expected="conv_module SpectralConv", got=repr(stated["conv_module"]), remedy="other convolutions do not convert"
         )
-    _check_skip(stated, "fno_skip", ("linear", "soft-gating", "identity"))
-    if stated.get("use_channel_mlp", True):
-        _check_skip(stated, "channel_mlp_skip", ("soft-gating", "identity"))
-
-
-def _check_skip(stated: Mapping[str, Any], name: str, kinds: Sequence[str]) -> None:
-    kind = stated.get(name, _DEFAULTS[name])
-    if kind is not None and kind not in kinds:
-        raise ArgumentError(
-            expected=f"{name} among {', '.join(kinds)}, None",
-            got=repr(kind),
-            remedy="our skips there have a weight per channel",
-        )
+    for name, kinds in _SKIPS.items():
+        kind = stated.get(name, _DEFAULTS[name])
+        is_used = name == "fno_skip" or stated.get("use_channel_mlp", True)
+        if is_used and kind is not None and kind not in kinds:
+            raise ArgumentError(
+                expected=f"{name} among {', '.join(kinds)}, None",
+                got=repr(kind),
+                remedy="our skips there have a weight per channel",
+            )
 
 
 def _is_nothing(padding: Any) -> bool:
@@ -334,8 +332,8 @@ def _boundaries(embedding: Any, dimension: int) -> tuple[tuple[float, float], ..
     return tuple((float(low), float(high)) for low, high in ends)
 
 
-def _check_state(state: Mapping[str, Any], plan: _Architecture) -> None:
-    expected = plan.shapes()
+def _check_state(state: Mapping[str, Any], plan: _Architecture, operator: FNO) -> None:
+    expected = plan.shapes(operator)
     if any(".weight.factors." in name or name.endswith((".core", ".weights")) for name in state):
         raise DataError(expected="dense spectral weights", got="factorised ones", remedy=_DENSE)
     missing, unknown = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
@@ -362,24 +360,17 @@ def _check_state(state: Mapping[str, Any], plan: _Architecture) -> None:
             raise DataError(expected=f"finite weights as {name}", got="NaN or infinity", remedy="train it again")
 
 
-def _ours(state: Mapping[str, Tensor], plan: _Architecture) -> dict[str, Tensor]:
+def _ours(state: Mapping[str, Tensor], plan: _Architecture, operator: FNO) -> dict[str, Tensor]:
     """Our state dict without the normalisers."""
     converted: dict[str, Tensor] = {}
-
-    def put(ours: str, theirs: str) -> None:
+    for ours, theirs in _layers(operator).items():
         converted[f"{ours}.weight"], converted[f"{ours}.bias"] = state[f"{theirs}.weight"][..., 0], state[f"{theirs}.bias"]
-
-    put("lift", "lifting.fcs.0")
     if plan.boundaries is not None:  # theirs runs from low to high over a period, ours from -1 to 1
         weight, bias = converted["lift.weight"].double(), converted["lift.bias"].double()
         low, high = torch.tensor(plan.boundaries, dtype=torch.float64, device=weight.device).unbind(1)
         position = weight[:, plan.in_channels :]
         converted["lift.bias"] = bias + position @ (low + high) / 2
         converted["lift.weight"] = torch.cat([weight[:, : plan.in_channels], position * (high - low) / 2], dim=1)
-    if plan.lifting:
-        put("lift_output", "lifting.fcs.1")
-    put("projection", "projection.fcs.0")
-    put("readout", "projection.fcs.1")
     like = state["projection.fcs.1.weight"]
     for number in range(plan.depth):
         converted[f"spectral.{number}.weight"] = _our_frequencies(
@@ -390,8 +381,6 @@ def _ours(state: Mapping[str, Tensor], plan: _Architecture) -> dict[str, Tensor]
             state, f"fno_blocks.fno_skips.{number}", plan.fno_skip, plan.width, like
         )
         if plan.channel_mlp:
-            put(f"mixers.{number}.first", f"fno_blocks.channel_mlp.{number}.fcs.0")
-            put(f"mixers.{number}.second", f"fno_blocks.channel_mlp.{number}.fcs.1")
             skip = _skip(state, f"fno_blocks.channel_mlp_skips.{number}", plan.channel_mlp_skip, plan.width, like)
             converted[f"mixers.{number}.gate"] = skip.diagonal()
     return converted
@@ -458,26 +447,26 @@ def _ratio(channels: int, width: int) -> float:
 
 
 def _check_exportable(operator: FNO) -> None:
-    refused: list[tuple[Callable[[], bool], str, str, str]] = [
+    checks = (
         (
-            lambda: not all(operator.periodic) and operator.continuation != "periodic",
+            all(operator.periodic) or operator.continuation == "periodic",
             "axes taken as periodic",
             f"periodic={operator.periodic}, continuation={operator.continuation!r}",
             'build the operator with continuation="periodic"',
         ),
         (
-            lambda: operator.embeds_position is True,
+            operator.embeds_position is not True,
             'embeds_position False or "linear"',
             "True",
             'build the operator with embeds_position="linear"',
         ),
         (
-            lambda: operator.channel_mlp is None and operator.depth > 1,
+            operator.channel_mlp is not None or operator.depth == 1,
             "blocks with channel_mlp, or one block",
             f"{operator.depth} blocks without, where neuraloperator 2.0 activates twice",
             "build the operator with channel_mlp=width // 2",
         ),
-    ]
-    for applies, expected, got, remedy in refused:
-        if applies():
+    )
+    for fits, expected, got, remedy in checks:
+        if not fits:
             raise ArgumentError(expected=expected, got=got, remedy=remedy)

@@ -12,8 +12,7 @@ from probneural.grids import Grid, check_grid, check_unmasked, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_where
 from probneural.operators.layers import ChannelNormalizer
-from probneural.operators.layers.branch import Branching, SensorBranch
-from probneural.operators.layers.grouped import GroupedLinear
+from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.pairs import Dataset, FieldSource, evenly_spread_rows
 from probneural.registry import stored
@@ -49,8 +48,6 @@ class PODDeepONet(Operator):
             outputs from other points, and give none there.
         basis: K, the number of modes per output channel, below the number of training pairs.
         layers: Hidden layers of the branch.
-        branching: `"joint"`: one branch sees all input channels. `"product"`: each input channel has a branch, and their
-            outputs multiply.
         seed: Names the initial weights; by default they come from torch's global generator.
 
     Attributes:
@@ -58,7 +55,7 @@ class PODDeepONet(Operator):
         modes: p, `(out_channels, basis, out_grid.size)`, in the same units.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, there are more modes than points, or a word is another one.
+        ArgumentError: If a size is not a positive integer, or there are more modes than points.
         GridError: If sensors or `out_grid` are no grids.
 
     Reference:
@@ -83,16 +80,13 @@ class PODDeepONet(Operator):
         out_grid: Grid,
         basis: int = 32,
         layers: HiddenLayers = _LAYERS,
-        branching: Branching = "joint",
         seed: int | None = None,
     ) -> None:
         super().__init__()
         out_channels, basis = check_integer(out_channels, "out_channels"), check_integer(basis, "basis")
         check_grid(out_grid, "out_grid")
         with initial_weights(seed):
-            self.branch = SensorBranch(
-                in_channels, sensors=sensors, groups=out_channels, basis=basis, layers=layers, branching=branching
-            )
+            self.branch = SensorBranch(in_channels, sensors=sensors, groups=out_channels, basis=basis, layers=layers)
             if basis > out_grid.size:
                 raise ArgumentError(
                     expected=f"at most {out_grid.size} modes, the number of points of out_grid",
@@ -101,7 +95,7 @@ class PODDeepONet(Operator):
                 )
             self.in_channels, self.out_channels = self.branch.in_channels, out_channels
             self.sensors, self.out_grid = sensors, out_grid
-            self.basis, self.layers, self.branching = basis, layers, branching
+            self.basis, self.layers = basis, layers
             self.register_buffer("mean_function", torch.zeros(out_channels, out_grid.size))
             self.register_buffer("modes", torch.zeros(out_channels, basis, out_grid.size))
             self.readout = GroupedLinear(out_channels, basis + 1)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from probneural.checks import check_flag, check_instance, check_integer, check_module
+from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field, takes_grid
 from probneural.grids import Grid, resample
@@ -143,8 +144,7 @@ class Rollout(Operator):
                 return values
             return _interpolated(self.operator(inputs), grid, query)
 
-        is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-        if not self.checkpoints or not torch.is_grad_enabled() or is_transformed:
+        if not self.checkpoints or not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
             return evaluated(inputs)
         again: Tensor = checkpoint(evaluated, inputs, use_reentrant=False)
         return again

@@ -10,7 +10,6 @@ from probneural.problems.darcy import Darcy1D
 from probneural.problems.darcy2d import Darcy2D
 from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
-from probneural.problems.gray_scott import GrayScott
 from probneural.problems.heat import Heat
 from probneural.problems.helmholtz import Helmholtz
 from probneural.problems.input_distributions import (
@@ -20,12 +19,10 @@ from probneural.problems.input_distributions import (
     UniformParameters,
 )
 from probneural.problems.inviscid_burgers import InviscidBurgers
-from probneural.problems.kolmogorov_flow import KolmogorovFlow
 from probneural.problems.korteweg_de_vries import KortewegDeVries
 from probneural.problems.kuramoto_sivashinsky import KuramotoSivashinsky
 from probneural.problems.method_of_lines import MethodOfLines
 from probneural.problems.navier_stokes import NavierStokesShell
-from probneural.problems.piecewise_darcy import PiecewiseDarcy
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.signal_separation import SignalSeparation
@@ -46,18 +43,15 @@ __all__ = [
     "Evolution",
     "GaussianInputProblem",
     "GaussianRandomField",
-    "GrayScott",
     "Heat",
     "Helmholtz",
     "IndependentDistributions",
     "InputDistribution",
     "InviscidBurgers",
-    "KolmogorovFlow",
     "KortewegDeVries",
     "KuramotoSivashinsky",
     "MethodOfLines",
     "NavierStokesShell",
-    "PiecewiseDarcy",
     "Problem",
     "ShallowWater",
     "SignalSeparation",

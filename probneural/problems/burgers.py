@@ -12,7 +12,7 @@ from torch import Tensor
 from probneural.checks import check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.problems import _fourier
+from probneural.problems import spectral
 from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 
@@ -90,12 +90,12 @@ class Burgers(Evolution, GaussianInputProblem):
         return f"Burgers, viscosity {self.viscosity:g}"
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        return self._evolve(_fourier.spectrum(values), grid)
+        return self._evolve(spectral.spectrum(values), grid)
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         # The coarsest grid already determines the input exactly, and then the work grows with the output's resolution only.
         values = self._field.evaluate(coefficients, self.grid(self._field.minimum_resolution))
-        return self._evolve(_fourier.spectrum(values[:, None]), grid)
+        return self._evolve(spectral.spectrum(values[:, None]), grid)
 
     def _evolve(self, spectrum: Tensor, grid: Grid) -> Tensor:
         mean, start = self._moving_frame(spectrum)
@@ -105,16 +105,16 @@ class Burgers(Evolution, GaussianInputProblem):
         return (torch.cat(pieces) + mean)[:, None]
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
-        mean, start = self._moving_frame(_fourier.spectrum(values))
-        change = _fourier.spectrum(direction)[:, 0]
+        mean, start = self._moving_frame(spectral.spectrum(values))
+        change = spectral.spectrum(direction)[:, 0]
         mean_change = change[:, :1].real
         # A change dm of the mean moves the frame by t dm, so the frame's initial state changes by -t dm w0' as well.
-        change = _fourier.without_mean(self._translate(change, mean) - self.time * mean_change * _fourier.rates(start) * start)
+        change = spectral.without_mean(self._translate(change, mean) - self.time * mean_change * spectral.rates(start) * start)
         heights, potential = self._read_state(start)
         points = potential.shape[-1]
         height_change, score = (
-            _fourier.read(change, points),
-            _fourier.read(_fourier.integrate(change), points) / (-2.0 * self.viscosity),
+            spectral.read(change, points),
+            spectral.read(spectral.integrate(change), points) / (-2.0 * self.viscosity),
         )
         log_kernel = self._kernel(grid, potential)
         pieces = []
@@ -123,7 +123,7 @@ class Burgers(Evolution, GaussianInputProblem):
         return (torch.cat(pieces) + mean_change)[:, None]
 
     def _translate(self, spectrum: Tensor, mean: Tensor) -> Tensor:
-        return spectrum * torch.exp(-self.time * mean * _fourier.rates(spectrum))
+        return spectrum * torch.exp(-self.time * mean * spectral.rates(spectrum))
 
     def _moving_frame(self, spectrum: Tensor) -> tuple[Tensor, Tensor]:
         """Split `(n, 1, B)` into the mean m, `(n, 1)`, and the spectrum of w₀(· − mt), `(n, B)`.
@@ -131,18 +131,18 @@ class Burgers(Evolution, GaussianInputProblem):
         w(x − mt, t) started from w₀ is w(x, t) started from w₀(· − mt); moving the start leaves one kernel for all fields.
         """
         mean = spectrum[:, 0, :1].real
-        return mean, _fourier.without_mean(self._translate(spectrum[:, 0], mean))
+        return mean, spectral.without_mean(self._translate(spectrum[:, 0], mean))
 
     def _read_state(self, start: Tensor) -> tuple[Tensor, Tensor]:
         """w₀ and Φ at the quadrature points, `(n, points)` each."""
         points = self._count_points(start)
-        return _fourier.read(start, points), _fourier.read(_fourier.integrate(start), points)
+        return spectral.read(start, points), spectral.read(spectral.integrate(start), points)
 
     def _count_points(self, start: Tensor) -> int:
         """Quadrature points for the narrowest weight in a batch; its data decide, not its gradients."""
         with torch.no_grad():
             nodes = 2 * start.shape[1]
-            steepest = float(_fourier.read(_fourier.rates(start) * start, max(2 * nodes, _LEAST_POINTS)).abs().max())
+            steepest = float(spectral.read(spectral.rates(start) * start, max(2 * nodes, _LEAST_POINTS)).abs().max())
             width = (0.5 * steepest / self.viscosity + 0.5 / (self.viscosity * self.time)) ** -0.5
         points = max(_LEAST_POINTS, nodes + math.ceil(_POINTS_PER_WIDTH / width))
         if points > _MOST_POINTS:

@@ -13,11 +13,11 @@ from torch import Tensor
 from probneural.checks import check_integer, check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.problems._fourier import divide, eigenvalues
 from probneural.problems.base import Problem
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import divide, eigenvalues
 
 _OUTSIDE = 1e-5
 """Fraction of a function outside the family that is forgiven: rounding of float32 values."""
@@ -47,8 +47,8 @@ class Darcy2D(GaussianInputProblem):
 
     Failure modes: `solve` and `derivative` take permeabilities of the family only, and refuse others (harmonic polynomials
     are told from others on grids of more than 2D + 1 points). Harmonic functions have no extrema inside, so there are no
-    islands of high or low permeability; see [`PiecewiseDarcy`][probneural.problems.PiecewiseDarcy] for those. Own sources are
-    treated as f = φh with h the sine interpolant of f/φ; their values on the boundary are not read.
+    islands of high or low permeability. Own sources are treated as f = φh with h the sine interpolant of f/φ; their values
+    on the boundary are not read.
 
     Args:
         degree: D, of the harmonic polynomials.

@@ -12,10 +12,10 @@ from torch import Tensor
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.grids import Grid, along_axis
 from probneural.grids.axes import Axis
-from probneural.problems._fourier import modes
 from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import modes
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from torch import Tensor
 from probneural.checks import check_flag, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
-from probneural.problems._fourier import divide, eigenvalues
 from probneural.problems.base import Problem
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import divide, eigenvalues
 
 _CLOSEST = 1e-9
 """Relative distance of k² to an eigenvalue below which it counts as a resonance."""

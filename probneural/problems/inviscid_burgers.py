@@ -11,7 +11,7 @@ from torch import Tensor
 from probneural.checks import check_positive
 from probneural.errors import UnsupportedError
 from probneural.grids import Grid
-from probneural.problems import _fourier
+from probneural.problems import spectral
 from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 
@@ -92,22 +92,22 @@ class InviscidBurgers(Evolution, GaussianInputProblem):
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         if values.requires_grad:
             raise _no_derivative("values that require gradients")
-        return self._evolve(_fourier.spectrum(values[:, 0]), grid)
+        return self._evolve(spectral.spectrum(values[:, 0]), grid)
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         values = self._field.evaluate(coefficients, self.grid(self._field.minimum_resolution))
-        return self._evolve(_fourier.spectrum(values), grid)
+        return self._evolve(spectral.spectrum(values), grid)
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         raise _no_derivative("a call of derivative")
 
     def _evolve(self, spectrum: Tensor, grid: Grid) -> Tensor:
         mean = spectrum[:, :1].real
-        start = _fourier.without_mean(spectrum)
+        start = spectral.without_mean(spectrum)
         targets = grid.axes[0].coordinates.to(mean) - self.time * mean
         count = max(_LEAST_POINTS, _POINTS_PER_FREQUENCY * (start.shape[1] - 1))
-        potential = _fourier.integrate(start)
-        action, heights = _fourier.read(potential, count), _fourier.read(start, count)
+        potential = spectral.integrate(start)
+        action, heights = spectral.read(potential, count), spectral.read(start, count)
         # |x - y| = t |w| at the minimum; between 16 places a wavelength |w0| exceeds the largest value seen by 1/cos(π/16).
         reach = math.ceil((1.02 * self.time * float(heights.abs().max()) + 1e-9) * count) + 2
         step = max(1, _CHUNK_ELEMENTS // (grid.size * (2 * reach + 1)))
@@ -129,7 +129,7 @@ class InviscidBurgers(Evolution, GaussianInputProblem):
         lowest = torch.where(is_minimum, inner, math.inf).topk(min(_CANDIDATES, inner.shape[-1]), dim=-1, largest=False)
         middle = places[..., 1:-1].gather(-1, lowest.indices).double() / count
         feet = self._refine(start, middle, targets[..., None], 1.0 / count)
-        refined = _fourier.evaluate(potential, feet) + (targets[..., None] - feet).square() / (2.0 * self.time)
+        refined = spectral.evaluate(potential, feet) + (targets[..., None] - feet).square() / (2.0 * self.time)
         refined = torch.where(torch.isfinite(lowest.values), refined, math.inf)
         scale = _TIE * (1.0 + action.abs().amax(-1))[:, None, None]
         winners = refined <= refined.amin(-1, keepdim=True) + scale
@@ -137,12 +137,12 @@ class InviscidBurgers(Evolution, GaussianInputProblem):
 
     def _refine(self, start: Tensor, feet: Tensor, targets: Tensor, spacing: float) -> Tensor:
         """Minima of the action next to `feet`, between the neighbouring places, by Newton's method on its derivative."""
-        slope = _fourier.rates(start) * start
+        slope = spectral.rates(start) * start
         low, high = feet - spacing, feet + spacing
         for _ in range(_STEPS):
-            force = _fourier.evaluate(start, feet) - (targets - feet) / self.time
+            force = spectral.evaluate(start, feet) - (targets - feet) / self.time
             low, high = torch.where(force <= 0, feet, low), torch.where(force >= 0, feet, high)
-            proposal = feet - force / (_fourier.evaluate(slope, feet) + 1.0 / self.time)
+            proposal = feet - force / (spectral.evaluate(slope, feet) + 1.0 / self.time)
             proposal = torch.where((proposal >= low) & (proposal <= high), proposal, 0.5 * (low + high))
             moved = float((proposal - feet).abs().max())
             feet = proposal

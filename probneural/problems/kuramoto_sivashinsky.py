@@ -13,7 +13,7 @@ from probneural.checks import check_positive
 from probneural.grids import Grid
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import PeriodicTransform
-from probneural.problems.spectral_evolution import Parameter, SpectralEvolution, least, parameter_text, whole_sixteens
+from probneural.problems.spectral_evolution import Parameter, SpectralEvolution
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,14 @@ class KuramotoSivashinsky(SpectralEvolution):
     @property
     def name(self) -> str:
         """Name with length, time and viscosity."""
-        text = parameter_text("viscosity", self.viscosity, usual=1.0)
+        low, high = self._viscosities
+        text = "" if low == high == 1.0 else f", viscosity {low:g}" if low == high else f", viscosity {low:g} to {high:g}"
         return f"Kuramoto-Sivashinsky, length {self.length:g}, time {self.time:g}{text}"
+
+    @property
+    def _viscosities(self) -> tuple[float, float]:
+        """The interval of the viscosity."""
+        return self.viscosity if isinstance(self.viscosity, tuple) else (self.viscosity, self.viscosity)
 
     def _parameters(self) -> dict[str, Parameter]:
         return {"viscosity": self.viscosity}
@@ -92,13 +98,13 @@ class KuramotoSivashinsky(SpectralEvolution):
     @property
     def _size(self) -> float:
         """The length in units in which the viscosity is 1."""
-        return self.length / math.sqrt(least(self.viscosity))
+        return self.length / math.sqrt(self._viscosities[0])
 
     def _coarse_points(self) -> int:
         return 2 * math.ceil(0.73 * self._size) + 1
 
     def _fine_points(self) -> int:
-        return whole_sixteens(3.0 * self._size)
+        return 16 * math.ceil(3.0 * self._size / 16 - 1e-9)  # Fourier transforms of such sizes are fast
 
     def _random_states(self) -> GaussianRandomField:
         field = GaussianRandomField(1, max(4, round(self._size / 4.2)), tau=self._size / 1.3)

@@ -204,7 +204,9 @@ class MethodOfLines(Evolution):
         rows = self._rows(grid)
         # Forward mode cannot see into torchdiffeq; a function with a derivative of its own can be seen from outside.
         moves = forward_ad.unpack_dual(values).tangent is not None
-        return torch.cat([_Flow.apply(part, self, grid) if moves else self._advance(part, grid) for part in values.split(rows)])
+        advance = functools.partial(self._advance, grid=grid)
+        push = functools.partial(self._push, grid=grid)
+        return torch.cat([_Flow.apply(part, advance, push) if moves else advance(part) for part in values.split(rows)])
 
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         rows = self._rows(grid)
@@ -303,17 +305,17 @@ class _Flow(torch.autograd.Function):
     """The solution operator with its forward derivative, the tangent equation."""
 
     @staticmethod
-    def forward(values: Tensor, problem: MethodOfLines, grid: Grid) -> Tensor:
-        return problem._advance(values, grid)
+    def forward(values: Tensor, advance: Callable[..., Tensor], push: Callable[..., Tensor]) -> Tensor:
+        return advance(values)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, MethodOfLines, Grid], output: Tensor) -> None:
-        values, ctx.problem, ctx.grid = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Any, Any], output: Tensor) -> None:
+        values, _, ctx.push = inputs
         ctx.save_for_forward(values)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        moved: Tensor = _Tangent.apply(*ctx.saved_tensors, tangents[0], ctx.problem, ctx.grid)
+        moved: Tensor = _Tangent.apply(*ctx.saved_tensors, tangents[0], ctx.push)
         return moved
 
 
@@ -321,8 +323,8 @@ class _Tangent(torch.autograd.Function):
     """The derivative along a direction; a function of its own so that torchdiffeq is called outside of `torch.func`."""
 
     @staticmethod
-    def forward(values: Tensor, direction: Tensor, problem: MethodOfLines, grid: Grid) -> Tensor:
-        return problem._push(values, direction, grid)
+    def forward(values: Tensor, direction: Tensor, push: Callable[..., Tensor]) -> Tensor:
+        return push(values, direction)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Derivatives, products and transforms of periodic fields by their Fourier series."""
+"""Fourier series: derivatives, products and transforms of periodic fields, series on [0, 1), and modes of a grid axis."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from functools import cached_property
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_floating, check_integer
 from probneural.errors import GridError
-from probneural.grids import Grid, check_grid
+from probneural.grids import Grid, along_axis, check_grid
+from probneural.grids.axes import Axis
 
 
 def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0) -> Tensor:
@@ -135,3 +137,90 @@ class PeriodicTransform:
         """Values of coefficients."""
         values: Tensor = torch.fft.irfftn(coefficients, s=self.shape, dim=self._axes, norm="forward")
         return values
+
+
+def spectrum(values: Tensor) -> Tensor:
+    """Coefficients c of the trigonometric interpolant c₀ + 2 Re Σ c_k e^(2πikx) of `(..., N)`: `(..., N // 2 + 1)`, complex.
+
+    The Nyquist term of an even N is a cosine, so its coefficient is halved.
+    """
+    coefficients = torch.fft.rfft(values, norm="forward")
+    if values.shape[-1] % 2:
+        return coefficients
+    weight = torch.ones(coefficients.shape[-1], dtype=values.dtype, device=values.device)
+    weight[-1] = 0.5
+    return coefficients * weight
+
+
+def rates(coefficients: Tensor) -> Tensor:
+    """2πik for each coefficient: the factors of a derivative."""
+    return 2j * math.pi * torch.arange(coefficients.shape[-1], dtype=torch.float64, device=coefficients.device)
+
+
+def without_mean(coefficients: Tensor) -> Tensor:
+    """The series less its mean."""
+    return torch.cat([torch.zeros_like(coefficients[..., :1]), coefficients[..., 1:]], dim=-1)
+
+
+def integrate(coefficients: Tensor) -> Tensor:
+    """The antiderivative of zero mean of a series without its own mean, which is not read."""
+    parts = coefficients[..., 1:] / rates(coefficients)[1:]  # so that no gradient divides by the rate of the mean, zero
+    return torch.cat([torch.zeros_like(coefficients[..., :1]), parts], dim=-1)
+
+
+def read(coefficients: Tensor, count: int) -> Tensor:
+    """Values at `count` equispaced points from 0, more of them than twice the highest frequency."""
+    return torch.fft.irfft(coefficients, n=count, norm="forward")
+
+
+def evaluate(coefficients: Tensor, points: Tensor) -> Tensor:
+    """Values of each series `(n, B)` at points of its own `(n, ...)`: Horner's rule on the unit circle, which is stable there.
+
+    Work grows with points times frequencies, memory with the points alone.
+    """
+    angle = 2.0 * math.pi * torch.remainder(points, 1.0)
+    turn = torch.complex(angle.cos(), angle.sin())
+    ranks = (...,) + (None,) * (points.ndim - 1)
+    total = torch.zeros_like(turn)
+    for frequency in range(coefficients.shape[-1] - 1, 0, -1):
+        total = (total + coefficients[:, frequency][ranks]) * turn
+    return coefficients[:, 0].real[ranks] + 2.0 * total.real
+
+
+def modes(axis: Axis) -> tuple[Float64[Tensor, "size modes"], Float64[Tensor, " modes"], Float64[Tensor, " modes"]]:
+    """The modes that an axis resolves, with their angular wavenumbers, and their reciprocal squared lengths."""
+    numbers, wavenumbers = torch.arange(axis.size), torch.arange(axis.size // 2 + 1)
+    if not axis.periodic:
+        cells = axis.size - 1
+        wavenumbers = torch.arange(1, cells)
+        # Whole numbers are reduced to one turn before the sine sees them, which is exact.
+        turns = torch.remainder(numbers[:, None] * wavenumbers, 2 * cells).double() / cells
+        waves = torch.sin(math.pi * turns)
+        waves[0], waves[-1] = 0.0, 0.0
+        return waves, math.pi * wavenumbers.double(), torch.full(wavenumbers.shape, 2.0 / cells, dtype=torch.float64)
+    phase = 2.0 * math.pi * torch.remainder(numbers[:, None] * wavenumbers, axis.size).double() / axis.size
+    weights = torch.full(wavenumbers.shape, 2.0 / axis.size, dtype=torch.float64)
+    weights[0] = 1.0 / axis.size
+    if axis.size % 2 == 0:
+        weights[-1] = 1.0 / axis.size  # the Nyquist term is a cosine; its sine vanishes at every node
+    angular = 2.0 * math.pi * wavenumbers.double()
+    return torch.cat([phase.cos(), phase.sin()], dim=1), angular.repeat(2), weights.repeat(2)
+
+
+def eigenvalues(grid: Grid) -> Float64[Tensor, "..."]:
+    """Eigenvalue of −Δ for each product of the axes' modes, as many axes as the grid has."""
+    total = torch.zeros((), dtype=torch.float64)
+    for axis in grid.axes:
+        total = total[..., None] + modes(axis)[1] ** 2
+    return total
+
+
+def divide(values: Float64[Tensor, "..."], grid: Grid, *, divisor: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+    """Divide the coefficients of `(..., *grid.shape)` by a divisor for each product of modes, which broadcasts."""
+    transforms = [modes(axis) for axis in grid.axes]
+    for number, (waves, _, weights) in enumerate(transforms):
+        values = along_axis(values, (waves * weights).T, number - grid.dimension)
+    values = values / divisor
+    for number, (waves, _, _) in enumerate(transforms):
+        values = along_axis(values, waves, number - grid.dimension)
+    return values

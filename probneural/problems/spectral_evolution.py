@@ -12,12 +12,11 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_integer, check_interval, check_positive, check_real
+from probneural.checks import assign, check_floating, check_integer, check_interval, check_positive, check_real
 from probneural.errors import DataError
 from probneural.grids import Grid, resample
 from probneural.problems.base import Problem
 from probneural.problems.evolution import Evolution
-from probneural.problems.exponential_integration import ExponentialRungeKutta
 from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
 from probneural.problems.spectral import PeriodicTransform
 
@@ -26,6 +25,9 @@ _CHUNK_ELEMENTS = 2**18
 
 _ROUNDING = 1e-5
 """Relative variation over space of a parameter's channel that is forgiven: rounding of float32 values."""
+
+_TERMS = 18
+"""Terms of a Taylor series that reach rounding at |z| = 1."""
 
 Parameter = float | tuple[float, float]
 """A number, or an interval from which every function has its own, as a further channel of the input."""
@@ -118,6 +120,16 @@ class SpectralEvolution(Evolution):
         """True."""
         return True
 
+    @property
+    def dimension(self) -> int:
+        """Number of axes."""
+        return self._random_states().dimension
+
+    @property
+    def minimum_resolution(self) -> tuple[int, ...]:
+        """Points per axis of the coarse grid."""
+        return (self._coarse_points(),) * self.dimension
+
     def shifts(self) -> dict[str, Problem]:
         """`"time"`: twice the time; `"start"`: smooth random states, off the attractor."""
         return {"time": self._at(2.0 * self.time), "start": replace(self, spin_up=0.0)}
@@ -134,7 +146,25 @@ class SpectralEvolution(Evolution):
         return IndependentDistributions((states, UniformParameters(lower, upper, dimension=states.dimension)))
 
     def _coarse_grid(self) -> Grid:
-        return self._uniform((self._coarse_points(),) * self.dimension)
+        return self._uniform(self.minimum_resolution)
+
+    def _nodal(self, coefficients: Tensor) -> Tensor:
+        """Values of smooth random states on the coarse grid, and the parameters."""
+        count = self._random_states().size
+        states = self._start(coefficients[:, :count], self._coarse_grid())
+        return torch.cat([states.flatten(1), coefficients[:, count:]], dim=1)
+
+    @torch.no_grad()
+    def _spun_up(self, starts: Tensor) -> Tensor:
+        """Nodal values on the coarse grid after the time `spin_up`, and the parameters."""
+        coefficients, grid = self._nodal(starts), self._coarse_grid()
+        if self.spin_up == 0.0:
+            return coefficients
+        evolved = []
+        for part in self._chunks(coefficients, grid):
+            (states,) = self._path(self._inputs(part, grid), grid, (self.spin_up,))
+            evolved.append(torch.cat([states.flatten(1), part[:, states[0].numel() :]], dim=1))
+        return torch.cat(evolved)
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
         count = coefficients.shape[1] - len(self._intervals())
@@ -207,33 +237,6 @@ class SpectralEvolution(Evolution):
         ]
 
 
-def least(value: Parameter) -> float:
-    """A parameter's value, or the least of its interval."""
-    return value[0] if isinstance(value, Sequence) else value
-
-
-def whole_sixteens(count: float) -> int:
-    """The least multiple of 16 that is no smaller, of which Fourier transforms are fast.
-
-    Examples:
-        >>> whole_sixteens(190.0)
-        192
-    """
-    return 16 * math.ceil(count / 16 - 1e-9)
-
-
-def parameter_text(name: str, value: Parameter, *, usual: float | None = None) -> str:
-    """What a problem's name says of a parameter: nothing where it is the usual one.
-
-    Examples:
-        >>> parameter_text("viscosity", (0.5, 1.0)), parameter_text("viscosity", 1.0, usual=1.0)
-        (', viscosity 0.5 to 1', '')
-    """
-    if isinstance(value, Sequence):
-        return f", {name} {value[0]:g} to {value[1]:g}"
-    return "" if value == usual else f", {name} {value:g}"
-
-
 @dataclass(frozen=True)
 class EvolvedStates(InputDistribution):
     """Smooth random states that have evolved for some time, as nodal values on a coarse grid, with the equation's parameters.
@@ -247,39 +250,81 @@ class EvolvedStates(InputDistribution):
     @property
     def dimension(self) -> int:
         """Number of axes."""
-        return self.problem._random_states().dimension
+        return self.problem.dimension
 
     @property
     def minimum_resolution(self) -> int:
         """Points per axis of the coarse grid."""
-        return self.problem._coarse_points()
+        return self.problem.minimum_resolution[0]
 
     @property
     def size(self) -> int:
         """Number of nodal values on the coarse grid, and of parameters."""
-        return self.problem.out_channels * self.problem._coarse_points() ** self.dimension + len(self.problem._intervals())
+        channels = self.problem.out_channels
+        return channels * self.minimum_resolution**self.dimension + self.problem.in_channels - channels
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Smooth random states of which the leading coefficients lie at given quantiles, without evolution; see the base class.
 
         Quantiles are dealt to states and parameters in turn.
         """
-        return self._nodal(self.problem._starts().quantiles(probabilities))
+        return self.problem._nodal(self.problem._starts().quantiles(probabilities))
 
     def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
-        problem, grid = self.problem, self.problem._coarse_grid()
-        coefficients = self._nodal(problem._starts()._coefficients(n, generator))
-        if problem.spin_up == 0.0:
-            return coefficients
-        evolved = []
-        with torch.no_grad():
-            for part in problem._chunks(coefficients, grid):
-                (states,) = problem._path(problem._inputs(part, grid), grid, (problem.spin_up,))
-                evolved.append(torch.cat([states.flatten(1), part[:, states[0].numel() :]], dim=1))
-        return torch.cat(evolved)
+        return self.problem._spun_up(self.problem._starts()._coefficients(n, generator))
 
-    def _nodal(self, coefficients: Tensor) -> Tensor:
-        """Values of smooth random states on the coarse grid, and the parameters."""
-        count = self.problem._random_states().size
-        states = self.problem._start(coefficients[:, :count], self.problem._coarse_grid())
-        return torch.cat([states.flatten(1), coefficients[:, count:]], dim=1)
+
+class ExponentialRungeKutta:
+    """The fourth-order method ETDRK4 for dv/dt = λ v + F(v), with λ diagonal and real, and steps of one length.
+
+    The linear part may be stiff: it does not limit the step, and its error does not grow with |λ|. It is differentiable in v,
+    in λ and in what F holds.
+
+    Args:
+        symbol: λ, which broadcasts against v.
+        step: Length of a step h.
+
+    Reference:
+        Cox and Matthews (2002), Exponential time differencing for stiff systems, equations 26 to 29. The coefficients are
+        written with the functions φ of Hochbruck and Ostermann (2010), Exponential integrators, section 2.1, in place of the
+        contour integrals of Kassam and Trefethen (2005).
+    """
+
+    def __init__(self, symbol: Tensor, step: float) -> None:
+        whole, half = step * symbol, 0.5 * step * symbol
+        first, second, third = phi_functions(whole)
+        self._whole, self._half = whole.exp(), half.exp()
+        self._stage = 0.5 * step * phi_functions(half)[0]
+        self._start = step * (first - 3.0 * second + 4.0 * third)
+        self._middle = step * (2.0 * second - 4.0 * third)
+        self._end = step * (4.0 * third - second)
+
+    def advance(self, state: Tensor, rate: Callable[[Tensor], Tensor]) -> Tensor:
+        """The state one step later; `rate` is F, which is evaluated four times."""
+        start = rate(state)
+        coasting = self._half * state
+        middle = coasting + self._stage * start
+        first = rate(middle)
+        second = rate(coasting + self._stage * first)
+        end = rate(self._half * middle + self._stage * (2.0 * second - start))
+        return self._whole * state + self._start * start + self._middle * (first + second) + self._end * end
+
+
+def phi_functions(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """φ₁(z) = (e^z − 1)/z, φ₂(z) = (φ₁ − 1)/z and φ₃(z) = (φ₂ − 1/2)/z of real numbers, to rounding and differentiably.
+
+    Examples:
+        >>> [round(float(value), 12) for value in phi_functions(torch.zeros((), dtype=torch.float64))]
+        [1.0, 0.5, 0.166666666667]
+    """
+    is_small = check_floating(z, "z").abs() < 1.0
+    small, large = torch.where(is_small, z, 0.0), torch.where(is_small, 1.0, z)  # what is not chosen stays finite
+    values = []
+    recurrence = torch.expm1(large) / large
+    for order in (1, 2, 3):
+        series = torch.zeros_like(z)
+        for power in reversed(range(_TERMS)):
+            series = series * small + 1.0 / math.factorial(power + order)
+        values.append(torch.where(is_small, series, recurrence))
+        recurrence = (recurrence - 1.0 / math.factorial(order)) / large
+    return values[0], values[1], values[2]

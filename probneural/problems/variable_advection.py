@@ -11,7 +11,7 @@ from torch import Tensor
 from probneural.checks import check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
-from probneural.problems import _fourier
+from probneural.problems import spectral
 from probneural.problems.base import Problem, shifted_fields
 from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem, check_random_field
@@ -122,29 +122,29 @@ class VariableSpeedAdvection(Evolution, GaussianInputProblem):
         return torch.stack([_FLOOR + (1.0 - _FLOOR) * (1.0 + field).square(), state], dim=1)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
-        return self._transport(_fourier.spectrum(values), grid)
+        return self._transport(spectral.spectrum(values), grid)
 
     def _solve_coefficients(self, coefficients: Tensor, grid: Grid) -> Tensor:
         # The coarsest grid already determines both channels exactly, and then the work grows with the output's points only.
-        return self._transport(_fourier.spectrum(self._inputs(coefficients, self.grid(self.minimum_resolution))), grid)
+        return self._transport(spectral.spectrum(self._inputs(coefficients, self.grid(self.minimum_resolution))), grid)
 
     def _transport(self, coefficients: Tensor, grid: Grid) -> Tensor:
         slowness, state = coefficients.unbind(1)
         _check_positive_slowness(slowness.detach())
-        delay = _fourier.integrate(slowness)  # X without its linear part
+        delay = spectral.integrate(slowness)  # X without its linear part
         points = grid.axes[0].coordinates.to(slowness.device).expand(len(slowness), -1)
         mean = slowness[:, :1].real
-        arrival = mean * points + _fourier.evaluate(delay, points) - self.time
+        arrival = mean * points + spectral.evaluate(delay, points) - self.time
         foot = _find_foot(slowness.detach(), delay.detach(), arrival.detach())
         # Newton steps from the root change nothing but carry the derivatives: k steps those up to order 2^k - 1.
         for _ in range(2):
-            excess = mean * foot + _fourier.evaluate(delay, foot) - arrival
-            foot = foot - excess / _fourier.evaluate(slowness, foot)
-        return _fourier.evaluate(state, foot)[:, None]
+            excess = mean * foot + spectral.evaluate(delay, foot) - arrival
+            foot = foot - excess / spectral.evaluate(slowness, foot)
+        return spectral.evaluate(state, foot)[:, None]
 
 
 def _check_positive_slowness(slowness: Tensor) -> None:
-    least = float(_fourier.read(slowness, 2 * _CHECKS * slowness.shape[1]).min())
+    least = float(spectral.read(slowness, 2 * _CHECKS * slowness.shape[1]).min())
     if least <= 0.0:
         raise DataError(
             expected="a slowness, the first channel, whose interpolant is positive",
@@ -160,9 +160,9 @@ def _find_foot(slowness: Tensor, delay: Tensor, arrival: Tensor) -> Tensor:
     low, high = (arrival - reach) / mean, (arrival + reach) / mean
     foot = arrival / mean
     for _ in range(_MOST_STEPS):
-        excess = mean * foot + _fourier.evaluate(delay, foot) - arrival
+        excess = mean * foot + spectral.evaluate(delay, foot) - arrival
         low, high = torch.where(excess <= 0, foot, low), torch.where(excess >= 0, foot, high)
-        proposal = foot - excess / _fourier.evaluate(slowness, foot)
+        proposal = foot - excess / spectral.evaluate(slowness, foot)
         proposal = torch.where((proposal >= low) & (proposal <= high), proposal, 0.5 * (low + high))
         moved = float((proposal - foot).abs().max())
         foot = proposal

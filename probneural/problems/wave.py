@@ -13,10 +13,12 @@ from torch import Tensor
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.fields import Field
 from probneural.grids import Grid, along_axis
+from probneural.grids.axes import Axis
 from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.problems.spectral import modes
 
 
 @dataclass(frozen=True)
@@ -152,13 +154,13 @@ class Wave(Evolution, GaussianInputProblem):
                 counts = torch.fft.fftfreq(axis.size, 1.0 / axis.size, dtype=torch.float64, device=values.device)
                 angular = 2.0 * math.pi * counts
             else:
-                angular = math.pi * torch.arange(1, axis.size - 1, dtype=torch.float64, device=values.device)
+                angular = modes(axis)[1].to(values.device)
             squares = squares[..., None] + angular**2
         frequencies = self.speed * squares.sqrt()
         if self.periodic:
             return torch.fft.fftn(values, dim=axes, norm="forward"), frequencies
         for number, axis in enumerate(grid.axes):
-            values = along_axis(values, _sines(axis.size).mT / (axis.size - 1), number - grid.dimension)
+            values = along_axis(values, _sines(axis).mT / (axis.size - 1), number - grid.dimension)
         return values, frequencies
 
     def _synthesise(self, coefficients: Tensor, grid: Grid) -> Tensor:
@@ -167,15 +169,10 @@ class Wave(Evolution, GaussianInputProblem):
             values: Tensor = torch.fft.ifftn(coefficients, dim=tuple(range(-grid.dimension, 0)), norm="forward").real
             return values
         for number, axis in enumerate(grid.axes):
-            coefficients = along_axis(coefficients, _sines(axis.size), number - grid.dimension)
+            coefficients = along_axis(coefficients, _sines(axis), number - grid.dimension)
         return coefficients
 
 
-def _sines(size: int) -> Tensor:
+def _sines(axis: Axis) -> Tensor:
     """The modes √2 sin πkx at the points of an axis with both ends, `(size, size - 2)`."""
-    cells = size - 1
-    # Whole numbers are reduced to one turn before the sine sees them, which is exact.
-    turns = torch.remainder(torch.arange(size)[:, None] * torch.arange(1, cells), 2 * cells).double() / cells
-    waves = math.sqrt(2.0) * torch.sin(math.pi * turns)
-    waves[0], waves[-1] = 0.0, 0.0
-    return waves
+    return math.sqrt(2.0) * modes(axis)[0]

@@ -146,43 +146,24 @@ class Operator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """What training minimises.
-
-    Attributes:
-        name: A class of probneural.training.
-        options: Arguments of its constructor: length = 0.1 for RelativeH1, edges = [4, 16] for SpectralBands.
-    """
-
-    name: Literal["RelativeL2", "RelativeH1", "SpectralBands"] = "RelativeL2"
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Optimization:
     """How weights are moved: options of probneural.training.Optimization; "none" leaves one out.
 
     Attributes:
         optimizer: "muon" moves small matrices by Muon and the rest by AdamW; "adamw" all weights.
         weight_decay: Decay of either.
-        schedule: Of the learning rate: "cosine", "one-cycle", or "none" for a constant one.
+        schedule: Of the learning rate: "cosine", or "none" for a constant one.
         gradient_clip: Largest norm of the gradient of all weights together.
         accumulation: Batches whose gradients make one step.
-        averaging: Decay of a moving average of the weights, 0.999 for example, which is what the operator ends with.
         precision: "bfloat16" or "float16" for autocast of the operator; "none" for that of the data.
         full_precision_tail: Share of the epochs, the last ones, that go without autocast.
     """
 
     optimizer: Literal["muon", "adamw"] = "muon"
     weight_decay: Annotated[float, Range(least=0.0)] = 0.0
-    schedule: Literal["cosine", "one-cycle", "none"] = "cosine"
+    schedule: Literal["cosine", "none"] = "cosine"
     gradient_clip: Positive | Absent = "none"
     accumulation: Count = 1
-    averaging: Fraction | Absent = "none"
     precision: Literal["none", "bfloat16", "float16"] = "none"
     full_precision_tail: Annotated[float, Range(least=0.0, below=1.0)] = 0.0
 
@@ -222,7 +203,6 @@ class Training:
         device: Where to train and predict: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
         workers: Processes that read batches of data too large for memory; 0 reads in a thread.
         keeps_checkpoint: Whether the checkpoint stays in the folder when training is done.
-        loss: What training minimises.
         optimization: How weights are moved.
         early_stopping: When training ends before all epochs are done.
     """
@@ -235,7 +215,6 @@ class Training:
     device: str = "auto"
     workers: Annotated[int, Range(least=0)] = 0
     keeps_checkpoint: bool = False
-    loss: Loss = field(default_factory=Loss)
     optimization: Optimization = Optimization()
     early_stopping: EarlyStopping = EarlyStopping()
 

@@ -16,9 +16,9 @@ from probneural import heads, operators
 from probneural.errors import ArgumentError, ConfigurationError
 from probneural.operators.suggestion import KERNEL, Suggestion, data_arguments, default_options, suggestion
 from probneural.pairs import Dataset
-from probneural.runs.config import NO_OPERATOR, Config, Head, Loss, Operator, Training
-from probneural.runs.toml import located, nearest, place_of
-from probneural.training import DataOptions, EachEpoch, EarlyStopping, Optimization, RunOptions, fit, losses
+from probneural.runs.config import NO_OPERATOR, Config, Head, Operator, Training
+from probneural.runs.toml import nearest, place_of
+from probneural.training import DataOptions, EachEpoch, EarlyStopping, Optimization, RunOptions, fit
 from probneural.training.callbacks import History
 
 _WHOLE = {1: 200, 2: 20, 3: 10}
@@ -33,9 +33,6 @@ _GIVEN = {
     "Laplace": ("show_progress", "variance_estimation"),
     "LastLayerLaplace": (),
     "KernelOperator": (),
-    "RelativeL2": (),
-    "RelativeH1": (),
-    "SpectralBands": (),
 }
 """Arguments of constructors that are no options of a configuration: the run gives them."""
 
@@ -53,7 +50,6 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
 
     Raises:
         ConfigurationError: If there is no option of a name that is given.
-        ArgumentError: If an option of the loss is out of range.
     """
     choice = choose(config, data, train=train)
     if choice is not None:
@@ -76,9 +72,6 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
     whole = _WHOLE[grid.dimension] if config.scores.whole == "auto" else config.scores.whole
     _check_operator(config)
     _check_options(config, heads, "head")
-    _check_options(config, losses, "training", "loss")
-    with located(config, "training", "loss", "options"):
-        build_loss(config.training.loss)
     sizes = {} if has_no_operator(config) else default_options(config.operator.name, data, count=train)
     operator = replace(config.operator, options={**sizes, **config.operator.options})
     head = replace(config.head, options={**_head_options(config.head), **config.head.options})
@@ -113,18 +106,6 @@ def build_operator(settings: Operator, data: Dataset) -> nn.Module:
     make: Callable[..., nn.Module] = partial(getattr(operators, settings.name), **data_arguments(settings.name, data))
     operator = _called(partial(make, seed=settings.seed), settings.options, settings.name)
     return operator.to(data.inputs.dtype)
-
-
-def build_loss(settings: Loss) -> losses.Loss | None:
-    """The loss that settings name; None for that of `fit`.
-
-    Raises:
-        ArgumentError: If an option is out of range.
-    """
-    if settings == Loss():
-        return None
-    loss: losses.Loss = _called(getattr(losses, settings.name), settings.options, settings.name)
-    return loss
 
 
 def train_operator(
@@ -185,7 +166,6 @@ def _fit_settings(training: Training) -> dict[str, Any]:
     if stop.patience != "none":
         options["early_stopping"] = EarlyStopping(patience=stop.patience, restore_best=stop.restore_best)
     return settings | {
-        "loss": build_loss(training.loss),
         "optimization": Optimization(**options),
         "data": DataOptions(batch_size=training.batch_size, validation=training.validation, workers=training.workers),
     }
@@ -213,17 +193,15 @@ def _check_operator(config: Config) -> None:
         )
 
 
-def _check_options(config: Config, room: Any, *keys: str) -> None:
+def _check_options(config: Config, room: Any, section: str) -> None:
     """Raise a ConfigurationError if an option of a section is no argument of the class, or one that the run gives."""
-    settings: Any = config
-    for key in keys:
-        settings = getattr(settings, key)
+    settings = getattr(config, section)
     names = set(inspect.signature(getattr(room, settings.name)).parameters) - {*_GIVEN[settings.name]}
     for option in settings.options:
         if option not in names:
             raise ConfigurationError(
                 expected=f"options of {settings.name}",
-                got=f"{option!r}{place_of(config, *keys, 'options', option)}",
+                got=f"{option!r}{place_of(config, section, 'options', option)}",
                 remedy=nearest(option, sorted(names)) if names else "it has none",
             )
 

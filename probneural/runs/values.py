@@ -47,8 +47,8 @@ def joined(section: str, name: str) -> str:
     """What messages call a setting of a section, which may be the whole tree, "" or, on a command line, "--".
 
     Examples:
-        >>> joined("training.loss", "name"), joined("", "training"), joined("--", "path")
-        ('training.loss.name', 'training', '--path')
+        >>> joined("training.optimization", "optimizer"), joined("", "training"), joined("--", "path")
+        ('training.optimization.optimizer', 'training', '--path')
     """
     return f"{section}.{name}" if section.strip("-") else f"{section}{name}"
 

@@ -13,7 +13,7 @@ from probneural.distributions.predictors.base import Predictor
 from probneural.errors import UnsupportedError
 from probneural.registry import kind_of
 from probneural.storage.kinds import build_instance, parts_of
-from probneural.training.devices import resolve_device
+from probneural.training.options import resolve_device
 
 _CPU = torch.device("cpu")
 

@@ -46,8 +46,7 @@ class Progress:
     """How far a training is.
 
     Attributes:
-        operator: Which is trained. After an epoch it is as it was watched: in evaluation mode, with averaged weights where
-            there are such. After a step it is in training mode, with the weights themselves.
+        operator: Which is trained. In evaluation mode after an epoch, in training mode after a step.
         settings: Of the run, in types that JSON knows.
         epoch: Epochs done.
         epochs: Epochs in all.

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from probneural.checks import check_module, check_positive
 from probneural.pairs import Dataset, FieldPairs, check_dataset
-from probneural.training.loading import BatchOrder
+from probneural.training.loading import BatchOrder, unchanged
 from probneural.training.losses import Loss
 from probneural.training.objective import Objective
 from probneural.training.optimizers import make_optimizer, make_schedule
@@ -74,7 +74,7 @@ def pair_loader(data: Dataset, *, batch_size: int = 20, seed: int | None = None)
     """
     pairs = check_dataset(data)
     order = BatchOrder([len(pairs)], batch_size=batch_size, seed=seed)
-    return DataLoader(_Rows(pairs), sampler=order, batch_size=None, collate_fn=_unchanged)
+    return DataLoader(_Rows(pairs), sampler=order, batch_size=None, collate_fn=unchanged)
 
 
 class _Rows(torch.utils.data.Dataset[FieldPairs]):
@@ -85,7 +85,3 @@ class _Rows(torch.utils.data.Dataset[FieldPairs]):
 
     def __getitem__(self, batch: Any) -> FieldPairs:
         return self.pairs[torch.from_numpy(batch[1]).to(self.pairs.inputs.device)]
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch

@@ -109,7 +109,9 @@ class Loader:
     def __init__(self, sources: Sequence[Dataset], order: BatchOrder, *, options: DataOptions, device: torch.device) -> None:
         self.sources = tuple(sources)
         self.device = device
-        self.depth = 0 if options.workers or _are_in_memory(self.sources) else options.prefetch
+        self.depth = (
+            0 if options.workers or all(isinstance(source, FieldPairs) for source in self.sources) else options.prefetch
+        )
         on_cpu = all(side.device.type == "cpu" for source in self.sources for side in (source.inputs, source.outputs))
         if options.workers and not on_cpu:
             raise ArgumentError(
@@ -127,7 +129,7 @@ class Loader:
             prefetch_factor=options.prefetch if options.workers else None,
             persistent_workers=options.workers > 0,
             pin_memory=self.is_pinned,
-            collate_fn=_unchanged,
+            collate_fn=unchanged,
             generator=stream(0, "workers"),  # not the global one, which belongs to the training
         )
 
@@ -169,12 +171,9 @@ class _Reader(TorchDataset[_Read]):
         return source, pairs.inputs.values, pairs.outputs.values, masks
 
 
-def _unchanged(batch: Item) -> Item:
+def unchanged(batch: Item) -> Item:
+    """A batch as it is, for `collate_fn`."""
     return batch
-
-
-def _are_in_memory(sources: Sequence[Dataset]) -> bool:
-    return all(isinstance(source, FieldPairs) for source in sources)
 
 
 def _ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:

@@ -20,15 +20,13 @@ from probneural.checks import (
     check_callable,
     check_instance,
     check_integer,
-    check_positive,
     check_real,
     check_sequence,
     described,
 )
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, check_field, power_of_two
-from probneural.grids import Grid, check_grid, check_unmasked
-from probneural.grids.axes import transfer
+from probneural.grids import Grid, check_grid
 
 Loss: TypeAlias = Callable[..., Tensor]
 """Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over functions.
@@ -91,10 +89,26 @@ def relative_l2(
         >>> relative_l2(torch.full((1, 1, 4), 3.0), torch.full((1, 1, 4), 2.0), grid=grid).item()
         0.5
     """
-    _check_alike(predicted, target)
+    _check_values(predicted, target)
+    if predicted.shape != target.shape:
+        raise ShapeError(
+            expected=f"predictions shaped like the targets {tuple(target.shape)}",
+            got=str(tuple(predicted.shape)),
+            remedy="check the operator's out_channels; shapes are not broadcast",
+        )
     check_grid(grid)
     predicted, target = grid.fill(predicted), grid.fill(target)
-    return _relative(predicted.flatten(2), target.flatten(2), grid.sample_weights.to(target))
+    weights, largest = grid.sample_weights.to(target), target.detach().abs().flatten(2).amax(2)
+    # Powers of two in which squares neither overflow nor vanish; of a target that is zero, that of the largest.
+    unit = power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))
+    square_error, square = (
+        _summed((values.flatten(2) / unit[..., None]).square(), weights) for values in (predicted - target, target)
+    )
+    error, norm = square_error.clamp_min(torch.finfo(target.dtype).tiny).sqrt(), square.sqrt()
+    # In place of a norm that is zero the mean of its channel, or 1 if all are zero.
+    fallback = (norm * unit).mean(0, keepdim=True) / unit
+    fallback = torch.where(fallback > 0, fallback, torch.ones_like(fallback))
+    return error / torch.where(norm > 0, norm, fallback)
 
 
 @dataclass(frozen=True)
@@ -106,132 +120,6 @@ class RelativeL2:
     ) -> Float[Tensor, ""]:
         """The loss, dimensionless."""
         return relative_l2(predicted, target, grid=grid).mean()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RelativeH1:
-    """The relative error in the Sobolev norm (||u||^2 + s^2 ||grad u||^2)^1/2, averaged over channels and functions.
-
-    Slopes are those of the interpolant: spectral on periodic axes, by local quintic polynomials on others.
-
-    Args:
-        length: s, in the grid's units of length; the shorter, the less slopes count.
-
-    Raises:
-        ArgumentError: If it is not positive.
-
-    Reference:
-        Czarnecki, Osindero, Jaderberg, Swirszcz and Pascanu (2017), Sobolev training for neural networks.
-
-    Examples:
-        >>> grid = Grid.uniform((32,))
-        >>> wave = torch.sin(2 * torch.pi * grid.points[:, 0])[None, None]
-        >>> round(RelativeH1()(1.25 * wave, wave, grid).item(), 6)
-        0.25
-    """
-
-    length: float = 1.0
-
-    def __post_init__(self) -> None:
-        """Check the length."""
-        assign(self, length=check_positive(self.length, "length"))
-
-    def __call__(
-        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
-    ) -> Float[Tensor, ""]:
-        """The loss, dimensionless.
-
-        Raises:
-            GridError: If the grid is scattered or has a mask.
-            ShapeError: If the shapes differ.
-        """
-        _check_alike(predicted, target)
-        check_unmasked(check_grid(grid, uniform=True), "slopes")
-        weights = grid.mean_weights.to(target).repeat(1 + grid.dimension)
-        return _relative(self._with_slopes(predicted, grid), self._with_slopes(target, grid), weights).mean()
-
-    def _with_slopes(self, values: Tensor, grid: Grid) -> Tensor:
-        """Values and their slopes times the length, one after the other: `(n, c, (1 + d) p)`."""
-        slopes = [
-            self.length * transfer(values, axis, axis, dim=number - grid.dimension, order=1)
-            for number, axis in enumerate(grid.axes)
-        ]
-        return torch.cat([part.flatten(2) for part in (values, *slopes)], dim=2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpectralBands:
-    """The relative error of each band of wavenumbers, so that small scales count though they hold little energy.
-
-    The bands are |k| < edges[0], edges[0] <= |k| < edges[1], ..., edges[-1] <= |k|, with |k| in cycles per domain. The loss of
-    a band B is (||P_B e||^2 / (||P_B u||^2 + floor ||u||^2))^1/2; the floor keeps bands that are empty from counting. A target
-    that is zero everywhere is measured against the mean of those roots over that channel's targets, or in absolute terms if
-    all are zero. Targets may be of any scale that their dtype holds.
-
-    Args:
-        edges: Increasing and positive.
-        weights: Of the bands, one more than edges; equal by default. They are divided by their sum.
-        floor: Share of the target's energy below which a band's is small, dimensionless.
-
-    Raises:
-        ArgumentError: If edges do not increase, weights do not fit, or the floor is not positive.
-    """
-
-    edges: Sequence[float]
-    weights: Sequence[float] | None = None
-    floor: float = 1e-4
-
-    def __post_init__(self) -> None:
-        """Check that the bands are bands."""
-        remedy = "give increasing numbers of cycles: edges=(4, 16)"
-        edges = tuple(check_positive(edge, "edges") for edge in check_sequence(self.edges, "edges", remedy=remedy))
-        weights = (
-            (1.0,) * (len(edges) + 1)
-            if self.weights is None
-            else check_sequence(self.weights, "weights", remedy="give a number per band")
-        )
-        weights = tuple(check_real(weight, "weights", least=0.0) for weight in weights)
-        if not edges or list(edges) != sorted({*edges}):
-            raise ArgumentError(expected="edges that increase", got=str(self.edges), remedy=remedy)
-        if len(weights) != len(edges) + 1 or not sum(weights):
-            raise ArgumentError(
-                expected=f"{len(edges) + 1} weights, not all zero", got=str(self.weights), remedy="give one for each band"
-            )
-        assign(self, edges=edges, weights=weights, floor=check_positive(self.floor, "floor"))
-
-    def __call__(
-        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
-    ) -> Float[Tensor, ""]:
-        """The loss, dimensionless.
-
-        Raises:
-            GridError: If the grid is not periodic, or has a mask.
-            ShapeError: If the shapes differ.
-        """
-        _check_alike(predicted, target)
-        if not (check_grid(grid).is_uniform and all(grid.periodic)):
-            raise GridError(expected="a periodic uniform grid", got=repr(grid), remedy="use RelativeH1 on others")
-        check_unmasked(grid, "Fourier modes")
-        axes = tuple(range(-grid.dimension, 0))
-        numbers = [torch.fft.fftfreq(size, 1.0 / size, device=target.device).round() for size in grid.shape]
-        size = torch.stack(torch.meshgrid(*numbers, indexing="ij")).square().sum(0).sqrt()
-        band = torch.bucketize(size, torch.tensor(self.edges, device=target.device), right=True).flatten()
-        unit = _units(target.flatten(2))
-        error, energy = (
-            torch.fft.fftn(values / unit.reshape(*unit.shape, *(1,) * grid.dimension), dim=axes, norm="forward")
-            .abs()
-            .square()
-            .flatten(2)
-            for values in (predicted - target, target)
-        )
-        tiny = torch.finfo(target.dtype).tiny
-        total = torch.zeros_like(error[..., 0])
-        for number, weight in enumerate(self.weights or ()):
-            inside = (band == number).to(target)
-            norm = (energy @ inside + self.floor * energy.sum(2)).sqrt()
-            ratio = (error @ inside).clamp_min(tiny).sqrt() / _norms_to_divide_by(norm, unit)
-            total = total + weight / sum(self.weights or ()) * ratio
-        return total.mean()
 
 
 @dataclass(frozen=True)
@@ -390,14 +278,14 @@ class WeightedSum:
         ArgumentError: If there is none, a weight is negative, or a loss cannot be called.
 
     Examples:
-        >>> loss = WeightedSum([(1.0, RelativeL2()), (0.1, RelativeH1())])
+        >>> loss = WeightedSum([(1.0, RelativeL2()), (0.1, lambda predicted, target, grid: (predicted - target).abs().mean())])
     """
 
     terms: Sequence[tuple[float, Loss]]
 
     def __post_init__(self) -> None:
         """Check the terms."""
-        remedy = "give pairs: [(1.0, RelativeL2()), (0.1, RelativeH1())]"
+        remedy = "give pairs: [(1.0, RelativeL2()), (1e-3, PDEResidual(residual))]"
         terms = check_sequence(self.terms, "terms", remedy=remedy)
         pairs = [check_sequence(term, "each term", remedy=remedy) for term in terms]
         if not pairs or any(len(pair) != 2 for pair in pairs):
@@ -435,42 +323,9 @@ def _check_values(predicted: object, target: object) -> None:
             raise ShapeError(expected=f"{name} (n, c, *grid)", got=str(tuple(checked.shape)), remedy="keep all axes")
 
 
-def _check_alike(predicted: Tensor, target: Tensor) -> None:
-    _check_values(predicted, target)
-    if predicted.shape != target.shape:
-        raise ShapeError(
-            expected=f"predictions shaped like the targets {tuple(target.shape)}",
-            got=str(tuple(predicted.shape)),
-            remedy="check the operator's out_channels; shapes are not broadcast",
-        )
-
-
 def _summed(values: Float[Tensor, "n c m"], weights: Float[Tensor, "..."]) -> Float[Tensor, "n c"]:
     """The sum with weights `(m,)`, or `(n, 1, m)` of each sample."""
     return values @ weights if weights.ndim == 1 else (values * weights).sum(-1)
-
-
-def _relative(
-    predicted: Float[Tensor, "n c m"], target: Float[Tensor, "n c m"], weights: Float[Tensor, "..."]
-) -> Float[Tensor, "n c"]:
-    """Norm of the error over that of the target, as `relative_l2` says it."""
-    unit = _units(target)
-    square_error, square = (_summed((values / unit[..., None]).square(), weights) for values in (predicted - target, target))
-    error, norm = square_error.clamp_min(torch.finfo(target.dtype).tiny).sqrt(), square.sqrt()
-    return error / _norms_to_divide_by(norm, unit)
-
-
-def _units(target: Float[Tensor, "n c m"]) -> Float[Tensor, "n c"]:
-    """Powers of two in which squares of targets neither overflow nor vanish; of a target that is zero, that of the largest."""
-    largest = target.detach().abs().amax(2)
-    return power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))
-
-
-def _norms_to_divide_by(norm: Float[Tensor, "n c"], unit: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-    """Norms in their units; in place of one that is zero the mean of its channel, or 1 if all are zero."""
-    fallback = (norm * unit).mean(0, keepdim=True) / unit
-    fallback = torch.where(fallback > 0, fallback, torch.ones_like(fallback))
-    return torch.where(norm > 0, norm, fallback)
 
 
 def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:

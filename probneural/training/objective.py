@@ -38,12 +38,12 @@ class Objective(nn.Module):
         """Autocast from now on, or not."""
         self.precision = None if precision is None else PRECISIONS[precision]
 
-    def forward(self, batch: FieldPairs | None, horizon: int | None = None) -> Float[Tensor, ""]:
+    def forward(self, batch: FieldPairs | None, *, is_watched: bool = False) -> Float[Tensor, ""]:
         """The loss of a batch; zero, with zero gradients, of none.
 
         Args:
             batch: Pairs.
-            horizon: How many steps are trained; None to judge by all of them, as the validation split is.
+            is_watched: Whether this is the validation loss, the mean over all steps.
 
         Raises:
             ArgumentError: If the loss is no real number that depends on the weights.
@@ -53,26 +53,22 @@ class Objective(nn.Module):
                 [parameter.abs().sum() * 0.0 for parameter in self.parameters() if parameter.requires_grad]
             ).sum()
         if self.unroll is not None:
-            return self._unrolled(batch, self.unroll, horizon)
+            return self._unrolled(batch, self.unroll, is_cut=self.unroll.pushforward and not is_watched)
         predicted = self._predicted(batch.inputs, batch.outputs.grid, batch.outputs.dtype)
         return self._loss(predicted, batch.outputs, batch.inputs)
 
-    def _unrolled(self, batch: FieldPairs, unroll: Unroll, horizon: int | None) -> Tensor:
+    def _unrolled(self, batch: FieldPairs, unroll: Unroll, *, is_cut: bool) -> Tensor:
         """The mean loss of several steps, each from where the one before has led."""
         grid, dtype = batch.outputs.grid, batch.outputs.dtype
-        targets = unroll.targets(batch.outputs.values)
-        inputs, count = batch.inputs, unroll.steps if horizon is None else horizon
-        if unroll.noise and horizon is not None:
-            inputs = unroll.disturbed(inputs, targets[0].shape[1])
-        is_cut = unroll.pushforward and horizon is not None
+        inputs, last = batch.inputs, unroll.steps - 1
         losses = []
-        for number, target in enumerate(targets[:count]):
-            is_judged = not is_cut or number in (0, count - 1)
+        for number, target in enumerate(unroll.targets(batch.outputs.values)):
+            is_judged = not is_cut or number in (0, last)
             with torch.set_grad_enabled(is_judged and torch.is_grad_enabled()):
                 predicted = self._predicted(inputs, grid, dtype)
                 if is_judged:
                     losses.append(self._loss(predicted, Field(target, grid), inputs))
-                if number + 1 < count:
+                if number < last:
                     inputs = unroll.following(inputs, predicted.detach() if is_cut else predicted)
         return torch.stack(losses).mean()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler
 
 from probneural.checks import check_callable, check_integer, check_positive, check_real, check_sequence, described
 from probneural.errors import ArgumentError
@@ -208,10 +208,6 @@ def make_schedule(optimizer: Optimizer, *, steps: int, options: Optimization) ->
     Raises:
         ArgumentError: If a callable of the user's returns something else.
     """
-    if options.schedule == "one-cycle":
-        peaks = [float(group["lr"]) for group in optimizer.param_groups]
-        cycles = bool({"momentum", "betas"} & {*optimizer.defaults})
-        return OneCycleLR(optimizer, peaks, total_steps=max(steps, 2), cycle_momentum=cycles)
     if options.schedule == "cosine":
         return CosineAnnealingLR(optimizer, T_max=steps)
     if options.schedule is None:

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from probneural.checks import (
     assign,
@@ -36,7 +37,6 @@ MakeSchedule: TypeAlias = Callable[[torch.optim.Optimizer, int], torch.optim.lr_
 OPTIMIZERS = ("muon", "adamw", "lbfgs")
 WITH_DECAY = ("muon", "adamw")
 """Optimisers that take `weight_decay`."""
-SCHEDULES = ("cosine", "one-cycle")
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Names of the dtypes that autocast may take."""
 
@@ -92,12 +92,10 @@ class Optimization:
             and `lr=`, as classes of `torch.optim` take them: `functools.partial(torch.optim.SGD, momentum=0.9)`.
         weight_decay: Share of a weight that a step removes, over the learning rate, dimensionless, with Muon and AdamW; other
             optimisers bring their own. Some .3 to .6 help an operator that learns its functions by heart, and hurt another.
-        schedule: `"cosine"` (from the learning rate to zero), `"one-cycle"`, None for a constant rate, or a callable of the
-            optimiser and the total number of steps that returns a schedule of `torch.optim.lr_scheduler`.
+        schedule: `"cosine"` (from the learning rate to zero), None for a constant rate, or a callable of the optimiser and the
+            total number of steps that returns a schedule of `torch.optim.lr_scheduler`.
         gradient_clip: Largest norm of the gradient of all weights together, in units of loss over weights; None for any.
         accumulation: Batches whose gradients make one step; the last step of an epoch may have fewer.
-        averaging: Decay of an exponential moving average of the weights, 0.999 for example, per step: that average is what is
-            watched and what the operator ends with. None for the weights themselves.
         precision: `"bfloat16"` or `"float16"` for autocast of the operator, float16 with scaled losses; None for the
             operator's own precision. Losses are computed in the data's precision.
         full_precision_tail: Share of the epochs, the last ones, that go without autocast all the same, rounded to whole
@@ -115,17 +113,16 @@ class Optimization:
 
     optimizer: Literal["muon", "adamw", "lbfgs"] | MakeOptimizer = "muon"
     weight_decay: float = 0.0
-    schedule: Literal["one-cycle", "cosine"] | MakeSchedule | None = "cosine"
+    schedule: Literal["cosine"] | MakeSchedule | None = "cosine"
     gradient_clip: float | None = None
     accumulation: int = 1
-    averaging: float | None = None
     precision: Literal["bfloat16", "float16"] | None = None
     full_precision_tail: float = 0.0
     early_stopping: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         """Check every option, and that they fit together."""
-        for name, words in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+        for name, words in (("optimizer", OPTIMIZERS), ("schedule", ("cosine",))):
             value = getattr(self, name)
             if isinstance(value, str):
                 check_choice(value, words, name, remedy="choose one of them, or give a callable that makes yours")
@@ -146,7 +143,6 @@ class Optimization:
             weight_decay=check_real(self.weight_decay, "weight_decay", least=0.0),
             gradient_clip=None if self.gradient_clip is None else check_positive(self.gradient_clip, "gradient_clip"),
             accumulation=check_integer(self.accumulation, "accumulation"),
-            averaging=None if self.averaging is None else check_real(self.averaging, "averaging", above=0.0, below=1.0),
             full_precision_tail=check_real(self.full_precision_tail, "full_precision_tail", least=0.0, below=1.0),
         )
         if self.full_precision_tail > 0 and self.precision is None:
@@ -294,3 +290,17 @@ class RunOptions:
             check_device(self.device)
         is_path = self.checkpoint is not None and not isinstance(self.checkpoint, Checkpoint)
         assign(self, callbacks=callbacks, checkpoint=Checkpoint(self.checkpoint) if is_path else self.checkpoint)  # type: ignore[arg-type]
+
+
+def resolve_device(device: str | torch.device | None, operator: nn.Module) -> torch.device:
+    """Return the device to work on: `"auto"` is CUDA, MPS or CPU in this order, None the operator's own.
+
+    Raises:
+        ArgumentError: If there is no such device here.
+    """
+    if device is None:
+        return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))
+    chosen = check_device(device)
+    if chosen.type == "meta":
+        raise ArgumentError(expected="a device that holds values", got=repr(device), remedy='give e.g. "cpu" or "auto"')
+    return chosen

@@ -5,24 +5,64 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
+from torch import Tensor
 
 from probneural.errors import FileError
 from probneural.fingerprints import identity_of
 from probneural.processes import gathered, rank, world_size
-from probneural.randomness import seeded
-from probneural.training import atomic, checkpoints, files, optimizers, parallel, weights
+from probneural.randomness import global_generator, seeded
+from probneural.training import atomic, files, optimizers, parallel, schema, weights
 from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
 
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of an optimiser that is given the state of another."""
+_STEPS = ("last_epoch", "_step_count", "_last_lr")
+"""What training changes in the state of our schedules; the rest follows from arguments."""
+
+
+class _Checkpoint(TypedDict):
+    """What a checkpoint holds besides tensors.
+
+    Attributes:
+        fingerprint: Of data and settings.
+        structure: Of the weights.
+        groups: Settings of the optimiser.
+        state: What is no tensor in its state.
+        schedule: State of the schedule.
+        scaler: State of the loss scaler, where there is one.
+        losses: Mean training loss of every finished epoch.
+        watched: Validation loss of every finished epoch.
+        seconds: Of every finished epoch.
+        begin: Loss of the first batch.
+        step: Steps done in the epoch that has begun.
+        totals: Sum of its losses so far, by process.
+        elapsed: Its seconds so far.
+    """
+
+    kind: Literal["checkpoint"]
+    fingerprint: str
+    structure: list[Any]
+    groups: list[dict[str, Any]]
+    state: dict[str, dict[str, Any]]
+    schedule: dict[str, Any]
+    scaler: dict[str, float]
+    losses: list[float]
+    watched: list[float]
+    seconds: list[float]
+    begin: float | None
+    step: int
+    totals: list[float]
+    elapsed: float
 
 
 class Keeper:
@@ -77,17 +117,11 @@ class Keeper:
         run = self.run
         self.written, self.steps = time.perf_counter(), 0
         totals = [float(total) for total in gathered(run.total)]
-        random: dict[str, torch.Tensor] = {}
-        for kind, state in weights.random_states(run.device).items() if run.step else ():
+        random: dict[str, Tensor] = {}
+        for kind, state in _random_states(run.device).items() if run.step else ():
             random |= {f"{number}.{kind}": value for number, value in enumerate(gathered(state))}
         moments, skeleton = optimizers.packed(run.optimizer.state_dict()["state"])
-        tensors = checkpoints.Tensors(
-            model=weights.state_of(run.operator),
-            optimizer=moments,
-            average={} if run.average is None else run.average.values,
-            best=run.best,
-            random=random,
-        )
+        parts = {"model": weights.state_of(run.operator), "optimizer": moments, "best": run.best, "random": random}
         if rank() or (run.step and not weights.are_finite(dict(run.operator.named_parameters()))):
             return
         metadata: dict[str, Any] = {
@@ -104,17 +138,18 @@ class Keeper:
             "totals": totals,
             "elapsed": time.perf_counter() - run.started if run.step else 0.0,
         }
-        files.write(self.path, tensors.by_name(), metadata=metadata)
+        tensors = {f"{owner}.{name}": value for owner, part in parts.items() for name, value in part.items()}
+        files.write(self.path, tensors, metadata=metadata)
 
     def _read(self) -> None:
         """Take over the state in the file, if all of it belongs to this run; otherwise change nothing."""
         run, options = self.run, self.run.plan.optimization
         tensors, metadata = files.read(self.path)
         extends = self._check_identity(metadata)
-        stored = checkpoints.sorted_tensors(tensors)
+        stored = _by_owner(tensors)
         is_builtin = options.optimizer in WITH_DECAY and (options.schedule is None or isinstance(options.schedule, str))
-        checkpoints.check_weights(stored.model, weights.state_of(run.operator))
-        groups, schedule = checkpoints.check_progress(
+        _check_weights(stored["model"], weights.state_of(run.operator))
+        groups, schedule = _check_progress(
             metadata,
             _optimization(run),
             epochs=run.plan.epochs,
@@ -124,22 +159,20 @@ class Keeper:
         )
         if extends:
             groups, schedule = self._moved_on(len(metadata["losses"]) * run.steps)
-        has_average = run.average is not None and bool(metadata["losses"] or metadata["step"])
-        checkpoints.check_weights(stored.average, run.average.trained if run.average is not None and has_average else {})
         stop = options.early_stopping
         has_best = stop is not None and stop.restore_best and bool(metadata["watched"])
-        checkpoints.check_weights(stored.best, weights.state_of(run.operator) if has_best else {})
+        _check_weights(stored["best"], weights.state_of(run.operator) if has_best else {})
         names = dict(run.operator.named_parameters())
-        if not all(weights.are_finite({name: part[name] for name in names if name in part}) for part in vars(stored).values()):
-            raise checkpoints.mismatch("finite weights")
-        if bool(stored.random) != bool(metadata["step"]):
-            raise checkpoints.mismatch("states of random generators within an epoch, and none between epochs")
-        weights.check_random_states(stored.random, run.device)
+        if not all(weights.are_finite({name: part[name] for name in names if name in part}) for part in stored.values()):
+            raise _mismatch("finite weights")
+        if bool(stored["random"]) != bool(metadata["step"]):
+            raise _mismatch("states of random generators within an epoch, and none between epochs")
+        _check_random_states(stored["random"], run.device)
         try:
-            state = {"state": optimizers.unpacked(stored.optimizer, metadata["state"]), "param_groups": groups}
+            state = {"state": optimizers.unpacked(stored["optimizer"], metadata["state"]), "param_groups": groups}
             self._try(state, schedule, is_builtin=is_builtin, is_finished=len(metadata["losses"]) == run.plan.epochs)
         except _FAILURES as error:
-            raise checkpoints.mismatch("the state of this run's optimiser") from error
+            raise _mismatch("the state of this run's optimiser") from error
         self._take_over(stored, metadata, state, schedule)
 
     def _try(self, state: dict[str, Any], schedule: dict[str, Any], *, is_builtin: bool, is_finished: bool) -> None:
@@ -155,7 +188,7 @@ class Keeper:
         with seeded(plan.seed, "trial step", devices=[self.run.device]):
             if plan.optimization.optimizer in WITH_DECAY:
                 optimizers.trial_step(trial)
-                checkpoints.check_moments(state["state"], trial.state_dict()["state"])
+                _check_moments(state["state"], trial.state_dict()["state"])
             trial.load_state_dict(copy.deepcopy(state))
             optimizers.trial_step(trial)
             steps.load_state_dict({**steps.state_dict(), **schedule})
@@ -163,17 +196,15 @@ class Keeper:
                 steps.step()
 
     def _take_over(
-        self, stored: checkpoints.Tensors, metadata: dict[str, Any], state: dict[str, Any], schedule: dict[str, Any]
+        self, stored: dict[str, dict[str, Tensor]], metadata: dict[str, Any], state: dict[str, Any], schedule: dict[str, Any]
     ) -> None:
         run = self.run
         run.optimizer.load_state_dict(state)
         run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
         if metadata["scaler"]:
             run.scaler.load_state_dict(metadata["scaler"])
-        weights.put_back(run.operator, stored.model)
-        if run.average is not None:
-            run.average.load(stored.average)
-        run.best = {name: value.to(run.device) for name, value in stored.best.items()}
+        weights.put_back(run.operator, stored["model"])
+        run.best = {name: value.to(run.device) for name, value in stored["best"].items()}
         run.begin = metadata["begin"]
         run.losses, run.watched = list(metadata["losses"]), list(metadata["watched"])
         run.seconds = list(metadata["seconds"])
@@ -183,7 +214,9 @@ class Keeper:
             totals = [sum(totals)] + [0.0] * rank()
         run.total = torch.tensor(totals[rank()], dtype=torch.float64, device="cpu")
         mine = f"{rank()}."
-        run.restored_random = {name.removeprefix(mine): state for name, state in stored.random.items() if name.startswith(mine)}
+        run.restored_random = {
+            name.removeprefix(mine): state for name, state in stored["random"].items() if name.startswith(mine)
+        }
 
     def _moved_on(self, steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Settings of optimiser and schedule after so many steps of this run, whose schedule goes over its own epochs."""
@@ -241,3 +274,102 @@ def _optimization(run: Run) -> dict[str, Any]:
 
 def _is_json(value: object) -> bool:
     return isinstance(value, (bool, int, float, str, list))
+
+
+def _check_progress(
+    metadata: dict[str, Any], ours: dict[str, Any], *, epochs: int, steps: int, has_validation: bool, is_builtin: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the settings of the optimiser and the state of the schedule that a checkpoint has reached.
+
+    Args:
+        metadata: Of the checkpoint.
+        ours: `"groups"`, `"schedule"` and `"scaler"` of a run that has not begun, in types that JSON knows.
+        epochs: Of the whole run.
+        steps: Per epoch.
+        has_validation: Whether the run watches a loss on a validation split.
+        is_builtin: Whether optimiser and schedule are ours, of which is known what changes.
+
+    Raises:
+        FileError: If the checkpoint is of another form, or counts other epochs and steps than it has losses.
+    """
+    schema.check(metadata, _Checkpoint, where="a checkpoint")
+    count, now, step = len(metadata["losses"]), metadata["schedule"], metadata["step"]
+    is_alike = _same_form({name: metadata[name] for name in ours}, ours)
+    lengths = (len(metadata["seconds"]), len(metadata["watched"])) == (count, count if has_validation else 0)
+    done = steps * count + step
+    reached = (now.get("last_epoch"), now.get("_step_count")) == (done, done + 1) or not is_builtin
+    within = 0 <= step < steps and (step == 0 or count < epochs) and len(metadata["totals"]) > 0
+    plain = all(math.isfinite(number) for number in (*metadata["totals"], metadata["elapsed"]))
+    if not (is_alike and lengths and reached and within and plain and count <= epochs):
+        raise _mismatch("the state of this run's optimiser, and numbers for each epoch")
+    if not is_builtin:
+        return metadata["groups"], now
+    groups = [{**group, "lr": reached["lr"]} for group, reached in zip(ours["groups"], metadata["groups"], strict=True)]
+    return groups, {name: now[name] for name in _STEPS}
+
+
+def _by_owner(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """A checkpoint's tensors by owner: weights and best weights by name, moments, and random states by process and kind.
+
+    Raises:
+        FileError: If one belongs to none.
+    """
+    parts: dict[str, dict[str, Tensor]] = {owner: {} for owner in ("model", "optimizer", "best", "random")}
+    for name, tensor in tensors.items():
+        owner, _, inner_name = name.partition(".")
+        if owner not in parts:
+            raise _mismatch(f"weights, moments and random states, not {name[:80]}")
+        parts[owner][inner_name] = tensor
+    return parts
+
+
+def _check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise a FileError unless weights have the names, shapes and dtypes of others."""
+    forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in side.items()} for side in (weights, expected)]
+    if forms[0] != forms[1]:
+        raise _mismatch("weights and moments of this run's names, shapes and dtypes")
+
+
+def _check_moments(moments: Mapping[int, Mapping[str, Any]], expected: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise a FileError unless the moments of each parameter have the names, shapes and dtypes of others."""
+    for number, tensors in moments.items():
+        if number not in expected or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise _mismatch("moments of this run's parameters")
+        _check_weights(tensors, expected[number])
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    """States of torch's global generators that a training on this device draws from, by kind."""
+    return {place.type: global_generator(place).get_state() for place in (torch.device("cpu"), device)}
+
+
+def _check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Raise a FileError unless states, by process and kind, are those of generators."""
+    try:
+        for name, state in states.items():
+            kind = name.partition(".")[2]
+            if kind in ("cpu", device.type):
+                generator = global_generator(device if kind == device.type else torch.device(kind))
+                before = generator.get_state()
+                generator.set_state(state)
+                generator.set_state(before)
+    except (RuntimeError, TypeError) as error:
+        raise _mismatch("states of random generators") from error
+
+
+def _mismatch(expected: str) -> FileError:
+    """The error about a checkpoint that holds something else than it should."""
+    return FileError(
+        expected=expected,
+        got="others in the checkpoint",
+        remedy="it is damaged, or of another version: remove it to start anew",
+    )
+
+
+def _same_form(first: object, second: object) -> bool:
+    """Whether JSON has the keys, lengths and types of other JSON."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_same_form(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_same_form, first, second))
+    return type(first) is type(second)

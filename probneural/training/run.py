@@ -100,7 +100,6 @@ class Run:
         self.optimizer = optimizers.make_optimizer(self.parameters, learning_rate=plan.learning_rate, options=options)
         self.schedule = optimizers.make_schedule(self.optimizer, steps=plan.epochs * self.steps, options=options)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
-        self.average = None if options.averaging is None else weights.Average(operator, options.averaging)
         self.best: dict[str, Tensor] = {}
         self.objective: nn.Module = Objective(operator, plan.loss, precision=options.precision, unroll=plan.unroll)
         if world_size() > 1:
@@ -184,8 +183,6 @@ class Run:
             if self.scaler.is_enabled():  # a step that the scaler leaves out, because gradients overflow, counts as one
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             self.schedule.step()
-        if self.average is not None:
-            self.average.update()
         self.total += value
         self.last_loss = float(value) / sum(sizes)
 
@@ -193,12 +190,10 @@ class Run:
         """Set the gradients; returns the sum of this process's losses over its pairs, float64, on the CPU."""
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), dtype=torch.float64, device="cpu")
-        unroll = self.plan.unroll
-        horizon = None if unroll is None else unroll.horizon(len(self.losses), self.plan.epochs)
         for number, batch in enumerate(batches, start=1):
             count = 0 if batch is None else len(batch)
             with self._apart(number < len(sizes)):
-                value = self.objective(batch, horizon)
+                value = self.objective(batch)
                 if self.begin is None and batch is not None:
                     self.begin = float(value.detach())
                 share = world_size() * count / sum(sizes)  # DistributedDataParallel averages over processes
@@ -234,31 +229,24 @@ class Run:
 
     @torch.no_grad()
     def _watch(self) -> float:
-        """The mean loss on the validation split, of the averaged weights where there are such."""
+        """The mean loss on the validation split."""
         total = torch.zeros((), dtype=torch.float64, device="cpu")
-        objective = self._judge
-        with self._as_watched():
-            for batch in self.validation:
-                if batch is not None:
-                    total += float(objective(batch)) * len(batch)
-        return float(parallel.summed(total)) / sum(self.validation_order.lengths)
-
-    @contextlib.contextmanager
-    def _as_watched(self) -> Iterator[None]:
-        """The operator in evaluation mode, and for a while with the averaged weights where there are such."""
         self.operator.eval()
-        with self.average.in_place() if self.average is not None else contextlib.nullcontext():
-            yield
+        for batch in self.validation:
+            if batch is not None:
+                total += float(self._judge(batch, is_watched=True)) * len(batch)
+        return float(parallel.summed(total)) / sum(self.validation_order.lengths)
 
     @contextlib.contextmanager
     def interrupted(self, *, after_epoch: bool) -> Iterator[None]:
         """Let a callback act, with the caller's random state, and put the modes of all modules back afterwards.
 
         Args:
-            after_epoch: Whether the operator is shown as it was watched.
+            after_epoch: Whether the operator is in evaluation mode.
         """
-        shown = self._as_watched() if after_epoch else contextlib.nullcontext()
-        with self._given_back(), weights.modes_kept(self.operator), shown:
+        with self._given_back(), weights.modes_kept(self.operator):
+            if after_epoch:
+                self.operator.eval()
             yield
 
     @property
@@ -272,13 +260,10 @@ class Run:
         """Copy the weights that were watched, if no epoch was better and they may be wanted back."""
         stop = self.plan.optimization.early_stopping
         if stop is not None and stop.restore_best and stop.best(self.watched) == len(self.watched) - 1:
-            with self._as_watched():
-                self.best = weights.copied(self.operator)
+            self.best = weights.copied(self.operator)
 
     def finish(self) -> History:
         """Give the operator the weights it ends with, and return the history."""
-        if self.average is not None:
-            self.average.put_in_place()
         if self.best:
             weights.put_back(self.operator, self.best)
         return self.history()

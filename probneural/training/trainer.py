@@ -22,9 +22,8 @@ from probneural.processes import own_rows, rank, sum_over_processes, together, w
 from probneural.randomness import check_seed, stream_seed
 from probneural.training import parallel, weights
 from probneural.training.callbacks import Callback, History
-from probneural.training.devices import resolve_device
 from probneural.training.losses import Loss, check_loss
-from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions
+from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions, resolve_device
 from probneural.training.resuming import Keeper
 from probneural.training.run import Plan, Run
 from probneural.training.unrolling import FirstStep, Unroll
@@ -79,7 +78,7 @@ def fit(
             channels and samples. See `probneural.training.losses` for others. For operators of one time step
             that will be rolled out, `Unroll(steps=4)` trains on their own outputs; pairs then hold as many following states, as
             `trajectories.windows(steps=4)` makes them.
-        optimization: Optimiser, schedule, precision, averaging and early stopping.
+        optimization: Optimiser, schedule, precision and early stopping.
         data: Batch size, validation split, workers and prefetching.
         run: Device, checkpoint and callbacks.
         show_progress: Whether to show a progress bar.

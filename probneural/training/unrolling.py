@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_flag, check_integer, check_real
+from probneural.checks import assign, check_flag, check_integer
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -30,61 +30,42 @@ class Unroll:
 
     An operator that is given several states of history maps them, the earliest first, to the next one, and the oldest is
     dropped. Channels after those of the history, parameters for example, are given to every step as they are. The validation
-    split is judged by the mean over all K steps, without noise, whatever is trained.
+    loss is the mean over all K steps.
 
     Args:
         steps: K, the number of following states in a pair.
         loss: Loss of one step; by default the relative L2 error.
         history: States that an input holds.
         pushforward: Whether gradients stay within a step.
-        noise: Standard deviation of the white Gaussian noise on the states of an input, relative to the root mean square of
-            that state over space, per function and channel. Targets are as they are. White noise is independent from point to
-            point, so on a finer grid it lies at smaller scales.
-        curriculum: Fraction of the epochs over which the steps that are taken grow from 1 to K, evenly; 0 for K of them
-            from the beginning.
 
     Raises:
-        ArgumentError: If a number is out of range, the loss is none, or an option needs more than one step.
+        ArgumentError: If a number is out of range, the loss is none, or `pushforward` has a single step.
 
     Reference:
-        Brandstetter, Worrall and Welling (2022), Message passing neural PDE solvers, section 3.1, for the push-forward;
-        Sanchez-Gonzalez et al. (2020), Learning to simulate complex physics with graph networks, section 4.3, for noise.
-        There, the number of steps is drawn anew for every batch; here it is K or what the curriculum says.
-
-    Examples:
-        >>> [Unroll(steps=4, curriculum=0.5).horizon(epoch, 12) for epoch in range(8)]
-        [1, 1, 2, 2, 3, 3, 4, 4]
+        Brandstetter, Worrall and Welling (2022), Message passing neural PDE solvers, section 3.1, for the push-forward.
+        Their number of steps is random for every batch; here it is K.
     """
 
     steps: int = 1
     loss: Loss | None = None
     history: int = 1
     pushforward: bool = False
-    noise: float = 0.0
-    curriculum: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check every option, and that they fit together."""
+        """Validate the options."""
         assign(
             self,
             steps=check_integer(self.steps, "steps"),
             loss=check_loss(self.loss),
             history=check_integer(self.history, "history"),
             pushforward=check_flag(self.pushforward, "pushforward"),
-            noise=check_real(self.noise, "noise", least=0.0),
-            curriculum=check_real(self.curriculum, "curriculum", least=0.0, below=1.0),
         )
-        if self.steps == 1 and (self.pushforward or self.curriculum > 0.0):
+        if self.steps == 1 and self.pushforward:
             raise ArgumentError(
-                expected="two steps or more to push forward, or to grow to",
+                expected="two steps or more to push forward",
                 got=repr(self),
                 remedy="give Unroll(steps=4, ...) and pairs of windows(steps=4)",
             )
-
-    def horizon(self, epoch: int, epochs: int) -> int:
-        """Steps that are taken in an epoch, counted from 0."""
-        growing = self.curriculum * epochs
-        return self.steps if epoch >= growing else 1 + int((self.steps - 1) * epoch / growing)
 
     def settings(self) -> dict[str, Any]:
         """All options but the loss, as JSON."""
@@ -93,13 +74,6 @@ class Unroll:
     def targets(self, outputs: Float[Tensor, "n kc *grid"]) -> tuple[Float[Tensor, "n c *grid"], ...]:
         """The states that follow, one after the other."""
         return outputs.unflatten(1, (self.steps, -1)).unbind(1)
-
-    def disturbed(self, inputs: Field, channels: int) -> Field:
-        """Inputs with noise on their states of so many channels each, from torch's global generators."""
-        states, parameters = inputs.values.tensor_split([self.history * channels], dim=1)
-        size = inputs.mean_square().sqrt()[:, : states.shape[1]].reshape(*states.shape[:2], *(1,) * (states.ndim - 2))
-        noisy = states + self.noise * size.to(states) * torch.randn_like(states)
-        return Field(torch.cat([noisy, parameters], dim=1), inputs.grid)
 
     def following(self, inputs: Field, state: Float[Tensor, "n c *grid"]) -> Field:
         """The input of the next step: without the oldest state, and with the new one."""

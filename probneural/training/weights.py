@@ -1,4 +1,4 @@
-"""Copies of weights: their moving average, and random states that go with them into a checkpoint; modes of modules."""
+"""Copies of weights, random states that go with them into a checkpoint, and modes of modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from probneural.randomness import global_generator
-from probneural.training import checkpoints
 
 
 def are_finite(tensors: Mapping[str, Tensor]) -> bool:
@@ -35,73 +34,8 @@ def put_back(operator: nn.Module, state: Mapping[str, Tensor]) -> None:
     operator.load_state_dict({**operator.state_dict(), **state}, strict=False)
 
 
-class Average:
-    """An exponential moving average of the weights that are trained; buffers stay as they are.
-
-    Args:
-        operator: Whose weights are averaged.
-        decay: Per step.
-    """
-
-    def __init__(self, operator: nn.Module, decay: float) -> None:
-        self.trained = {name: parameter for name, parameter in operator.named_parameters() if parameter.requires_grad}
-        self.decay = decay
-        self.values: dict[str, Tensor] = {}
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Take in the weights after a step; the first ones are the average."""
-        for name, parameter in self.trained.items():
-            if name not in self.values:
-                self.values[name] = parameter.detach().clone()
-            else:
-                self.values[name].mul_(self.decay).add_(parameter.detach(), alpha=1.0 - self.decay)
-
-    @torch.no_grad()
-    def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take an average over from a checkpoint."""
-        self.values = {name: value.to(self.trained[name].device) for name, value in values.items()}
-
-    @torch.no_grad()
-    def put_in_place(self) -> None:
-        """Overwrite the weights by their average."""
-        for name, value in self.values.items():
-            self.trained[name].copy_(value)
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Exchange the weights for their average, for a while."""
-        current = {name: parameter.detach().clone() for name, parameter in self.trained.items()}
-        self.put_in_place()
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, value in current.items():
-                    self.trained[name].copy_(value)
-
-
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    """States of torch's global generators that a training on this device draws from, by kind."""
-    return {place.type: global_generator(place).get_state() for place in (torch.device("cpu"), device)}
-
-
-def check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Raise a FileError unless states, by process and kind, are those of generators."""
-    try:
-        for name, state in states.items():
-            kind = name.partition(".")[2]
-            if kind in ("cpu", device.type):
-                generator = global_generator(device if kind == device.type else torch.device(kind))
-                before = generator.get_state()
-                generator.set_state(state)
-                generator.set_state(before)
-    except (RuntimeError, TypeError) as error:
-        raise checkpoints.mismatch("states of random generators") from error
-
-
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set those states."""
+    """Set states of torch's global generators, by kind."""
     for place in (torch.device("cpu"), device):
         if place.type in states:
             global_generator(place).set_state(states[place.type])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import erfc
 
-from probneural.export.error_function import complementary_error_function, decompositions
+from probneural.export.programs import complementary_error_function, decompositions
 
 VALUES = torch.linspace(-7.0, 7.0, 1401, dtype=torch.float64)
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -182,38 +179,13 @@ def test_files_run_without_this_library(tmp_path: Path) -> None:
         run_apart("import probneural", folder=tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("c++") is None, reason="AOTInductor needs a C++ compiler")
-def test_packages_of_aot_inductor(tmp_path: Path) -> None:
-    predictor, inputs = in_dtype("regression", torch.float32)
-    pn.export.to_aot_inductor(predictor, tmp_path / "package.pt2", example=inputs[:1])
-    assert [file.name for file in tmp_path.iterdir()] == ["package.pt2"]
-    package: Any = torch._inductor.aoti_load_package(str(tmp_path / "package.pt2"))
-    assert json.loads(package.get_metadata()["probneural"])["version"] == pn.__version__
-    u = predictor(inputs)
-    for count in (1, 2, 7):
-        for found, expected in zip(package(inputs.values[:count]), (u.mean, u.standard_deviation), strict=True):
-            assert_equal(found.numpy(), expected[:count])
-
-
-def test_compilers_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("no C++ compiler")
-
-    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", broken)
-    with pytest.raises(UnsupportedError, match="RuntimeError: no C.. compiler; install one"):
-        pn.export.to_aot_inductor(nn.Conv1d(1, 1, 1), tmp_path / "p.pt2", example=Field(normal(2, 1, 8).float(), LINE))
-    assert not list(tmp_path.iterdir())
-
-
 def run_apart(*lines: str, folder: Path) -> None:
     """In a process of its own, where this library is not."""
     program = WITHOUT_LIBRARY + "\n".join(lines)
     subprocess.run([sys.executable, "-c", program], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("write", [pn.export.to_torch_export, pn.export.to_aot_inductor])
-def test_names_that_pytorch_does_not_load_are_refused(write: Callable[..., None], tmp_path: Path) -> None:
+def test_names_that_pytorch_does_not_load_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"ends in \.pt2"):
-        write(nn.Conv1d(1, 1, 1), tmp_path / "program.txt", example=Field(normal(2, 1, 8).float(), LINE))
+        pn.export.to_torch_export(nn.Conv1d(1, 1, 1), tmp_path / "program.txt", example=Field(normal(2, 1, 8).float(), LINE))
     assert not list(tmp_path.iterdir())

@@ -198,7 +198,7 @@ def small_fno(out_channels: int = 1, *, in_channels: int = 1, **settings: object
 
 
 def small_deeponet() -> nn.Module:
-    return DeepONet(1, 2, sensors=PERIODIC.resized(7), basis=3, layers=HiddenLayers(width=4, depth=1), coupling="split_trunk")
+    return DeepONet(1, 2, sensors=PERIODIC.resized(7), basis=3, layers=HiddenLayers(width=4, depth=1))
 
 
 def small_pod_deeponet() -> nn.Module:

@@ -22,9 +22,7 @@ from probneural.operators import (
     ODESolver,
     Operator,
     PODDeepONet,
-    RecurrentLayers,
     RecurrentOperator,
-    SpectralEncoder,
 )
 from probneural.pairs import FieldPairs
 from tests.helpers import generator, one_of_each
@@ -107,12 +105,8 @@ def pod_deeponet(sensors: Grid, out_grid: Grid, *, channels: tuple[int, int], **
     return build
 
 
-def recurrent(
-    *channels: int, modes: tuple[int, ...] = (), is_bidirectional: bool = False, **encoder: Any
-) -> Callable[[], Operator]:
-    seen = SpectralEncoder(modes=modes, depth=1, **encoder) if modes else None
-    layers = RecurrentLayers(width=8, heads=2, horizon=16)
-    return lambda: RecurrentOperator(*channels, encoder=seen, layers=layers, is_bidirectional=is_bidirectional)
+def recurrent(*channels: int, is_bidirectional: bool = False) -> Callable[[], Operator]:
+    return lambda: RecurrentOperator(*channels, width=8, heads=2, horizon=16, is_bidirectional=is_bidirectional)
 
 
 def neural_ode(
@@ -169,14 +163,14 @@ CASES = [
     Case("DeepONet-1-D", deeponet(LINE.resized(7)), LINE, LINE.resized(16), 1e-12),
     Case(
         "DeepONet-1-D-ends",
-        deeponet(ENDS.resized(9), channels=(2, 2), coupling="split_branch", activation="tanh"),
+        deeponet(ENDS.resized(9), channels=(2, 2), activation="tanh"),
         ENDS,
         Grid.uniform(65, periodic=False),
         1e-12,
     ),
     Case(
-        "DeepONet-2-D-mixed-product",
-        deeponet(MIXED.resized((5, 4)), channels=(2, 3), coupling="independent", branching="product", activation="silu"),
+        "DeepONet-2-D-mixed",
+        deeponet(MIXED.resized((5, 4)), channels=(2, 3), activation="silu"),
         MIXED,
         MIXED.resized((16, 61)),
         1e-7,
@@ -184,7 +178,7 @@ CASES = [
     Case("POD-DeepONet-1-D", pod_deeponet(LINE.resized(7), LINE, channels=(1, 1)), LINE, LINE.resized(16), 1e-12),
     Case(
         "POD-DeepONet-2-D-channels",
-        pod_deeponet(PLANE, PLANE.resized((8, 9)), channels=(2, 2), branching="product"),
+        pod_deeponet(PLANE, PLANE.resized((8, 9)), channels=(2, 2)),
         PLANE,
         PLANE.resized((12, 11)),
         1e-12,
@@ -192,14 +186,6 @@ CASES = [
     # A signal is taken sample by sample, so samples at another rate are another problem.
     Case("recurrent-signals", recurrent(2, 1), ENDS, ENDS, math.inf),
     Case("recurrent-signals-bidirectional", recurrent(1, 2, is_bidirectional=True), ENDS, ENDS, math.inf),
-    Case("recurrent-1-D", recurrent(3, 1, modes=(3,), history=3), LINE, LINE.resized(128), 1e-4, equivariant=True),
-    Case(
-        "recurrent-2-D-mixed-parameters",
-        recurrent(5, 2, modes=(2, 2), parameters=1, periodic=(True, False)),
-        MIXED,
-        MIXED.resized((32, 65)),
-        1e-3,
-    ),
     Case("neural-ODE-1-D", neural_ode(1, 2, modes=(3,)), LINE, Grid.uniform(64, lengths=2.0), 1e-7, equivariant=True),
     Case(
         "neural-ODE-2-D-mixed",

@@ -14,8 +14,7 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
 from probneural.operators import DeepONet, HiddenLayers, LinearRegression
-from probneural.operators.layers.branch import SensorBranch
-from probneural.operators.layers.grouped import GroupedLinear
+from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import MLP
 from probneural.pairs import FieldPairs
 from probneural.problems import Burgers
@@ -24,7 +23,6 @@ from probneural.training.losses import relative_l2
 from tests.helpers import generator, uniform
 from tests.operators.cases import smooth
 
-COUPLINGS = ["independent", "split_branch", "split_trunk", "split_both"]
 SENSORS = Grid.uniform(7, lengths=2.0)
 POINTS = Grid.scattered(2.0 * torch.rand(5, 1, generator=generator("points"), dtype=torch.float64), torch.full((5,), 0.4))
 
@@ -63,53 +61,33 @@ def network(mlp: nn.Module, values: Tensor) -> Tensor:
     return values @ mlp.layers[-1].weight.T + mlp.layers[-1].bias
 
 
-@pytest.mark.parametrize("branching", ["joint", "product"])
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_formula(coupling: str, branching: str) -> None:
-    operator = built(coupling=coupling, branching=branching)
+def test_formula() -> None:
+    operator = built()
     values = smooth(SENSORS, count=3, channels=2)
     units = (values - operator.branch.normalizer.mean[:, None]) / operator.branch.normalizer.scale[:, None]
-    seen = [units.flatten(1)] if branching == "joint" else [units[:, 0], units[:, 1]]
     phase = torch.pi * POINTS.points
     position = torch.cat([torch.sin(phase), torch.cos(phase)], dim=1)
-    nets = list(operator.branch.networks)
-    per = len(nets) // len(seen)
-    outputs = []
-    for channel in range(3):
-        part = slice(4 * channel, 4 * channel + 4)
-        branch = torch.ones(3, 4, dtype=torch.float64)
-        for number, values_seen in enumerate(seen):
-            if coupling == "independent":
-                branch = branch * network(nets[number * per + channel], values_seen)
-            else:
-                described = network(nets[number], values_seen)
-                branch = branch * (described if coupling == "split_trunk" else described[:, part])
-        if coupling == "independent":
-            trunk = network(operator.trunk[channel], position)
-        else:
-            trunk = network(operator.trunk[0], position)
-            trunk = trunk if coupling == "split_branch" else trunk[:, part]
-        weight, bias = operator.readout.weight[channel], operator.readout.bias[channel]
-        unitless = torch.einsum("k,nk,pk->np", weight, branch, trunk) + bias
-        outputs.append(unitless * operator.output_normalizer.scale[channel] + operator.output_normalizer.mean[channel])
-    result = operator(smooth(SENSORS, count=3, channels=2), query=POINTS)
-    torch.testing.assert_close(result, torch.stack(outputs, dim=1), atol=1e-13, rtol=1e-13)
+    branch = network(operator.branch.network, units.flatten(1)).unflatten(1, (3, 4))
+    trunk = network(operator.trunk, position).unflatten(1, (3, 4))
+    weight, bias = operator.readout.weight, operator.readout.bias
+    unitless = torch.einsum("ck,nck,pck->ncp", weight, branch, trunk) + bias[:, None]
+    expected = unitless * operator.output_normalizer.scale[:, None] + operator.output_normalizer.mean[:, None]
+    torch.testing.assert_close(operator(values, query=POINTS), expected, atol=1e-13, rtol=1e-13)
 
 
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_channels_share_what_the_coupling_says(coupling: str) -> None:
+def test_channels_share_hidden_layers_and_no_products() -> None:
     """A parameter is shared if more than one output channel depends on it."""
-    operator = built(coupling=coupling)
+    operator = built()
     output = operator(smooth(SENSORS, channels=2), query=POINTS)
     used = []
     for channel in range(3):
         gradients = torch.autograd.grad(output[:, channel].square().sum(), list(operator.parameters()), retain_graph=True)
         used.append({key: gradient != 0 for (key, _), gradient in zip(operator.named_parameters(), gradients, strict=True)})
     sharing = {
-        "branch.networks.0.layers.0.weight": coupling != "independent",
-        "branch.networks.0.layers.2.weight": coupling == "split_trunk",
-        "trunk.0.layers.0.weight": coupling != "independent",
-        "trunk.0.layers.2.weight": coupling == "split_branch",
+        "branch.network.layers.0.weight": True,
+        "branch.network.layers.2.weight": False,
+        "trunk.layers.0.weight": True,
+        "trunk.layers.2.weight": False,
         "readout.weight": False,
         "readout.bias": False,
     }
@@ -129,10 +107,9 @@ def test_begins_as_the_plain_sum() -> None:
     torch.testing.assert_close(caught[0].unflatten(1, (2, 3)).sum(2), caught[1])
 
 
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_products_are_formed_for_hooks_alone(coupling: str) -> None:
+def test_products_are_formed_for_hooks_alone() -> None:
     """What a hook on the read-out sees are all products, and the values are the same with and without it."""
-    operator, values = built(coupling=coupling), smooth(SENSORS, count=4, channels=2)
+    operator, values = built(), smooth(SENSORS, count=4, channels=2)
     plain = operator(values, query=POINTS)
     caught: list[Tensor] = []
     operator.readout.register_forward_hook(lambda module, arguments, output: caught.append(arguments[0]))
@@ -140,10 +117,9 @@ def test_products_are_formed_for_hooks_alone(coupling: str) -> None:
     assert [tuple(features.shape) for features in caught] == [(4, 3 * operator.basis, *POINTS.shape)]
 
 
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_each_function_at_points_of_its_own(coupling: str) -> None:
+def test_each_function_at_points_of_its_own() -> None:
     """As one query per function would have it; gradients reach the points."""
-    operator, values = built(coupling=coupling), smooth(SENSORS, count=3, channels=2)
+    operator, values = built(), smooth(SENSORS, count=3, channels=2)
     points = uniform(3, 5, POINTS.dimension, seed="points").requires_grad_()
     result = operator.evaluate_at(values, points)
     expected = [
@@ -174,19 +150,19 @@ def test_refuses_points_of_other_shapes_and_elsewhere() -> None:
 def test_trunk_sees_each_point_and_branch_each_input_once() -> None:
     operator = built()
     rows: list[tuple[str, int]] = []
-    for name in ("branch.networks.0", "trunk.0"):
+    for name in ("branch.network", "trunk"):
         operator.get_submodule(name).register_forward_hook(
             lambda module, arguments, output, name=name: rows.append((name, len(arguments[0])))
         )
     operator(smooth(SENSORS, count=9, channels=2), query=POINTS)
-    assert rows == [("branch.networks.0", 9), ("trunk.0", 5)]
+    assert rows == [("branch.network", 9), ("trunk", 5)]
 
 
 def test_a_known_grid_is_not_embedded_again() -> None:
     """On a small batch, what a forward evaluation computes of the grid alone takes longer than its products."""
     operator, values = built(), smooth(SENSORS, count=2, channels=2)
     seen: list[Tensor] = []
-    operator.trunk[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].requires_grad_()))
+    operator.trunk.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0].requires_grad_()))
     first = operator(values, query=Grid.uniform(9, lengths=2.0))
     with Calls() as calls:
         again = operator(values, query=Grid.uniform(9, lengths=2.0))
@@ -329,7 +305,7 @@ def test_an_infinite_prior_keeps_features_of_other_channels_out() -> None:
 # Marked so because the runtime checks, which that run leaves out, have graph breaks of their own.
 @pytest.mark.bad_input
 def test_compiles_as_one_graph() -> None:
-    operator = built(coupling="split_trunk", branching="product")
+    operator = built()
     values, query = smooth(SENSORS, channels=2), SENSORS.resized(12)
     torch.compiler.reset()
     compiled = torch.compile(operator, backend="aot_eager", fullgraph=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import probneural as pn
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
-from probneural.operators import RecurrentLayers, RecurrentOperator, SpectralEncoder
-from probneural.operators.layers.attention import StateAttention
-from probneural.operators.layers.recurrent import LSTM
+from probneural.operators import RecurrentOperator
+from probneural.operators.layers.recurrent import LSTM, StateAttention
 from probneural.operators.recurrent import RecurrentState
 from tests.helpers import generator
 
-LAYERS = RecurrentLayers(width=8, depth=2, heads=2, horizon=50)
+LAYERS = {"width": 8, "depth": 2, "heads": 2, "horizon": 50}
 
 
 def normal(*shape: int, name: str = "values") -> Tensor:
@@ -27,12 +25,7 @@ def normal(*shape: int, name: str = "values") -> Tensor:
 
 
 def signals(**options: Any) -> RecurrentOperator:
-    return RecurrentOperator(2, 3, layers=LAYERS, seed=0, **options).double()
-
-
-def fields(*, history: int = 3, parameters: int = 1) -> RecurrentOperator:
-    encoder = SpectralEncoder(modes=(3,), depth=1, history=history, parameters=parameters)
-    return RecurrentOperator(history * 2 + parameters, 2, encoder=encoder, layers=LAYERS, seed=0).double()
+    return RecurrentOperator(2, 3, **LAYERS, seed=0, **options).double()
 
 
 @pytest.mark.parametrize("sizes", [[1] * 70, [33, 37], [70], [1, 31, 6, 32]], ids=["single", "two", "whole", "mixed"])
@@ -116,53 +109,13 @@ def test_attention_is_a_sum_over_steps(is_causal: bool) -> None:
     torch.testing.assert_close(read[0], layer.out(expected.flatten(1)), atol=1e-13, rtol=1e-12)
 
 
-def test_units_of_a_history_are_pooled() -> None:
-    operator, grid = fields(history=2, parameters=1), Grid.uniform(8)
-    inputs = torch.cat([normal(50, 2, 8) * 3.0 + 1.0, normal(50, 2, 8, name="later") * 3.0 + 5.0, normal(50, 1, 8)], dim=1)
-    operator.fit_normalizers(pn.FieldPairs(pn.Field(inputs, grid), pn.Field(normal(50, 2, 8), grid)))
-    for channel in range(2):
-        seen = inputs[:, [channel, channel + 2]]
-        torch.testing.assert_close(operator.input_normalizer.mean[channel], seen.mean(), atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(operator.input_normalizer.scale[channel], seen.std(correction=0), atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(operator.input_normalizer.mean[2], inputs[:, 4].mean(), atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("rest", [0.0, 0.25])
-@pytest.mark.parametrize("history", [2, 3])
-def test_a_constant_state_of_a_history_has_no_spread(history: int, rest: float) -> None:
-    """As where trajectories begin at rest: a scale of 1 stands for no unit there, and is none to average with."""
-    operator, grid = fields(history=history, parameters=1), Grid.uniform(8)
-    moving = normal(50, 2 * (history - 1), 8) * 1e-3
-    inputs = torch.cat([torch.full((50, 2, 8), rest, dtype=torch.float64), moving, torch.ones(50, 1, 8).double()], dim=1)
-    operator.fit_normalizers(pn.FieldPairs(pn.Field(inputs, grid), pn.Field(normal(50, 2, 8), grid)))
-    for channel in range(2):
-        seen = inputs[:, channel:-1:2]
-        torch.testing.assert_close(operator.input_normalizer.mean[channel], seen.mean(), atol=1e-12, rtol=1e-12)
-        torch.testing.assert_close(operator.input_normalizer.scale[channel], seen.std(correction=0), atol=0, rtol=1e-12)
-    assert (operator.input_normalizer.mean[2], operator.input_normalizer.scale[2]) == (1.0, 1.0)
-
-
-@pytest.mark.bad_input
-def test_units_are_of_as_many_channels_as_inputs_have() -> None:
-    operator, grid = fields(history=2, parameters=1), Grid.uniform(8)
-    with pytest.raises(DataError, match="expected fields of 5 channels; got 4"):
-        operator.fit_normalizers(pn.FieldPairs(pn.Field(normal(5, 4, 8), grid), pn.Field(normal(5, 2, 8), grid)))
-
-
-def test_a_history_that_never_varies_keeps_its_units() -> None:
-    operator, grid = fields(history=2, parameters=1), Grid.uniform(8)
-    inputs = torch.cat([torch.full((50, 4, 8), 0.3, dtype=torch.float64), normal(50, 1, 8)], dim=1)
-    operator.fit_normalizers(pn.FieldPairs(pn.Field(inputs, grid), pn.Field(normal(50, 2, 8), grid)))
-    assert operator.input_normalizer.scale[:2].tolist() == [1.0, 1.0]
-
-
 def test_learns_to_average_what_it_has_seen() -> None:
     """A constant in noise: the mean so far is a filter of unit gain, whose error falls as one over the steps."""
     level = normal(400, 1, 1, name="level").float()
     values = level + normal(400, 1, 24, name="noise").float()
     grid = Grid.uniform(24, periodic=False)
     data = pn.FieldPairs(pn.Field(values, grid), pn.Field(level.expand(-1, -1, 24).contiguous(), grid))
-    operator = RecurrentOperator(1, 1, layers=RecurrentLayers(width=8, heads=2, horizon=24), seed=0)
+    operator = RecurrentOperator(1, 1, width=8, heads=2, horizon=24, seed=0)
     pn.fit(
         operator,
         data[:300],
@@ -180,8 +133,8 @@ def test_learns_to_average_what_it_has_seen() -> None:
 
 
 def test_last_layer_and_files(tmp_path: Any) -> None:
-    operator, grid = fields(), Grid.uniform(12)
-    data = pn.FieldPairs(pn.Field(normal(10, 7, 12), grid), pn.Field(normal(10, 2, 12, name="outputs"), grid))
+    operator, grid = signals(), Grid.uniform(12, periodic=False)
+    data = pn.FieldPairs(pn.Field(normal(10, 2, 12), grid), pn.Field(normal(10, 3, 12, name="outputs"), grid))
     operator.fit_normalizers(data)
     predictor = pn.heads.LastLayerLaplace().fit(operator, data)
     assert predictor.readout.name == "readout"
@@ -215,14 +168,8 @@ def test_refuses_states_of_others() -> None:
 def test_refuses_values_that_are_no_steps() -> None:
     with pytest.raises(ShapeError, match=r"values of shape \(n, 2, points\)"):
         signals().advance(normal(1, 3, 4))
-    with pytest.raises(ShapeError, match="time comes second"):
-        fields().advance(normal(3, 12))
     with pytest.raises(DataError, match="tensor"):
-        fields().advance([[0.0]])  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match=r"values of shape \(n, 3, points\)"):
-        fields().advance(normal(1, 2, 4, 12))
-    with pytest.raises(GridError, match="periodic"):
-        fields().advance(normal(1, 2, 3, 12), grid=Grid.uniform(12, periodic=False))
+        signals().advance([[0.0]])  # type: ignore[arg-type]
 
 
 @pytest.mark.bad_input
@@ -231,23 +178,11 @@ def test_refuses_values_that_are_no_steps() -> None:
     [
         ({"in_channels": 0}, "in_channels"),
         ({"out_channels": 1.5}, "out_channels"),
-        ({"layers": 32}, "RecurrentLayers"),
-        ({"encoder": (16,)}, "SpectralEncoder"),
         ({"is_bidirectional": "no"}, "is_bidirectional"),
-        ({"encoder": SpectralEncoder(modes=(3,), history=2), "in_channels": 3}, "history"),
-        ({"encoder": SpectralEncoder(modes=(3,), parameters=2), "in_channels": 2}, "parameters"),
-        ({"encoder": SpectralEncoder(modes=(3,), history=1), "is_bidirectional": True}, "causal"),
+        *(({name: 0}, name) for name in LAYERS),
+        ({"width": 8, "heads": 3}, "a width that is a multiple of 6"),
     ],
 )
 def test_refuses_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         RecurrentOperator(**({"in_channels": 1, "out_channels": 1} | options))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("name", ["width", "depth", "heads", "horizon"])
-def test_refuses_layers(name: str) -> None:
-    with pytest.raises(ArgumentError, match=name):
-        replace(LAYERS, **{name: 0})
-    with pytest.raises(ArgumentError, match="a width that is a multiple of 6"):
-        RecurrentLayers(width=8, heads=3)

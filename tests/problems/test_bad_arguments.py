@@ -19,7 +19,6 @@ from probneural.problems import (
     InviscidBurgers,
     KortewegDeVries,
     NavierStokesShell,
-    PiecewiseDarcy,
     Problem,
     ShallowWater,
     VariableSpeedAdvection,
@@ -79,14 +78,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
         {"drift": (1.0,)},
         {"sigma": 0.0},
         {"design_dim": 13},
-    ],
-    PiecewiseDarcy: [
-        {"high": 3.0},
-        {"low": 0.0},
-        {"high": 1e6},
-        {"cells": 1},
-        {"random_field": GaussianRandomField(2, 3)},
-        {"design_dim": 10**4},
     ],
     ShallowWater: [
         {"time": 0.0},

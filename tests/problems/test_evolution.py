@@ -19,11 +19,9 @@ from probneural.problems import (
     Burgers,
     Evolution,
     GaussianRandomField,
-    GrayScott,
     Heat,
     IndependentDistributions,
     InviscidBurgers,
-    KolmogorovFlow,
     KortewegDeVries,
     KuramotoSivashinsky,
     MethodOfLines,
@@ -83,8 +81,6 @@ CASES = [
     Case(replace(PREY, linear_symbol=None, integrator=TimeIntegrator(method="BDF"), name="BDF"), 17, (0.1, 0.2), 1e-6),
     Case(KuramotoSivashinsky(22.0, spin_up=10.0, step=0.1), 80, (1.0, 2.0), 1e-9),
     Case(KuramotoSivashinsky(22.0, viscosity=(0.8, 1.2), spin_up=10.0, step=0.1, points=80), 80, (1.0, 2.0), 1e-9),
-    Case(KolmogorovFlow((0.1, 0.2), spin_up=0.5, points=48), 48, (0.1, 0.2), 1e-9),
-    Case(GrayScott((0.02, 0.03), kill=(0.05, 0.06), length=0.2, spin_up=20.0, step=2.0), 48, (4.0, 8.0), 1e-9),
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 

@@ -24,17 +24,14 @@ from probneural.problems import (
     Darcy1D,
     Darcy2D,
     GaussianRandomField,
-    GrayScott,
     Heat,
     Helmholtz,
     IndependentDistributions,
     InviscidBurgers,
-    KolmogorovFlow,
     KortewegDeVries,
     KuramotoSivashinsky,
     MethodOfLines,
     NavierStokesShell,
-    PiecewiseDarcy,
     Problem,
     ShallowWater,
     SignalSeparation,
@@ -160,12 +157,6 @@ CASES = [
         (9, 12),
         1e-12,
     ),
-    Case(
-        PiecewiseDarcy(random_field=GaussianRandomField(2, 6, sigma=1.0, tau=3.0, boundary="neumann"), cells=48),
-        16,
-        float("inf"),
-        smooth_design=False,
-    ),
     Case(AdvectionDiffusion(), 63, 1e-12),
     Case(
         AdvectionDiffusion(
@@ -217,8 +208,6 @@ CASES = [
     ),
     Case(NavierStokesShell(), 12, 1e-12),
     Case(KuramotoSivashinsky(22.0, time=0.2, viscosity=(0.8, 1.2), spin_up=1.0, step=0.1), 40, 1e-12, rounding=1e-12),
-    Case(KolmogorovFlow(0.1, time=0.025, spin_up=0.025, points=96), 48, 1e-12),
-    Case(GrayScott((0.02, 0.03), kill=(0.05, 0.06), time=2.0, length=0.2, spin_up=2.0, step=2.0, points=64), 25, 1e-12),
     Case(NavierStokesShell(65, drift=(0.4, -0.2), sigma=5.0, design_dim=3), (17, 18), 1e-12),
 ]
 

@@ -65,7 +65,7 @@ def test_every_setting_is_written_with_its_explanation(tmp_path: Path) -> None:
                 continue
             above = text.partition(f"[{section}]\n")[2].partition(f"\n{name} = ")[0]
             assert told[name] in above.replace("\n# ", " "), name
-    assert len(sections) == 11
+    assert len(sections) == 10
     assert "# There are a and u.\ninputs = []" in text
     assert read_config(tmp_path / "run.toml") == Config()
 
@@ -90,10 +90,14 @@ MISTAKES = {
     "[data\n": r"TOML in run.toml; got .*line 1",
     "[head]\noptions = { level = 2020-01-01 }": r"head.options.level: true, false, .*; got an object of type date in line 2",
     'operator = { name = "FNO", mode = 3 }': r"setting of \[operator\]; got 'mode' in line 1",
-    "[training.loss]\nnam = 1": r"setting of \[training.loss\]; got 'nam' in line 2 of run.toml; did you mean 'name'\?",
-    '[training.loss]\nname = "L2"': r"training.loss.name: one of 'RelativeL2', .*; got 'L2' in line 2 of run.toml",
-    "[training]\nloss = 3": r"a section \[training.loss\]; got 3 in line 2 of run.toml; write \[training.loss\] on a line",
-    "[training.optimization]\naveraging = 1": r"averaging: .* above 0 and below 1, or 'none'; got 1 in line 2 of run.toml",
+    "[training.optimization]\noptimiser = 1": (
+        r"setting of \[training.optimization\]; got 'optimiser' in line 2 of run.toml; did you mean 'optimizer'\?"
+    ),
+    '[training.optimization]\noptimizer = "sgd"': r"optimization.optimizer: one of 'muon', .*; got 'sgd' in line 2 of run.toml",
+    "[training]\noptimization = 3": (
+        r"a section \[training.optimization\]; got 3 in line 2 of run.toml; write \[training.optimization\] on a line"
+    ),
+    "[training.optimization]\ngradient_clip = 0": r"gradient_clip: .* above 0, or 'none'; got 0 in line 2 of run.toml",
     "[training.early_stopping]\n\npatience = 0": r"patience: an integer of at least 1, or 'none'; got 0 in line 3 of run.toml",
     "[split]\n[training]\nvalidation = 0\nearly_stopping.patience = 3": (
         r"validation above 0 .*patience = 3 in line 2 of run.toml; raise the one"
@@ -151,9 +155,9 @@ def test_settings_check_themselves() -> None:
         convert({"rate": float("inf")}, dict[str, Any], "options")
     with pytest.raises(ArgumentError, match="known settings; got training.epoch"):
         Config.from_dict({"training": {"epoch": 3}})
-    with pytest.raises(ArgumentError, match="known settings; got training.loss.nam"):
-        Config.from_dict({"training": {"loss": {"nam": 3}}})
-    assert Config.from_dict({"training": {"loss": {"name": "RelativeH1"}}}).training.loss.name == "RelativeH1"
+    with pytest.raises(ArgumentError, match="known settings; got training.optimization.optim"):
+        Config.from_dict({"training": {"optimization": {"optim": 3}}})
+    assert Config.from_dict({"training": {"optimization": {"accumulation": 2}}}).training.optimization.accumulation == 2
 
 
 def test_differences_name_single_options() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 import probneural as pn
 from probneural import runs
 from probneural.runs.recipes import MemberTraining, train_operator
-from probneural.training import EarlyStopping, Optimization, RelativeH1, SpectralBands
+from probneural.training import EarlyStopping, Optimization
 from tests.runs.files import cheap, fields, written
 
 EPOCHS = 4
@@ -25,18 +25,14 @@ WILD: dict[str, Any] = {"learning_rate": 1.0, "optimization": {"schedule": "none
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "optimizer": ({"optimization": {"optimizer": "adamw"}}, {"optimization": Optimization(optimizer="adamw")}),
     "decay": ({"optimization": {"weight_decay": 0.5}}, {"optimization": Optimization(weight_decay=0.5)}),
-    "schedule": ({"optimization": {"schedule": "one-cycle"}}, {"optimization": Optimization(schedule="one-cycle")}),
     "no schedule": ({"optimization": {"schedule": "none"}}, {"optimization": Optimization(schedule=None)}),
     "clip": ({"optimization": {"gradient_clip": 0.01}}, {"optimization": Optimization(gradient_clip=0.01)}),
     "accumulation": ({"optimization": {"accumulation": 2}}, {"optimization": Optimization(accumulation=2)}),
-    "averaging": ({"optimization": {"averaging": 0.9}}, {"optimization": Optimization(averaging=0.9)}),
     "tail": (
         {"optimization": {"precision": "bfloat16", "full_precision_tail": 0.5}},
         {"optimization": Optimization(precision="bfloat16", full_precision_tail=0.5)},
     ),
     "precision": ({"optimization": {"precision": "bfloat16"}}, {"optimization": Optimization(precision="bfloat16")}),
-    "slopes": ({"loss": {"name": "RelativeH1", "options": {"length": 0.1}}}, {"loss": RelativeH1(length=0.1)}),
-    "bands": ({"loss": {"name": "SpectralBands", "options": {"edges": [2]}}}, {"loss": SpectralBands(edges=(2,))}),
     "stopping": (
         WILD | {"early_stopping": {"patience": 1}},
         {"learning_rate": 1.0, "optimization": Optimization(schedule=None, early_stopping=EarlyStopping(patience=1))},
@@ -80,7 +76,7 @@ def test_settings_are_arguments_of_fit(case: str) -> None:
 
 
 def test_members_of_an_ensemble_are_trained_alike(tmp_path: Path) -> None:
-    settings = {"batch_size": 6, "learning_rate": 3e-3, "loss": {"name": "RelativeH1"}, "optimization": {"averaging": 0.9}}
+    settings = {"batch_size": 6, "learning_rate": 3e-3, "optimization": {"gradient_clip": 0.01}}
     training = runs.Config.from_dict({"training": {"epochs": EPOCHS} | settings}).training
     operator = pn.operators.FNO(1, 1, modes=(4,), width=4, depth=1, projection=4, seed=0)
     MemberTraining(training, tmp_path)(operator, pairs(), seed=0, show_progress=False)
@@ -147,11 +143,6 @@ epochs = 2
             r"LastLayerLaplace; got 'member' in line 11 of run.toml",
         ),
         (("[training]", "[head]\nname = 'DeepEnsemble'\noptions = { members = 0 }\n[training]"), r"members.* in line 12 of"),
-        (("= 2", "= 2\nloss.options = { length = 3 }"), r"RelativeL2; got 'length' in line 12 of run.toml; it has none"),
-        (
-            ("= 2", "= 2\n[training.loss]\nname = 'SpectralBands'\noptions = { edges = [4, 2] }"),
-            r"edges that increase; got .* in line 14 of run.toml",
-        ),
     ],
 )
 def test_errors_that_come_late_name_the_line(tmp_path: Path, change: tuple[str, str], words: str) -> None:

@@ -22,10 +22,10 @@ from tests.training.lazy import lazy
 
 OPTIONS = {
     "plain": Optimization(),
-    "accumulated": Optimization(accumulation=2, gradient_clip=0.5, averaging=0.9, weight_decay=0.1),
+    "accumulated": Optimization(accumulation=2, gradient_clip=0.5, weight_decay=0.1),
     "lbfgs": Optimization(optimizer="lbfgs", schedule=None),
 }
-UNROLLED = {"unrolled": Unroll(steps=2, curriculum=0.5), "pushed forward": Unroll(steps=2, pushforward=True)}
+UNROLLED = {"unrolled": Unroll(steps=2), "pushed forward": Unroll(steps=2, pushforward=True)}
 CHUNK = 4
 """Functions that statistics read at once, in place of thousands."""
 SETTINGS: dict[str, Any] = {"epochs": 4, "data": DataOptions(batch_size=5), "seed": 3, "show_progress": False}

@@ -9,7 +9,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import FNO
 from probneural.problems import Burgers
-from probneural.training.devices import resolve_device
+from probneural.training.options import resolve_device
 
 
 def operator() -> FNO:

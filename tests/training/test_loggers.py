@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from probneural.training import Callback, DataOptions, EachEpoch, Optimization, RunOptions, callbacks, files, fit
+from probneural.training import Callback, DataOptions, EachEpoch, RunOptions, callbacks, files, fit
 from probneural.training.callbacks import CSVLog, MLflowLog, Progress, TensorBoardLog, WandbLog
 from tests.training.cases import built, data, same
 
@@ -107,13 +107,10 @@ def test_a_resumed_training_tells_the_learning_rate_of_its_next_step(tmp_path: P
 
 @pytest.mark.parametrize("validation", [0.0, 0.3])
 def test_an_operator_is_shown_as_it_was_watched(validation: float, tmp_path: Path) -> None:
-    """After each epoch with averaged weights, in evaluation mode; the training itself goes on as if nobody had looked."""
+    """After each epoch, in evaluation mode; the training itself goes on as if nobody had looked."""
     seen: list[dict[str, torch.Tensor]] = []
     modes: list[bool] = []
-    pairs, settings = (
-        data(),
-        QUICK | {"optimization": Optimization(averaging=0.9), "data": DataOptions(batch_size=6, validation=validation)},
-    )
+    pairs, settings = data(), QUICK | {"data": DataOptions(batch_size=6, validation=validation)}
 
     class Look(Callback):
         def on_epoch(self, progress: Progress) -> None:

@@ -39,13 +39,11 @@ from tests.training.cases import built, data, same
 
 OPTIONS = {
     "default": Optimization(),
-    "adamw": Optimization(optimizer="adamw", schedule="one-cycle", weight_decay=0.1),
+    "adamw": Optimization(optimizer="adamw", weight_decay=0.1),
     "cosine, clipped": Optimization(schedule="cosine", gradient_clip=0.1, weight_decay=0.1),
     "constant rate": Optimization(schedule=None),
     "accumulated": Optimization(accumulation=2),
-    "averaged": Optimization(averaging=0.8),
     "stopped early": Optimization(early_stopping=EarlyStopping(patience=1)),
-    "averaged, stopped early": Optimization(averaging=0.5, early_stopping=EarlyStopping(patience=1)),
     "lbfgs": Optimization(optimizer="lbfgs", schedule=None),
     "momentum": Optimization(optimizer=functools.partial(torch.optim.SGD, momentum=0.9)),
     "own schedule": Optimization(
@@ -58,7 +56,7 @@ OPTIONS = {
 
 
 some_options = pytest.mark.parametrize(
-    "name", one_of_each(OPTIONS, lambda name: name if name in ("averaged, stopped early", "lbfgs", "float16") else None)
+    "name", one_of_each(OPTIONS, lambda name: name if name in ("stopped early", "lbfgs", "float16") else None)
 )
 """Options for tests that train twice: those that keep most state, and one of the others."""
 
@@ -251,7 +249,7 @@ from tests.training.cases import built, data
 from probneural.training import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions, fit, files
 from tests.training.lazy import lazy
 operator = built("Convolutional")
-options = Optimization(averaging=0.9, gradient_clip=1.0, early_stopping=EarlyStopping(patience=30))
+options = Optimization(gradient_clip=1.0, early_stopping=EarlyStopping(patience=30))
 run = RunOptions(checkpoint=Checkpoint(sys.argv[1], seconds=0.01))
 batches = DataOptions(batch_size=6)
 fit(operator, lazy(data(60)), epochs=30, data=batches, seed=5, optimization=options, run=run, show_progress=False)

@@ -30,7 +30,6 @@ from probneural.training import (
     EachEpoch,
     Optimization,
     PDEResidual,
-    RelativeH1,
     RelativeL2,
     RunOptions,
     WeightedSum,
@@ -474,10 +473,9 @@ def squared() -> PDEResidual:
 
 LOSSES: list[Callable[[], Any]] = [
     lambda: None,
-    RelativeH1,
-    lambda: RelativeH1(length=0.1),
-    lambda: WeightedSum([(1.0, RelativeL2()), (0.1, RelativeH1())]),
-    lambda: WeightedSum([(1.0, RelativeL2()), (0.2, RelativeH1())]),
+    RelativeL2,
+    lambda: WeightedSum([(1.0, RelativeL2()), (0.1, mean_square)]),
+    lambda: WeightedSum([(1.0, RelativeL2()), (0.2, mean_square)]),
     lambda: WeightedSum([(1.0, squared())]),
     squared,
     lambda: mean_square,

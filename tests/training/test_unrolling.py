@@ -27,9 +27,6 @@ SETTINGS: dict[str, Any] = {"epochs": 4, "data": DataOptions(batch_size=8), "see
 RECIPES = {
     "unrolled": Unroll(steps=3),
     "pushed forward": Unroll(steps=3, pushforward=True),
-    "noisy": Unroll(steps=3, noise=0.1),
-    "curriculum": Unroll(steps=3, curriculum=0.5),
-    "all": Unroll(steps=3, pushforward=True, noise=0.1, curriculum=0.5),
 }
 
 
@@ -92,7 +89,7 @@ def test_gradients_are_those_of_steps_written_out(pushforward: bool) -> None:
     losses = [error(value, target) for value, target in zip((one, two, three), targets, strict=True)]
     expected = (losses[0] + losses[2]) / 2 if pushforward else sum(losses[1:], losses[0]) / 3
     unroll = Unroll(steps=3, history=2, pushforward=pushforward)
-    found = Objective(operator, None, precision=None, unroll=unroll)(batch, 3)
+    found = Objective(operator, None, precision=None, unroll=unroll)(batch)
     torch.testing.assert_close(found, expected, atol=0.0, rtol=1e-14)
     torch.testing.assert_close(gradients(operator, found), gradients(operator, expected), atol=1e-14, rtol=1e-12)
 
@@ -100,22 +97,10 @@ def test_gradients_are_those_of_steps_written_out(pushforward: bool) -> None:
 def test_the_gradient_that_is_stopped_is_another_one() -> None:
     batch, operator = windows(steps=2)[:6], step()
     whole, cut = (
-        gradients(operator, Objective(operator, None, precision=None, unroll=Unroll(steps=2, pushforward=flag))(batch, 2))
+        gradients(operator, Objective(operator, None, precision=None, unroll=Unroll(steps=2, pushforward=flag))(batch))
         for flag in (False, True)
     )
     assert max(float((one - other).abs().max()) for one, other in zip(whole, cut, strict=True)) > 1e-3
-
-
-def test_fewer_steps_than_there_are_states() -> None:
-    """The curriculum's horizon; pushed forward, the last of these is judged beside the first."""
-    batch, operator = windows(steps=3)[:6], step()
-    one = operator(batch.inputs.values)
-    two = operator(one.detach())
-    targets = batch.outputs.values
-    for pushforward in (False, True):
-        objective = Objective(operator, None, precision=None, unroll=Unroll(steps=3, pushforward=pushforward))
-        torch.testing.assert_close(objective(batch, 1), error(one, targets[:, :1]))
-        torch.testing.assert_close(objective(batch, 2), (error(one, targets[:, :1]) + error(two, targets[:, 1:2])) / 2)
 
 
 @pytest.mark.parametrize("kind", ["FNO", "Step"])
@@ -138,9 +123,9 @@ def test_every_recipe_lowers_the_error_of_all_steps(name: str) -> None:
     assert history.validation[-1] < 0.4 * history.validation[0]
 
 
-def test_what_is_watched_is_the_mean_of_all_steps_without_noise() -> None:
+def test_what_is_watched_is_the_mean_of_all_steps() -> None:
     pairs, operator = windows(steps=3), step(dropout=0.2)
-    history = fit(operator, pairs, loss=RECIPES["all"], **SETTINGS)
+    history = fit(operator, pairs, loss=RECIPES["pushed forward"], **SETTINGS)
     operator.eval()
     first = step(dropout=0.2)
     fit(first, pairs, loss=Unroll(steps=3), **SETTINGS)  # the same split, which the seed names
@@ -195,21 +180,8 @@ def test_the_first_step_of_windows_is_a_dataset() -> None:
     assert (first.outputs.device, len(first.outputs), first.inputs.channels) == (torch.device("cpu"), len(several), 1)
 
 
-def test_noise_is_relative_to_the_state_and_spares_parameters() -> None:
-    unroll = Unroll(steps=1, history=2, noise=0.25)
-    grid = Grid.uniform(4096)
-    sizes = torch.tensor([1.0, 8.0, 3.0], dtype=torch.float64)[:, None]
-    inputs = Field(sizes.expand(3, grid.size)[None].contiguous(), grid)
-    torch.manual_seed(0)
-    change = unroll.disturbed(inputs, 1).values - inputs.values
-    assert torch.equal(change[:, 2], torch.zeros(1, grid.size, dtype=torch.float64))
-    torch.testing.assert_close(change.std(2)[0, :2], 0.25 * sizes[:2, 0], rtol=0.05, atol=0.0)
-    assert abs(float(torch.corrcoef(change[0, :2])[0, 1])) < 4 / 64
-
-
-@pytest.mark.parametrize("name", ["curriculum", "all"])
-def test_a_curriculum_resumes_at_its_horizon(name: str, tmp_path: Path) -> None:
-    """Killed at every step in turn: the same bits, and the steps of the epoch that the kill fell into."""
+@pytest.mark.parametrize("name", RECIPES)
+def test_killed_at_every_step_it_resumes_at_the_same_bits(name: str, tmp_path: Path) -> None:
     pairs = windows(steps=3)
     calls: list[int] = []
 
@@ -220,9 +192,9 @@ def test_a_curriculum_resumes_at_its_horizon(name: str, tmp_path: Path) -> None:
     unroll = replace(RECIPES[name], loss=loss)
     whole = step(dropout=0.2)
     expected = fit(whole, pairs, loss=unroll, optimization=Optimization(accumulation=2), **SETTINGS)
-    steps = {"curriculum": [1, 2, 3, 3], "all": [1, 2, 2, 2]}[name]
+    judged = {"unrolled": 3, "pushed forward": 2}[name]
     batches = -(-28 // 8)
-    assert sum(calls) == batches * sum(steps)
+    assert sum(calls) == batches * judged * SETTINGS["epochs"]
     path, count = tmp_path / "run", -(-batches // 2) * SETTINGS["epochs"]
     for number in range(2, count + 1):
         with pytest.raises(Killed):
@@ -247,14 +219,13 @@ def test_a_curriculum_resumes_at_its_horizon(name: str, tmp_path: Path) -> None:
     )
     assert (found.train, found.validation) == (expected.train, expected.validation)
     assert same(resumed.state_dict(), whole.state_dict())
-    assert sum(calls) == batches // 2 * steps[-1]
+    assert sum(calls) == batches // 2 * judged
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
     fit(step(), windows(steps=3), loss=RECIPES["unrolled"], run=RunOptions(checkpoint=tmp_path / "run"), **SETTINGS)
-    for name in ("pushed forward", "noisy", "curriculum"):
-        with pytest.raises(FileError, match="rates and options"):
-            fit(step(), windows(steps=3), loss=RECIPES[name], run=RunOptions(checkpoint=tmp_path / "run"), **SETTINGS)
+    with pytest.raises(FileError, match="rates and options"):
+        fit(step(), windows(steps=3), loss=RECIPES["pushed forward"], run=RunOptions(checkpoint=tmp_path / "run"), **SETTINGS)
 
 
 def test_losses_are_given_the_input_of_each_step() -> None:
@@ -265,7 +236,7 @@ def test_losses_are_given_the_input_of_each_step() -> None:
         return error(predicted, target)
 
     batch, operator = windows(steps=2)[:4], step()
-    Objective(operator, loss, precision=None, unroll=Unroll(steps=2))(batch, 2)
+    Objective(operator, loss, precision=None, unroll=Unroll(steps=2))(batch)
     assert torch.equal(seen[0], batch.inputs.values)
     assert torch.equal(seen[1], operator(batch.inputs.values))
 

@@ -1,22 +1,17 @@
-"""Branch networks: coefficients of an input from its values at sensors."""
+"""Layers of DeepONets: the branch network, and a read-out with separate features for each output channel."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_choice, check_integer
-from probneural.contexts import outside_of_export
+from probneural.checks import check_integer
+from probneural.contexts import outside_of_export, unrounded
 from probneural.grids import Grid, check_grid, resample
 from probneural.operators.checks import check_input
-from probneural.operators.layers.mlp import MLP, HiddenLayers, joined
+from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.layers.normalizer import ChannelNormalizer
-
-Branching = Literal["joint", "product"]
-"""One network that sees all input channels, or one per input channel, whose outputs multiply."""
 
 
 class SensorBranch(nn.Module):
@@ -27,21 +22,18 @@ class SensorBranch(nn.Module):
 
     Args:
         in_channels: Channels of the input.
-        sensors: Where the networks see it; every sensor counts alike, so quadrature weights have no effect.
+        sensors: Where the network sees it; every sensor counts alike, so quadrature weights have no effect.
         groups: g.
         basis: K.
-        layers: Hidden layers of each network.
-        branching: `"joint"`: one network sees all channels. `"product"`: each channel has a network, and their outputs
-            multiply.
-        shares_layers: Whether the groups are outputs of the same network; otherwise each has its own.
+        layers: Hidden layers of the network.
 
     Raises:
-        ArgumentError: If a size is not a positive integer, or a word is another one.
+        ArgumentError: If a size is not a positive integer.
         GridError: If the sensors are no grid.
 
     Reference:
-        Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators;
-        product: Jin, Meng & Lu (2022), MIONet. Deviation: inputs on other grids are interpolated.
+        Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators.
+        Deviation: inputs on other grids are interpolated.
 
     Examples:
         >>> import torch
@@ -50,35 +42,18 @@ class SensorBranch(nn.Module):
         torch.Size([3, 1, 4])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        *,
-        sensors: Grid,
-        groups: int,
-        basis: int,
-        layers: HiddenLayers,
-        branching: Branching = "joint",
-        shares_layers: bool = True,
-    ) -> None:
+    def __init__(self, in_channels: int, *, sensors: Grid, groups: int, basis: int, layers: HiddenLayers) -> None:
         super().__init__()
         self.in_channels = check_integer(in_channels, "in_channels")
         self.sensors = check_grid(sensors, "sensors")
         self.groups = check_integer(groups, "groups")
         self.basis = check_integer(basis, "basis")
-        self.branching = check_choice(branching, ("joint", "product"), "branching")
         self.normalizer = ChannelNormalizer(in_channels)
-        self.separate, outputs = (1, groups * basis) if shares_layers else (groups, basis)
-        merged, inputs = (1, in_channels * sensors.size) if branching == "joint" else (in_channels, sensors.size)
-        self.networks = nn.ModuleList(  # group by group, then input channel by input channel
-            MLP(inputs, outputs, layers=layers) for _ in range(merged * self.separate)
-        )
+        self.network = MLP(in_channels * sensors.size, groups * basis, layers=layers)
 
     def reset_parameters(self) -> None:
         """Draw all weights anew; the normaliser keeps its units."""
-        for module in self.modules():
-            if isinstance(module, MLP):
-                module.reset_parameters()
+        self.network.reset_parameters()
 
     def locate(self, values: Tensor, grid: Grid | None) -> Grid:
         """Check input values and return where they live.
@@ -89,10 +64,10 @@ class SensorBranch(nn.Module):
 
         Raises:
             ShapeError: If the values are not of that shape.
-            DataError: If they are of another dtype than the networks.
+            DataError: If they are of another dtype than the network.
         """
         where = self.sensors if grid is None else check_grid(grid)
-        dtype = next(self.networks.parameters()).dtype
+        dtype = next(self.network.parameters()).dtype
         check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=dtype)
         return where.resized(tuple(values.shape[2:])) if grid is None and where.is_uniform else where
 
@@ -111,16 +86,8 @@ class SensorBranch(nn.Module):
             GridError: If sensors lie outside the grid's domain, or the grid is scattered and its points are not the sensors.
         """
         where = self.sensors if self._are_sensors(grid) else grid
-        at_sensors = self.normalizer(resample(values, where, self.sensors)).flatten(2)
-        parts = [at_sensors.flatten(1)] if self.branching == "joint" else list(at_sensors.unbind(1))
-        product: Tensor | None = None
-        all_networks = list(self.networks)
-        for number, part in enumerate(parts):
-            networks = all_networks[number * self.separate : (number + 1) * self.separate]
-            factor = joined([network(part) for network in networks])
-            product = factor if product is None else product * factor
-        assert product is not None  # there is at least one channel
-        return product.unflatten(1, (self.groups, self.basis))
+        at_sensors = self.normalizer(resample(values, where, self.sensors))
+        return self.network(at_sensors.flatten(1)).unflatten(1, (self.groups, self.basis))
 
     def _are_sensors(self, grid: Grid) -> bool:
         """Whether scattered points are the sensors, with any quadrature weights."""
@@ -128,3 +95,81 @@ class SensorBranch(nn.Module):
             return grid is self.sensors
         with outside_of_export():
             return torch.equal(grid.points, self.sensors.points)
+
+
+class GroupedLinear(nn.Module):
+    """u_c(x) = sum over k of W_ck phi_ck(x) + b_c: pointwise, and channel c sees the features of channel c only.
+
+    It begins as the plain sum over k, so only the features are drawn at random. A last-layer posterior varies the
+    weights of a channel for its own features only.
+
+    Args:
+        channels: Number of output channels c.
+        features: Features per channel; they come channel by channel.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer.
+
+    Examples:
+        >>> GroupedLinear(2, 3)(torch.ones(1, 6, 4))[0, :, 0].tolist()
+        [3.0, 3.0]
+    """
+
+    def __init__(self, channels: int, features: int) -> None:
+        super().__init__()
+        self.channels = check_integer(channels, "channels")
+        self.features = check_integer(features, "features")
+        self.weight = nn.Parameter(torch.empty(self.channels, self.features))
+        self.bias = nn.Parameter(torch.empty(self.channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Return to the plain sum."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, values: Float[Tensor, "n features *grid"]) -> Float[Tensor, "n c *grid"]:
+        """Map `(n, channels * features, *grid)` to `(n, channels, *grid)`."""
+        grouped = values.flatten(2).unflatten(1, (self.channels, self.features))
+        flat = torch.matmul(self.weight[:, None], grouped)[:, :, 0] + self.bias[:, None]
+        return flat.unflatten(-1, values.shape[2:])
+
+    def contract(
+        self,
+        coefficients: Float[Tensor, "n c features"],
+        functions: Float[Tensor, "c features *grid"],
+        *,
+        units: ChannelNormalizer,
+    ) -> Float[Tensor, "n c *grid"]:
+        """Apply the layer, and the units of its outputs, to products of coefficients and functions.
+
+        The products are n x c x features x p numbers. A hook on the layer sees them, so where there is one they are formed;
+        elsewhere weights and units go into the coefficients, and one matrix product is left. Autocast leaves it alone: means
+        may be far larger than deviations from them.
+
+        Args:
+            coefficients: `(n, c, features)`.
+            functions: `(c, features, *grid)`.
+            units: Normaliser of the outputs, whose inverse is applied.
+
+        Returns:
+            `(n, c, *grid)`, in the units' units.
+        """
+        with unrounded(functions.device):
+            return self._contract(coefficients.to(self.weight.dtype), functions.to(self.weight.dtype), units=units)
+
+    def _contract(self, coefficients: Tensor, functions: Tensor, *, units: ChannelNormalizer) -> Tensor:
+        shape = functions.shape[2:]
+        flat = functions.flatten(2)
+        if self._forward_hooks or self._forward_pre_hooks:
+            products = coefficients[..., None] * flat
+            return units.inverse(self(products.flatten(1, 2).unflatten(-1, shape)))
+        weighted = coefficients * (self.weight * units.scale[:, None])
+        bias = torch.addcmul(units.mean, self.bias, units.scale)[:, None]
+        if self.channels == 1:
+            return torch.addmm(bias, weighted[:, 0], flat[0])[:, None].unflatten(-1, shape)
+        return torch.baddbmm(bias[:, None], weighted.movedim(1, 0), flat).movedim(0, 1).unflatten(-1, shape)
+
+    def extra_repr(self) -> str:
+        """Sizes, for printing."""
+        return f"{self.channels}, {self.features}"

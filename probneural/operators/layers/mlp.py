@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,11 +44,6 @@ class HiddenLayers:
         """Validate the arguments."""
         assign(self, width=check_integer(self.width, "width"), depth=check_integer(self.depth, "depth"))
         check_choice(self.activation, _ACTIVATIONS, "activation")
-
-
-def joined(parts: Sequence[Float[Tensor, "m _"]]) -> Float[Tensor, "m all"]:
-    """Put columns side by side; those of a single part are not copied."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
 class MLP(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -38,7 +36,7 @@ class ChannelNormalizer(nn.Module):
         return bool((self.mean != 0).any() or (self.scale != 1).any())
 
     @torch.no_grad()
-    def fit(self, *fields: FieldSource, alike: Sequence[Sequence[int]] | None = None) -> None:
+    def fit(self, *fields: FieldSource) -> None:
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
 
         Where all processes are `together`, each reads a part of the fields, and all get the
@@ -46,19 +44,17 @@ class ChannelNormalizer(nn.Module):
 
         Args:
             fields: One source, or several side by side, whose grids may differ.
-            alike: Lists of channels of the fields, each as long as there are channels here: the jth of all lists have one
-                unit, that of their values together. A list of all, by default.
 
         Raises:
             DataError: If the fields have another number of channels, or a scale that the normaliser's dtype does not hold.
         """
-        channels = self.mean.shape[0] if alike is None else 1 + max(map(max, alike))
+        channels = self.mean.shape[0]
         for source in fields:
             if source.channels != channels:
                 raise DataError(
                     expected=f"fields of {channels} channels", got=str(source.channels), remedy="build the operator for them"
                 )
-        mean, scale = units(fields, alike=alike, over_processes=are_together())
+        mean, scale = units(fields, over_processes=are_together())
         check_scale(torch.cat([scale, torch.maximum(scale, mean.abs())]), "fields", dtype=self.scale.dtype)
         self.mean.copy_(mean)
         self.scale.copy_(scale)

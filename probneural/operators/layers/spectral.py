@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import check_choice, check_flag, check_integer
+from probneural.contexts import is_transformed
 from probneural.errors import ResolutionError
 from probneural.grids import per_axis
 from probneural.operators.checks import check_input, check_modes
@@ -178,11 +179,11 @@ def _add_product(
 
     A transform may follow the product and not the values (such as a batch of weights), whose memory cannot hold the sum then.
     """
-    is_transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     rounds = torch.is_autocast_enabled(values.device.type)
     if (
         torch.compiler.is_compiling()
-        or is_transformed
+        or is_transformed()
+        or forward_ad._current_level >= 0
         or rounds
         or values._is_view()
         or not values.is_contiguous()  # inference mode has no views
