@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import traceback
@@ -21,7 +20,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from probneural import runs
-from probneural.errors import ArgumentError, FileError, ProbneuralError
+from probneural.errors import ArgumentError, ProbneuralError
 from probneural.runs.config import Config, paths_in
 from probneural.runs.folder import own_config
 from probneural.runs.values import convert, hints_of, is_section
@@ -170,11 +169,9 @@ def _option(match: re.Match[str]) -> str:
 
 
 def _parsed(words: list[str], base: Config) -> Call:
-    if words[:1] == ["bench"] and not {"-h", "--help"} & {*words[1:2]}:
-        return Call(run=partial(_bench, words[1:]))
     steps = {name: _step(name, show, base) for name, show in _STEPS.items()}
     call: Call = tyro.extras.subcommand_cli_from_dict(
-        {"init": _init(base), **steps, "predict": predict, "info": info, "bench": bench},
+        {"init": _init(base), **steps, "predict": predict, "info": info},
         prog="probneural",
         description="From a data file to fields with calibrated error bars: `probneural report data.nc --inputs a --outputs u "
         "--periodic true` does all steps. `probneural COMMAND --help` lists the options of one.",
@@ -343,29 +340,6 @@ def info(path: Annotated[Positional[str], tyro.conf.arg(metavar="PATH")], *, deb
             _say("\n".join(f"{name if not number else '':<24}{line}" for number, line in enumerate(shown)))
 
     return Call(run=run, debug=debug)
-
-
-def bench(name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME ...")] = "") -> Call:
-    """Run a benchmark of the repository: `probneural bench NAME --full` is `python -m benchmarks NAME --full`.
-
-    Args:
-        name: Of the benchmark, with its own options; without it, they are listed.
-    """
-    return Call(run=partial(_bench, [name] if name else []))
-
-
-def _bench(words: list[str]) -> None:
-    folders = (Path.cwd(), Path(__file__).parents[1])
-    places = [folder for folder in folders if (folder / "benchmarks" / "__main__.py").is_file()]
-    if not places:
-        raise FileError(
-            expected=f"the repository's folder benchmarks in {folders[0]}",
-            got="none: an installed package does not hold it",
-            remedy="clone the repository of probneural, and run the command in its folder",
-        )
-    finished = subprocess.run([sys.executable, "-m", "benchmarks", *(words or ["--help"])], cwd=places[0], check=False)
-    if finished.returncode:
-        sys.exit(finished.returncode)
 
 
 def _with_own_options(config: Config, base: Config) -> Config:

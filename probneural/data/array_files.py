@@ -1,4 +1,4 @@
-"""Formats that are read into memory at once: MATLAB up to version 7, PyTorch tensors, CSV."""
+"""Files of arrays whose axes have no names: .npy, .npz, MATLAB up to version 7, PyTorch tensors, CSV."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import struct
 import zipfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.checks import check_regular
+from probneural.data.arranged import arranged
 from probneural.data.gate import check_unpacked
-from probneural.data.readers import ArrayReader, SlicedReader
-from probneural.errors import DataWarning, FileError, warn
+from probneural.data.readers import ArrayReader, RawReader, SlicedReader
+from probneural.errors import FileError
 
 TABLE = "values"
 """Name of all columns of a CSV file together, and of a file that holds one array."""
@@ -159,22 +162,27 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
     """A table of numbers, one sample per row: all columns together as "values", and each by its name if there is a header.
 
     Raises:
-        FileError: If it is no table of numbers, or two columns have one name.
+        FileError: If it is no table of numbers, or a column of a header has no name, or that of another column.
     """
     check_unpacked(path.stat().st_size, _bytes_on_disk(path), f"the table {path}")
     try:
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         while lines and lines[0].lstrip().startswith("#"):
             lines.pop(0)
-        header, rows, separator = _without_header(lines)
-        table = np.loadtxt(rows, delimiter=separator, ndmin=2, comments=None)
+        separator = next((character for character in (",", ";", "\t") if character in lines[0]), None)
+        cells = lines[0].split() if separator is None else next(csv.reader([lines[0]], delimiter=separator))
+        cells = [cell.strip().strip('"') for cell in cells]
+        header = [] if all(map(_is_number, cells)) else cells
+        if "" in header or (len(cells) > 1 and cells == [str(number) for number in range(len(cells))]):
+            raise ValueError(f"a first row {lines[0]!r:.80}, which may be numbers of columns or rows: name the columns")
+        table = np.loadtxt(lines[bool(header) :], delimiter=separator, ndmin=2, comments=None)
         if header and table.shape[1] != len(header):
             raise ValueError(f"{len(header)} names of {table.shape[1]} columns")
     except (OSError, ValueError, IndexError, csv.Error) as error:
         raise FileError(
             expected=f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces",
             got=str(error),
-            remedy="write it with numpy.savetxt(path, table, delimiter=',')",
+            remedy="write it with numpy.savetxt(path, table, delimiter=','), or table.to_csv(path, index=False) of pandas",
         ) from error
     names = header if header == [TABLE] else [TABLE, *header]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -188,38 +196,110 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
     return columns if header == [TABLE] else {TABLE: SlicedReader(table), **columns}
 
 
-def _without_header(lines: list[str]) -> tuple[list[str], list[str], str | None]:
-    """Names of the columns, none without a header; the rows of numbers without pandas' column of row numbers; the separator.
-
-    pandas writes an empty name above its row numbers, and numbers of columns that have no names.
-    """
-    if not lines:
-        raise ValueError("no rows")
-    separator = next((character for character in (",", ";", "\t") if character in lines[0]), None)
-    first, second = ([*_cells(line, separator), ""] for line in (*lines, "")[:2])
-    cells, is_text = first[:-1], not all(map(_is_number, first))
-    if len(cells) > 1 and not cells[0] and (is_text or second[0] == "0"):
-        return cells[1:], [line.split(separator, 1)[1] for line in lines[1:]], separator
-    is_numbered = cells == [str(number) for number in range(len(cells))] and len(lines) > 1
-    if is_numbered and len(cells) == 1:  # or the first of whole numbers
-        is_numbered = not second[0].isdigit()
-    if is_numbered:
-        warn(
-            f"the first row, {separator.join(cells) if separator else ' '.join(cells)}, counts as numbers of columns, as pandas"
-            " writes them, and not as a sample; name the columns if it is one",
-            DataWarning,
-        )
-    return (cells, lines[1:], separator) if is_text or is_numbered else ([], lines, separator)
-
-
-def _cells(line: str, separator: str | None) -> list[str]:
-    cells = line.split() if separator is None else next(csv.reader([line], delimiter=separator), [])
-    return [cell.strip().strip('"') for cell in cells]
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
-        return not text.strip()
+        return False
     return True
+
+
+def npy_reader(path: Path) -> ArrayReader:
+    """The array of a .npy file, read by position.
+
+    Raises:
+        FileError: If it is none.
+    """
+    check_regular(path, "an array of numbers")
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, SyntaxError, RecursionError, MemoryError, TypeError, OverflowError) as error:
+        raise FileError(expected=f"an array of numbers in {path}", got=str(error), remedy="write it with np.save") from error
+    if array.flags.c_contiguous:
+        return RawReader(path, array.shape, array.dtype, int(array.offset))
+    reader = RawReader(path, array.shape[::-1], array.dtype, int(array.offset))
+    return arranged(reader, range(array.ndim)[::-1])
+
+
+def npz_readers(path: Path) -> dict[str, ArrayReader]:
+    """The arrays of an .npz archive; each is unpacked into memory at the first read.
+
+    Raises:
+        FileError: If it is none.
+    """
+    arrays: dict[str, ArrayReader] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                if not entry.filename.endswith(".npy"):
+                    raise ValueError(f"a zip archive that holds {entry.filename}")
+                name = entry.filename.removesuffix(".npy")
+                if name in arrays:
+                    raise ValueError(f"two entries {entry.filename}")
+                check_unpacked(entry.file_size, entry.compress_size, f"the array {name} in {path}")
+                with archive.open(entry) as member:
+                    arrays[name] = _archived(path, entry, member)
+    except FileError:
+        raise
+    except Exception as error:  # headers are parsed as Python, and compressed streams raise their errors
+        raise FileError(
+            expected=f"an archive of arrays in {path}", got=str(error), remedy="write it with np.savez(path, a=..., u=...)"
+        ) from error
+    return arrays
+
+
+def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
+    """An array in an archive, by its header."""
+    version = np.lib.format.read_magic(member)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(member)
+    if dtype.hasobject:
+        raise ValueError(f"{entry.filename} of Python objects, which are not read")
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or member.tell() + size != entry.file_size:
+        raise ValueError(f"{entry.filename} of {entry.file_size} bytes, not {member.tell() + size}")
+    return PackedEntryReader(path, entry.filename, shape, dtype)
+
+
+@dataclass
+class PackedEntryReader:
+    """An array in an archive, unpacked into memory at the first read; every process does it for itself.
+
+    Args:
+        path: The archive.
+        key: Name of the entry.
+        shape: Lengths of the array's axes.
+        dtype: Of its numbers.
+    """
+
+    path: Path
+    key: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    _array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Single entries."""
+        return (1,) * len(self.shape)
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box."""
+        return self._unpacked()[box]
+
+    def read_rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Read ascending rows of the first axis."""
+        return self._unpacked()[rows]
+
+    def _unpacked(self) -> NDArray[Any]:
+        if self._array is None:
+            with zipfile.ZipFile(self.path) as archive, archive.open(self.key) as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)
+                if member.read(1):  # which compares the check sum
+                    raise ValueError(f"{self.key} is longer than its array")
+            self._array = array
+        return self._array
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the unpacked array."""
+        return self.__dict__ | {"_array": None}
