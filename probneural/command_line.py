@@ -198,7 +198,8 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
         checked = _checked(base, files, **vars(settings))
         return Call(run=partial(show, quiet=quiet), is_step=True, config=checked, file=config, folder=folder, debug=debug)
 
-    step.__doc__ = _summary(getattr(runs, name)) + _OPTIONS
+    summary = (inspect.getdoc(getattr(runs, name)) or "").partition("\n\n")[0]
+    step.__doc__ = summary + _OPTIONS
     step.__name__ = name
     return step
 
@@ -355,10 +356,6 @@ def _with_own_options(config: Config, base: Config) -> Config:
 
 def _with_own(ours: Any, theirs: Any) -> Any:
     return ours if ours.name == theirs.name or ours.options != theirs.options else dataclasses.replace(ours, options={})
-
-
-def _summary(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n\n")[0]
 
 
 def _say(text: str) -> None:

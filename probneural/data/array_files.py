@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
 import struct
 import zipfile
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ _ELEMENTS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 12, 13})
 """Types of elements that hold numbers."""
 
 
+@contextlib.contextmanager
+def _refused(expected: str, remedy: str) -> Iterator[None]:
+    """Errors of libraries become FileErrors: for damaged files they raise arbitrary ones."""
+    try:
+        yield
+    except FileError:
+        raise
+    except Exception as error:
+        raise FileError(expected=expected, got=str(error).partition("\n")[0], remedy=remedy) from error
+
+
 def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     """The numeric arrays of a MATLAB file of version 5 to 7.
 
@@ -42,19 +54,13 @@ def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     """
     from scipy.io import loadmat, whosmat
 
-    try:
+    with _refused(f"a MATLAB file at {path}", "save it again: save('file.mat', 'a', 'u', '-v7.3')"):
         _check_elements(path)
         variables = [(name, shape) for name, shape, kind in whosmat(path) if kind in _MATLAB_NUMBERS]
         size = 8 * sum(math.prod(shape) for _, shape in variables)
         check_unpacked(size, _bytes_on_disk(path), f"the variables of {path}")
         names = [name for name, _ in variables]
         arrays = loadmat(path, mat_dtype=False, struct_as_record=True, variable_names=names) if names else {}
-    except FileError:
-        raise
-    except Exception as error:  # SciPy raises arbitrary errors for damaged files
-        raise FileError(
-            expected=f"a MATLAB file at {path}", got=str(error), remedy="save it again: save('file.mat', 'a', 'u', '-v7.3')"
-        ) from error
     kinds = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.dtype.kind in "biufc"}
     return {name: SlicedReader(array) for name, array in kinds.items()}
 
@@ -107,19 +113,11 @@ def torch_readers(path: Path) -> dict[str, ArrayReader]:
     Raises:
         FileError: If it holds anything but tensors.
     """
-    try:
+    with _refused(f"tensors alone in {path}", 'save tensors: torch.save({"a": a, "u": u}, path)'):
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         check_unpacked(size, _bytes_on_disk(path), f"the tensors of {path}")
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except FileError:
-        raise
-    except Exception as error:
-        raise FileError(
-            expected=f"tensors alone in {path}",
-            got=str(error).partition("\n")[0],
-            remedy='save tensors: torch.save({"a": a, "u": u}, path)',
-        ) from error
     if isinstance(content, Tensor):
         content = {TABLE: content}
     elif isinstance(content, list | tuple):
@@ -153,11 +151,6 @@ def _numbers(tensor: Tensor, name: str) -> NDArray[Any]:
         ) from error
 
 
-def is_csv(path: Path) -> bool:
-    """Whether the suffix is that of a table in text; the contents do not show it."""
-    return path.suffix.lower() in (".csv", ".tsv")
-
-
 def csv_readers(path: Path) -> dict[str, ArrayReader]:
     """A table of numbers, one sample per row: all columns together as "values", and each by its name if there is a header.
 
@@ -165,7 +158,9 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
         FileError: If it is no table of numbers, or a column of a header has no name, or that of another column.
     """
     check_unpacked(path.stat().st_size, _bytes_on_disk(path), f"the table {path}")
-    try:
+    expected = f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces"
+    remedy = "write it with numpy.savetxt(path, table, delimiter=','), or table.to_csv(path, index=False) of pandas"
+    with _refused(expected, remedy):
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         while lines and lines[0].lstrip().startswith("#"):
             lines.pop(0)
@@ -178,12 +173,6 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
         table = np.loadtxt(lines[bool(header) :], delimiter=separator, ndmin=2, comments=None)
         if header and table.shape[1] != len(header):
             raise ValueError(f"{len(header)} names of {table.shape[1]} columns")
-    except (OSError, ValueError, IndexError, csv.Error) as error:
-        raise FileError(
-            expected=f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces",
-            got=str(error),
-            remedy="write it with numpy.savetxt(path, table, delimiter=','), or table.to_csv(path, index=False) of pandas",
-        ) from error
     names = header if header == [TABLE] else [TABLE, *header]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -211,10 +200,8 @@ def npy_reader(path: Path) -> ArrayReader:
         FileError: If it is none.
     """
     check_regular(path, "an array of numbers")
-    try:
+    with _refused(f"an array of numbers in {path}", "write it with np.save"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, SyntaxError, RecursionError, MemoryError, TypeError, OverflowError) as error:
-        raise FileError(expected=f"an array of numbers in {path}", got=str(error), remedy="write it with np.save") from error
     if array.flags.c_contiguous:
         return RawReader(path, array.shape, array.dtype, int(array.offset))
     reader = RawReader(path, array.shape[::-1], array.dtype, int(array.offset))
@@ -222,34 +209,28 @@ def npy_reader(path: Path) -> ArrayReader:
 
 
 def npz_readers(path: Path) -> dict[str, ArrayReader]:
-    """The arrays of an .npz archive; each is unpacked into memory at the first read.
+    """The arrays of an .npz archive, unpacked.
 
     Raises:
         FileError: If it is none.
     """
     arrays: dict[str, ArrayReader] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if not entry.filename.endswith(".npy"):
-                    raise ValueError(f"a zip archive that holds {entry.filename}")
-                name = entry.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise ValueError(f"two entries {entry.filename}")
-                check_unpacked(entry.file_size, entry.compress_size, f"the array {name} in {path}")
-                with archive.open(entry) as member:
-                    arrays[name] = _archived(path, entry, member)
-    except FileError:
-        raise
-    except Exception as error:  # headers are parsed as Python, and compressed streams raise their errors
-        raise FileError(
-            expected=f"an archive of arrays in {path}", got=str(error), remedy="write it with np.savez(path, a=..., u=...)"
-        ) from error
+    expected, remedy = f"an archive of arrays in {path}", "write it with np.savez(path, a=..., u=...)"
+    with _refused(expected, remedy), zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if not entry.filename.endswith(".npy"):
+                raise ValueError(f"a zip archive that holds {entry.filename}")
+            name = entry.filename.removesuffix(".npy")
+            if name in arrays:
+                raise ValueError(f"two entries {entry.filename}")
+            check_unpacked(entry.file_size, min(entry.compress_size, _bytes_on_disk(path)), f"the array {name} in {path}")
+            with archive.open(entry) as member:
+                arrays[name] = _archived(entry, member)
     return arrays
 
 
-def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
-    """An array in an archive, by its header."""
+def _archived(entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
+    """An array in an archive, if it is as large as its header says."""
     version = np.lib.format.read_magic(member)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(member)
@@ -258,48 +239,8 @@ def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
     size = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or member.tell() + size != entry.file_size:
         raise ValueError(f"{entry.filename} of {entry.file_size} bytes, not {member.tell() + size}")
-    return PackedEntryReader(path, entry.filename, shape, dtype)
-
-
-@dataclass
-class PackedEntryReader:
-    """An array in an archive, unpacked into memory at the first read; every process does it for itself.
-
-    Args:
-        path: The archive.
-        key: Name of the entry.
-        shape: Lengths of the array's axes.
-        dtype: Of its numbers.
-    """
-
-    path: Path
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    _array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Single entries."""
-        return (1,) * len(self.shape)
-
-    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Read a box."""
-        return self._unpacked()[box]
-
-    def read_rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Read ascending rows of the first axis."""
-        return self._unpacked()[rows]
-
-    def _unpacked(self) -> NDArray[Any]:
-        if self._array is None:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.key) as member:
-                array = np.lib.format.read_array(member, allow_pickle=False)
-                if member.read(1):  # which compares the check sum
-                    raise ValueError(f"{self.key} is longer than its array")
-            self._array = array
-        return self._array
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the unpacked array."""
-        return self.__dict__ | {"_array": None}
+    member.seek(0)
+    array = np.lib.format.read_array(member, allow_pickle=False)
+    if member.read(1):  # which compares the check sum
+        raise ValueError(f"{entry.filename} is longer than its array")
+    return SlicedReader(array)

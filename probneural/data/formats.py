@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from probneural.checks import check_regular
-from probneural.data.array_files import is_csv, is_torch, npz_readers
+from probneural.data.array_files import is_torch
 from probneural.data.gate import check_hdf5, check_zarr, guarded, refuse
 from probneural.data.pdebench import is_pdebench
 from probneural.data.readers import require
@@ -76,11 +76,8 @@ def _format_of_file(path: Path) -> Format:
     if head.startswith(b"MATLAB"):
         return Format.MATLAB
     if head.startswith(b"PK"):
-        if is_torch(path):
-            return Format.TORCH
-        npz_readers(path)  # which raises an error for other archives
-        return Format.NPZ
-    if is_csv(path):
+        return Format.TORCH if is_torch(path) else Format.NPZ
+    if path.suffix.lower() in (".csv", ".tsv"):  # which the contents do not show
         return Format.CSV
     raise FileError(
         expected=f"a file of a known format, {KNOWN}",

@@ -228,7 +228,7 @@ def _check_single() -> None:
 
 def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:
     """What the folder says of its run, which must be this one; written if it holds nothing yet."""
-    if (path / "run.json").exists() and _has_results(path):
+    if (path / "run.json").exists() and _others(path):  # before a step has left results, other settings may take over
         record = read_record(path)
         _check_same(path, record, config, data)
         return record
@@ -337,11 +337,6 @@ def _check_same(path: Path, record: Mapping[str, Any], config: Config, data: Sto
 def _others(path: Path) -> list[str]:
     """Files of a folder that do not merely say what it is going to hold."""
     return [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name not in _OWN]
-
-
-def _has_results(path: Path) -> bool:
-    """Whether a step has left something; before, other settings may take the folder over."""
-    return bool(_others(path))
 
 
 def _make(path: Path) -> None:
