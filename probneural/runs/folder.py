@@ -300,8 +300,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     written = record.get("format", FORMAT)
     if written != FORMAT:  # first: a folder of another format may lack what this one has
         raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")
-    record.setdefault("reading", "")
-    record.setdefault("reason", "")  # folders of earlier versions have none
     schema.check(record, _Record, where="run.json")
     return record
 
@@ -319,8 +317,6 @@ def own_config(path: Path) -> Config:
 def _check_same(path: Path, record: Mapping[str, Any], config: Config, data: StoredPairs) -> None:
     """Raise a FileError that says in what a folder's settings or data differ."""
     theirs = Config.from_dict(record["config"])
-    if theirs.split.by == "auto":  # of a version that always split at random
-        theirs = replace(theirs, split=replace(theirs.split, by="random"))
     differences = [line for line in config.differences(theirs) if not line.startswith(_FREE)]
     if data.fingerprint != record["fingerprint"]:
         rows = sum(map(len, record["split"].values()))
