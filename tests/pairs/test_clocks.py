@@ -98,7 +98,6 @@ def test_a_clock_survives_what_is_done_to_pairs() -> None:
         stored.subset(rows),
         stored[rows],
         stored.to(torch.float64).subset(rows),
-        stored.subset(rows).in_memory(),
         stored.detached()[rows],
         memory[rows].to(torch.float64).detached(),
         pn.FieldPairs.cat([memory[3], memory[7]]),
