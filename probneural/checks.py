@@ -538,6 +538,8 @@ _FIT_OPTIONS = {
     "validation": "data=DataOptions(validation=...)",
 }
 """Keywords that belong to the options objects of `pn.fit`."""
+_LAYOUT_FIELDS = frozenset({"axes", "channel", "grid", "group", "lengths", "out_grid", "sample", "time"})
+"""Keywords that belong to the layout of `pn.data.open`."""
 ATTRIBUTES = {
     "forward": "call the predictor: predictor(inputs)",
     "posterior": "call the predictor: predictor(inputs)",
@@ -582,6 +584,8 @@ def checks_keywords(function: Callable[P, Result]) -> Callable[P, Result]:
 def _meant(name: str, names: list[str]) -> str:
     if name in _FIT_OPTIONS and {"data", "run"} <= set(names):
         return f"give {_FIT_OPTIONS[name]}, from pn.training"
+    if name in _LAYOUT_FIELDS and "layout" in names:
+        return f"give layout=pn.data.FileLayout({name}=...)"
     near = [_KEYWORDS[name]] if _KEYWORDS.get(name) in names else difflib.get_close_matches(name, names, n=1)
     return (
         f"did you mean {near[0]!r}?"

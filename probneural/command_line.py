@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import traceback
@@ -21,7 +20,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from probneural import runs
-from probneural.errors import ArgumentError, FileError, ProbneuralError
+from probneural.errors import ArgumentError, ProbneuralError
 from probneural.runs.config import Config, paths_in
 from probneural.runs.folder import own_config
 from probneural.runs.values import convert, hints_of, is_section
@@ -170,11 +169,9 @@ def _option(match: re.Match[str]) -> str:
 
 
 def _parsed(words: list[str], base: Config) -> Call:
-    if words[:1] == ["bench"] and not {"-h", "--help"} & {*words[1:2]}:
-        return Call(run=partial(_bench, words[1:]))
     steps = {name: _step(name, show, base) for name, show in _STEPS.items()}
     call: Call = tyro.extras.subcommand_cli_from_dict(
-        {"init": _init(base), **steps, "predict": predict, "info": info, "bench": bench},
+        {"init": _init(base), **steps, "predict": predict, "info": info},
         prog="probneural",
         description="From a data file to fields with calibrated error bars: `probneural report data.nc --inputs a --outputs u "
         "--periodic true` does all steps. `probneural COMMAND --help` lists the options of one.",
@@ -201,7 +198,8 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
         checked = _checked(base, files, **vars(settings))
         return Call(run=partial(show, quiet=quiet), is_step=True, config=checked, file=config, folder=folder, debug=debug)
 
-    step.__doc__ = _summary(getattr(runs, name)) + _OPTIONS
+    summary = (inspect.getdoc(getattr(runs, name)) or "").partition("\n\n")[0]
+    step.__doc__ = summary + _OPTIONS
     step.__name__ = name
     return step
 
@@ -345,29 +343,6 @@ def info(path: Annotated[Positional[str], tyro.conf.arg(metavar="PATH")], *, deb
     return Call(run=run, debug=debug)
 
 
-def bench(name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME ...")] = "") -> Call:
-    """Run a benchmark of the repository: `probneural bench NAME --full` is `python -m benchmarks NAME --full`.
-
-    Args:
-        name: Of the benchmark, with its own options; without it, they are listed.
-    """
-    return Call(run=partial(_bench, [name] if name else []))
-
-
-def _bench(words: list[str]) -> None:
-    folders = (Path.cwd(), Path(__file__).parents[1])
-    places = [folder for folder in folders if (folder / "benchmarks" / "__main__.py").is_file()]
-    if not places:
-        raise FileError(
-            expected=f"the repository's folder benchmarks in {folders[0]}",
-            got="none: an installed package does not hold it",
-            remedy="clone the repository of probneural, and run the command in its folder",
-        )
-    finished = subprocess.run([sys.executable, "-m", "benchmarks", *(words or ["--help"])], cwd=places[0], check=False)
-    if finished.returncode:
-        sys.exit(finished.returncode)
-
-
 def _with_own_options(config: Config, base: Config) -> Config:
     """Leave out options of another class than the one that is named now."""
     return dataclasses.replace(
@@ -377,10 +352,6 @@ def _with_own_options(config: Config, base: Config) -> Config:
 
 def _with_own(ours: Any, theirs: Any) -> Any:
     return ours if ours.name == theirs.name or ours.options != theirs.options else dataclasses.replace(ours, options={})
-
-
-def _summary(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n\n")[0]
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.checks import assign, check_floating, check_integer, real_tensor
 from probneural.contexts import Undisturbed
-from probneural.errors import ArgumentError, DataError, ProbneuralError, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, ProbneuralError, ShapeError, warn
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of, row_fingerprints
 from probneural.grids import Grid
@@ -20,6 +20,9 @@ from probneural.pairs import FieldPairs, Rows, split_rows
 from probneural.pairs.clocks import UNEVEN, WindowClock, even_step, joined_clocks, rounding_of
 from probneural.pairs.splits import check_clock
 from probneural.randomness import check_seed
+
+_INTERVAL_CLASSES = 200
+"""Classes per median interval that intervals of time are counted in, to find the most frequent one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,7 +157,7 @@ class FieldTrajectories(Undisturbed):
         """Times of all states of each trajectory, and its identity."""
         if self.clock is not None:
             return self.clock
-        return WindowClock(self.lead_times.expand(len(self), -1), trajectory_identities(self.start.values, self.values[:, -1]))
+        return WindowClock(self.lead_times.expand(len(self), -1), row_fingerprints(self.start.values, self.values[:, -1]))
 
     def at(self, lead: int) -> Field:
         """States at one lead, `(n, c, *grid)`, without parameters; lead 0 is the start, lead 1 the first of the times.
@@ -331,11 +334,6 @@ def window_starts(times: int, *, history: int, lead: int, stride: int, steps: in
     return torch.arange(0, last + 1, stride, device="cpu")
 
 
-def trajectory_identities(*states: Tensor) -> Int64[Tensor, " n"]:
-    """A 64-bit content hash of each trajectory from its first and last states, each `(n, ...)`."""
-    return row_fingerprints(*states)
-
-
 def window_steps(
     starts: Int64[Tensor, " windows"], *, history: int, lead: int, steps: int = 1
 ) -> Int64[Tensor, "windows states"]:
@@ -348,3 +346,51 @@ def window_steps(
     inputs = torch.arange(history, device="cpu")
     outputs = history - 1 + lead * torch.arange(1, steps + 1, device="cpu")
     return starts[:, None] + torch.cat([inputs, outputs])
+
+
+def regular_windows(
+    times: Float64[Tensor, "n times"], offsets: Int64[Tensor, "windows states"]
+) -> tuple[Tensor | slice, float | None]:
+    """Rows of the windows whose states are equally spaced, and their step; a DataWarning counts the windows that are left out.
+
+    Calendar months, intervals of 28 to 31 days, count as equal steps.
+
+    Args:
+        times: Times of each trajectory.
+        offsets: Steps of the states of each window of a trajectory.
+
+    Raises:
+        ArgumentError: If there are none, or fewer than half of the intervals are equal.
+    """
+    states = times[:, offsets].flatten(0, 1)
+    lengths = (states[:, 1:] - states[:, :1]) / (offsets[0, 1:] - offsets[0, 0])
+    rounding = rounding_of(times)
+    if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean() + rounding).all()):
+        return slice(None), even_step(times)
+    gaps = times.diff(dim=-1)
+    unit = (gaps / gaps.median() * _INTERVAL_CLASSES).round()
+    step = float(gaps[(unit - unit.flatten().mode().values).abs() <= 1].median())
+    is_regular = (gaps - step).abs() <= UNEVEN * step + rounding
+    step = float(gaps[is_regular].mean()) if rounding else step
+    is_month = (gaps >= 28.0) & (gaps <= 31.0) & (gaps % 0.5 == 0.0)  # ends and middles of months
+    are_months = int(is_month.sum()) > int(is_regular.sum())
+    is_regular = is_month if are_months else is_regular
+    # A window is regular if all intervals from its first to its last state are.
+    irregular = torch.nn.functional.pad((~is_regular).cumsum(1), (1, 0))
+    regular = (irregular[:, offsets.amax(1)] == irregular[:, offsets.amin(1)]).flatten()
+    count = int(regular.sum())
+    if 2 * int(is_regular.sum()) < is_regular.numel() or not count:
+        raise ArgumentError(
+            expected="times that are equally spaced, but for gaps",
+            got=f"steps from {float(gaps.min()):g} to {float(gaps.max()):g}, {step:g} most often",
+            remedy="windows would mix them: take trajectories of equal steps, or pair states yourself: "
+            "pn.data.StoredPairs(data.at(0), data.at(1))",
+        )
+    if count < len(regular):
+        words = "months" if are_months else f"steps of {step:g}"
+        warn(
+            f"{len(regular) - count} of {len(regular)} windows cross a gap between the times and are left out: their "
+            f"states are not equally spaced, by {words}",
+            DataWarning,
+        )
+    return regular.nonzero()[:, 0], None if are_months else step

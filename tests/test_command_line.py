@@ -53,7 +53,7 @@ def test_one_command_leads_from_a_file_to_a_report(tmp_path: Path) -> None:
     assert finished.stdout.splitlines()[-1] == "waves-run/report.html"
     assert "epoch 2 of 2: train" in finished.stderr
     names = {"config.toml", "run.json", "operator.safetensors", "history.json", "head.safetensors", "predictor.safetensors"}
-    names |= {"calibration.json", "scores.json", "report.html"}
+    names |= {"calibration.json", "scores.json", "report.html", ".lock"}
     assert {path.name for path in (tmp_path / "waves-run").iterdir()} == names
     again = program(tmp_path, "score", "waves.nc", "--quiet")
     assert again.returncode == 0
@@ -271,15 +271,3 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.delattr("probneural.command_line", raising=False)
     assert __main__.main() == 1
     assert "pip install tyro matplotlib h5netcdf h5py numcodecs xarray zarr" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_bench_is_the_repositorys(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "gold", "--help"]) == 0
-    assert "--small" in capfd.readouterr().out
-    with pytest.raises(SystemExit) as stopped:
-        main(["bench", "silver"])
-    assert stopped.value.code == 2
-    monkeypatch.setattr(command_line, "__file__", str(place / "probneural" / "command_line.py"))
-    assert main(["bench", "gold"]) == 1
-    assert "clone the repository" in capfd.readouterr().err

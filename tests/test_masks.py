@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from probneural import functionals, metrics
 from probneural.calibration import Novelty, PointwiseBand, ScaleMixture, SimultaneousBand, VarianceScale
-from probneural.data import StoredPairs, from_arrays
+from probneural.data import from_arrays
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.distributions.base import FieldDistribution
 from probneural.errors import DataError, DataWarning, GridError, ShapeError
@@ -208,8 +208,6 @@ class TestReading:
         assert scores[0].nll == pytest.approx(scores[1].nll)
         histories = [fit(_operator(), data, epochs=1, seed=0) for data in (stored, in_memory)]
         assert histories[0].train == pytest.approx(histories[1].train)
-        held = StoredPairs(stored.inputs, stored.outputs, groups=torch.arange(COUNT) // 2).in_memory()
-        assert torch.equal(held[rows].outputs.values, expected[rows].values)
 
     @pytest.mark.parametrize(
         ("call", "kind"),

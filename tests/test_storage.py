@@ -180,24 +180,6 @@ def test_weights_keep_their_memory_order(name: str, tmp_path: Path) -> None:
     assert same(loaded.state_dict(), module.state_dict())
 
 
-class Described(nn.Linear):
-    """A library's module whose state dict says how it was built; it insists on reading that again."""
-
-    def state_dict(self, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        return {**super().state_dict(*arguments, **settings), "_metadata": {"in_features": self.in_features}}
-
-    def load_state_dict(self, state: Any, strict: bool = True, assign: bool = False) -> Any:
-        assert state.pop("_metadata") == {"in_features": self.in_features}
-        return super().load_state_dict(state, strict=strict, assign=assign)
-
-
-def test_state_dicts_may_hold_a_description(tmp_path: Path) -> None:
-    module = Described(3, 2)
-    save(module, tmp_path / "operator")
-    loaded = load(tmp_path / "operator", operator=Described(3, 2))
-    assert torch.equal(loaded.weight, module.weight)
-
-
 class DescribedInside(nn.Linear):
     """Adds a description without a prefix, as models of neuraloperator do, which a wrapper does not know."""
 

@@ -140,9 +140,7 @@ def named_role(dim: str, attributes: Mapping[str, Any]) -> str:
     return roles[0] if roles else dim if _SPACE.fullmatch(dim.lower()) else ""
 
 
-def positional_layout(
-    shape: Sequence[int], name: str, *, dimension: int | None, has_time: bool = False, has_samples: bool = True
-) -> Layout:
+def positional_layout(shape: Sequence[int], name: str, *, dimension: int | None, has_time: bool = False) -> Layout:
     """The layout of an array whose axes have no names: samples, then times, channels and space, as far as it is unambiguous.
 
     Args:
@@ -150,7 +148,6 @@ def positional_layout(
         name: The array's name in messages.
         dimension: Number of axes of space, if it is stated; otherwise only (n, points) and (n, 1, *grid) are unambiguous.
         has_time: Whether the axis after the samples is time.
-        has_samples: Whether there is an axis of samples.
 
     Raises:
         ShapeError: If the number of axes of space is ambiguous or differs from the dimension.
@@ -162,7 +159,7 @@ def positional_layout(
         ... )
         ('n c x0 x1', 'n c x0')
     """
-    leading = (SAMPLE,) * has_samples + (TIME,) * has_time
+    leading = (SAMPLE, *(TIME,) * has_time)
     remaining = tuple(shape[len(leading) :])
     if dimension is None:
         if len(remaining) > 1 and remaining[0] != 1:

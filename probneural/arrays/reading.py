@@ -45,8 +45,7 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool =
         >>> to_tensor(np.array([0, 1], dtype=">i2"), "inputs", dtype=torch.float32)
         tensor([0., 1.])
     """
-    if dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the array's own")
+    check_dtype(dtype)
     hidden = np.ma.getmaskarray(array) if np.ma.isMaskedArray(array) else None
     if hidden is not None and bool(hidden.any()) and not takes_nan:
         raise DataError(expected=f"{name} without masked values", got="a masked array", remedy=_NAN_REMEDY)
@@ -76,6 +75,12 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool =
             remedy="rescale, or use dtype=torch.float64",
         )
     return torch.from_numpy(values)
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Raise an ArgumentError unless a dtype is float32, float64, or None for an array's own."""
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ArgumentError(expected="dtype float32 or float64", got=str(dtype), remedy="leave it out to keep the array's own")
 
 
 def _numbers(array: object) -> NDArray[Any]:
@@ -193,7 +198,7 @@ def array_layout(
     stated: Layout | None,
     grid: Grid | None,
     periodic: bool | Sequence[bool] | None,
-    **leading: bool,
+    has_time: bool = False,
 ) -> tuple[Layout, Grid | None]:
     """The layout and the grid of an array whose axes have no names.
 
@@ -203,7 +208,7 @@ def array_layout(
         stated: The layout, if it is stated.
         grid: The grid, if it is stated.
         periodic: Whether each axis is periodic, for the unit cube where no grid is stated.
-        leading: `has_time` and `has_samples` of `positional_layout`.
+        has_time: Whether the axis after the samples is time.
 
     Returns:
         The layout, and the grid; None where no axis is space.
@@ -216,10 +221,9 @@ def array_layout(
         stated.check(shape, name)
         layout = stated
     else:
-        if grid is None and periodic is None:
-            raise _no_grid()
+        check_stated(grid, periodic)
         dimension = len(grid.shape) if grid is not None else stated_dimension(periodic)
-        layout = positional_layout(shape, name, dimension=dimension, **leading)
+        layout = positional_layout(shape, name, dimension=dimension, has_time=has_time)
         if grid is None:
             check_channels(shape, layout, name)
     if grid is not None or not layout.space:
@@ -261,8 +265,8 @@ def grid_of(
         ArgumentError: If `periodic` is missing, or the options name another number of axes.
         ShapeError: If an axis has one point.
     """
-    if periodic is None:
-        raise _no_grid()
+    check_stated(None, periodic)
+    assert periodic is not None
     if 1 in shape:
         raise ShapeError(
             expected=f"axes of space of {name} of more than one point",
@@ -274,12 +278,14 @@ def grid_of(
     return grid.named(names) if any(names) else grid
 
 
-def _no_grid() -> ArgumentError:
-    return ArgumentError(
-        expected="grid=, or periodic= to build one",
-        got="neither",
-        remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
-    )
+def check_stated(grid: Grid | None, periodic: object) -> None:
+    """Raise an ArgumentError if neither a grid nor `periodic` is given."""
+    if grid is None and periodic is None:
+        raise ArgumentError(
+            expected="grid=, or periodic= to build one",
+            got="neither",
+            remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
+        )
 
 
 def read_numpy(
@@ -388,9 +394,8 @@ def read_xarray(
     optional("xarray", "from_xarray", extra="xarray")
     import xarray
 
-    labelled = [source] if isinstance(source, xarray.DataArray) else []
+    parts = [source] if isinstance(source, xarray.DataArray) else []
     if isinstance(source, xarray.Dataset):
-        labelled = list(source.data_vars.values())
         parts = list(source.data_vars.values())
         if not parts or any(set(part.dims) != set(parts[0].dims) for part in parts):
             raise ShapeError(
@@ -403,7 +408,7 @@ def read_xarray(
             raise ShapeError(
                 expected=f"{name} as scalar variables", got=f"a dimension {channel!r}", remedy="pass one DataArray of them"
             )
-        source = _stacked(parts, channel)
+        source = source.to_dataarray(channel)
     if not isinstance(source, xarray.DataArray):
         raise DataError(expected=f"{name} as a DataArray or Dataset", got=str(type(source)), remedy="see from_numpy for arrays")
     if channel is None:
@@ -441,7 +446,7 @@ def read_xarray(
     if any(shifts):
         values = np.roll(values, [-shift for shift in shifts], axis=tuple(range(2, values.ndim)))
     turned = turned_mask(mask, dims, sample=sample, space=space, shifts=shifts)
-    return values, grid, _labels(labelled, values.shape[1]), turned
+    return values, grid, _labels(parts, values.shape[1]), turned
 
 
 def _labels(variables: Sequence[xarray.DataArray], channels: int) -> dict[str, tuple[str, ...]]:
@@ -451,16 +456,6 @@ def _labels(variables: Sequence[xarray.DataArray], channels: int) -> dict[str, t
     if len(variables) != channels:
         names, units = [""] * channels, units * channels
     return {"names": tuple(names) if any(names) else (), "units": tuple(units) if any(units) else ()}
-
-
-def _stacked(parts: Sequence[xarray.DataArray], channel: str) -> xarray.DataArray:
-    """Variables side by side along a new dimension, with the coordinates they share."""
-    import xarray
-
-    dims = parts[0].dims
-    arrays = np.stack([part.transpose(*dims).to_numpy() for part in parts], axis=0)
-    coordinates = {dim: parts[0].coords[dim] for dim in dims if dim in parts[0].coords}
-    return xarray.DataArray(arrays, dims=(channel, *dims), coords=coordinates)
 
 
 def grid_attributes(grid: Grid) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from probneural.data.arrays import from_arrays
-from probneural.data.listing import list_variables
-from probneural.data.opening import open, open_inputs
-from probneural.data.pairs import StoredPairs
+from probneural.data.contents import FileLayout
+from probneural.data.opening import list_variables, open, open_inputs
+from probneural.data.pairs import StoredPairs, from_arrays
 from probneural.data.trajectories import Trajectories
 
 __all__ = [
+    "FileLayout",
     "StoredPairs",
     "Trajectories",
     "from_arrays",

@@ -1,4 +1,4 @@
-"""Contents of a file of any format: named variables, grids and times, and the data set that they make."""
+"""Contents of a file, or of several: named variables, grids and times, and the data set that they make."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probneural.arrays.layouts import Layout
+from probneural.arrays.layouts import Layout, layouts_of
 from probneural.arrays.reading import stated_dimension
-from probneural.checks import check_flag, check_positive
+from probneural.checks import check_flag, check_positive, real_tensor, validated
+from probneural.data.arranged import SingleReader, joined
 from probneural.data.fields import Part, StoredFields
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.trajectories import Trajectories, trajectories_of
@@ -24,62 +25,75 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, per_axis
 
 
+@validated
 @dataclass(frozen=True, kw_only=True)
-class AxisNames:
-    """Names that the user states for dimensions of a file.
+class FileLayout:
+    """Names and roles of the axes of a file's variables, where the file does not tell them.
 
     Args:
-        sample: Name of the dimension of samples; None if it is not stated.
-        time: Name of the dimension of time, or the times; None if they are not stated.
-        channel: Name of the dimension of channels; None if it is not stated.
-        layouts: Roles of the axes of inputs and of outputs, if stated.
+        axes: Roles of the axes in the file's order, separated by spaces: n samples, t times, c channels, - an axis of
+            length 1, any other name an axis of space. `"n x y c"`, or `"n c -> n x y"` where outputs differ. Variables
+            without an axis of space are parameters: constant channels.
+        sample: Name of the dimension of samples or trajectories.
+        time: Name of the dimension or array of times; or the times, one per step.
+        channel: Name of the dimension of channels.
+        group: Group of the file that holds the variables.
+        grid: Where the inputs live, and the outputs unless `out_grid` is given.
+        out_grid: Where the outputs live; for inputs alone, where those without an axis of space are constant.
+        lengths: Extent of each axis of space; by default from coordinates, and 1 without them.
+
+    Raises:
+        ArgumentError: If an argument is of another kind, or roles or times are none.
     """
 
-    sample: str | None
-    time: Any
-    channel: str | None
-    layouts: tuple[Layout | None, Layout | None] = (None, None)
+    axes: str | None = None
+    sample: str | None = None
+    time: Any = None
+    channel: str | None = None
+    group: str | None = None
+    grid: Grid | None = None
+    out_grid: Grid | None = None
+    lengths: float | Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the roles and the times."""
+        layouts_of(self.axes)
+        if self.time is not None and not isinstance(self.time, str):
+            times = real_tensor(self.time, "time", error=ArgumentError)
+            if times.ndim != 1 or not bool(times.isfinite().all()):
+                raise ArgumentError(
+                    expected="finite times in one sequence", got=repr(self.time)[:100], remedy="give one per state"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for variables of a file.
+    """A request for variables of a file, with what the user states of their axes.
 
     Args:
         inputs: Names of the variables that are inputs; None for the format's own choice.
         outputs: Likewise.
-        grid: Where the inputs live, if stated.
-        out_grid: Where the outputs live, if stated.
         periodic: Whether axes of space are periodic, if stated.
-        lengths: Extent of axes of space, if stated.
-        axes: Names and roles of axes, if stated.
-        group: Group of the file that holds the variables, if stated.
+        layout: Names and roles of axes, grids, times and group, as far as they are stated.
+        layouts: Roles of the axes of inputs and of outputs, if stated.
     """
 
     inputs: tuple[str, ...] | None
     outputs: tuple[str, ...] | None
-    grid: Grid | None
-    out_grid: Grid | None
     periodic: bool | Sequence[bool] | None
-    lengths: float | Sequence[float] | None
-    axes: AxisNames
-    group: str | None = None
-
-    @property
-    def layouts(self) -> tuple[Layout | None, Layout | None]:
-        """Roles of the axes of inputs and of outputs, if stated."""
-        return self.axes.layouts
+    layout: FileLayout
+    layouts: tuple[Layout | None, Layout | None] = (None, None)
 
     def for_side(self, side: int, *, grid: Grid | None, out_grid: Grid | None = None) -> Request:
         """The request for a file of the inputs (0) or the outputs (1) alone."""
         names = (self.inputs, self.outputs)[side]
-        axes = replace(self.axes, layouts=(self.layouts[side],) * 2)
-        return replace(self, inputs=names, outputs=names, axes=axes, grid=grid, out_grid=out_grid)
+        layout, layouts = replace(self.layout, grid=grid, out_grid=out_grid), (self.layouts[side],) * 2
+        return replace(self, inputs=names, outputs=names, layout=layout, layouts=layouts)
 
     def dimension(self, *, is_input: bool) -> int | None:
         """Number of axes of space of a side, as far as the grid or a sequence among the options states it."""
-        grid = self.grid if is_input else (self.out_grid or self.grid)
-        return len(grid.shape) if grid is not None else stated_dimension(self.lengths, self.periodic)
+        grid = self.layout.grid if is_input else (self.layout.out_grid or self.layout.grid)
+        return len(grid.shape) if grid is not None else stated_dimension(self.layout.lengths, self.periodic)
 
     def rounds(self, count: int) -> tuple[bool, ...]:
         """Whether each of `count` axes is periodic; `periodic` must be stated."""
@@ -87,7 +101,9 @@ class Request:
 
     def spans(self, count: int) -> tuple[float | None, ...]:
         """Extent of each of `count` axes, None where it is not stated."""
-        return (None,) * count if self.lengths is None else per_axis(self.lengths, count, "lengths", check_positive)
+        return (
+            (None,) * count if self.layout.lengths is None else per_axis(self.layout.lengths, count, "lengths", check_positive)
+        )
 
     def names(
         self, available: Mapping[str, object], path: Path, inputs: Sequence[str] = (), outputs: Sequence[str] = ()
@@ -258,3 +274,103 @@ def _check_equal(first: NDArray[Any], second: NDArray[Any], name: str) -> None:
             got=f"{input_value} and {output_value} as number {differs[0]}",
             remedy="bring the files into one order, by their coordinates: dataset.sortby(dimension), and write them again",
         )
+
+
+def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Contents:
+    """Samples of several files one after the other; or times, where files hold one series and each goes on after the last.
+
+    Where no variable has an axis of samples, each file is one sample.
+
+    Args:
+        files: The files, for messages.
+        parts: Contents of each file.
+
+    Raises:
+        GridError: If grids differ.
+        DataError: If times of the files neither are the same nor follow each other, units differ, or values do of a variable
+            that has no axis along which the files follow each other.
+        ShapeError: If other lengths differ.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for file, part in zip(files, parts, strict=True):
+        has_other_names = any(_names(grid) != _names(first.grids[key]) for key, grid in part.grids.items())
+        if part.grids != first.grids or has_other_names:
+            raise GridError(
+                expected=f"files on the grids of {files[0]}, {first.grids}",
+                got=f"{part.grids} in {file}",
+                remedy="open files of one grid together, and pn.fit(operator, [first, second]) takes several data sets",
+            )
+        _check_units(files[0], file, first, part)
+    times = [None if part.times is None else np.asarray(part.times, dtype=np.float64) for part in parts]
+    column, moments = FUNCTION, first.times
+    if times[0] is not None and not all(moments is not None and np.array_equal(moments, times[0]) for moments in times):
+        together = np.concatenate([np.atleast_1d(moments) for moments in times if moments is not None])
+        if any(variable.count(FUNCTION) is not None for variable in first.variables.values()) or (np.diff(together) <= 0).any():
+            raise DataError(
+                expected="files at the same times, or of one series whose times follow each other",
+                got=f"times from {[float(moments.min()) for moments in times if moments is not None]}",
+                remedy="list the files in the order of their times",
+            )
+        column, moments = TIME, together
+    names = first.names.both
+    if column == FUNCTION and all(variable.count(FUNCTION) is None for variable in first.variables.values()):
+        variables = {name: _one_per_file([part.variables[name] for part in parts]) for name in names}
+        return replace(first, variables=variables, times=moments)
+    variables = {name: _joined_variable([part.variables[name] for part in parts], column, files) for name in names}
+    return replace(first, variables=variables, times=moments)
+
+
+def _values(variable: Variable) -> NDArray[Any]:
+    return variable.reader.read(tuple(slice(0, length) for length in variable.reader.shape))
+
+
+def _names(grid: Grid) -> list[str]:
+    return [axis.name for axis in grid.axes]
+
+
+def _check_units(first_file: Path, second_file: Path, first: Contents, part: Contents) -> None:
+    """Raise a DataError if units of a variable, or of times, differ."""
+    check_same_time_units(first, part, str(first_file), str(second_file))
+    for name in first.names.both:
+        units = first.variables[name].unit, part.variables[name].unit
+        if all(units) and units[0] != units[1]:
+            raise DataError(
+                expected=f"{name} in {units[0]!r}, as in {first_file}",
+                got=f"{units[1]!r} in {second_file}",
+                remedy="convert the values of the files to one unit, and write it in their attribute units",
+            )
+
+
+def _one_per_file(parts: Sequence[Variable]) -> Variable:
+    """A variable of files that hold one sample each."""
+    first = parts[0]
+    reader = joined([SingleReader(part.reader) for part in parts], 0, first.name)
+    labels = first.labels if TIME in first.leading else replace(first.labels, sample="sample")
+    return replace(first, reader=reader, leading=(FUNCTION, *first.leading), labels=labels)
+
+
+def _joined_variable(parts: Sequence[Variable], column: int, files: Sequence[Path]) -> Variable:
+    """A variable of several files along its samples or its times."""
+    first = parts[0]
+    if column == FUNCTION and first.leading == (TIME,):
+        return _one_per_file(parts)
+    if column not in first.leading:  # the same in all files, coordinates for example
+        values = _values(first)
+        differs = [file for file, part in zip(files, parts, strict=True) if not np.array_equal(_values(part), values, True)]
+        if differs:
+            words = ("samples", "times")[column]
+            raise DataError(
+                expected=f"{first.name}, which has no axis of {words}, with the values of {files[0]} in all files",
+                got=f"others in {differs[0]}",
+                remedy=f"write it with an axis of {words}: dataset[name].expand_dims(...) in xarray; or open the files apart",
+            )
+        return first
+    axis = first.leading.index(column)
+    coordinates = dict(first.labels.coordinates)
+    sample = first.labels.sample
+    if column == FUNCTION and all(sample in part.labels.coordinates for part in parts):
+        coordinates[sample] = np.concatenate([part.labels.coordinates[sample] for part in parts])
+    reader = joined([part.reader for part in parts], axis, first.name)
+    return replace(first, reader=reader, labels=replace(first.labels, coordinates=coordinates))

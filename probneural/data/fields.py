@@ -13,8 +13,8 @@ from torch import Tensor
 
 from probneural.arrays.reading import Mask, to_tensor
 from probneural.checks import check_device
-from probneural.data.variables import FUNCTION, AxisLabels, Variable
-from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, ShapeError
+from probneural.data.variables import FUNCTION, AxisLabels, Variable, common_dtype
+from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, ShapeError, UnsupportedError
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import Rows
@@ -188,8 +188,7 @@ def stored(
     parts: Sequence[Part], places: Int64[Tensor, "n 2"], *, grid: Grid, dtype: torch.dtype | None = None
 ) -> StoredFields:
     """Fields of some parts, in float64 if one of them is, else in float32, or as said."""
-    is_double = any(part.variable.dtype == torch.float64 for part in parts)
-    native = dtype or (torch.float64 if is_double else torch.float32)
+    native = dtype or common_dtype(part.variable for part in parts)
     device = torch.device("cpu")
     return StoredFields(parts=tuple(parts), places=places, grid=grid, native_dtype=native, dtype=native, device=device)
 
@@ -238,3 +237,23 @@ def with_mask(side: StoredFields, mask: Mask | str, *, partner: StoredFields | N
             remedy="pass mask=True where NaN means missing, sample by sample",
         )
     return side.with_grid(~missing)
+
+
+def with_one_mask(states: Sequence[Field]) -> Field:
+    """The first of some states, with the mask of all samples of all states.
+
+    Raises:
+        UnsupportedError: If masks differ.
+    """
+    start = states[0]
+    if not start.grid.is_batch or not len(start):
+        return start
+    observed = start.grid.observed[0]
+    if not all(bool((state.grid.observed == observed).all()) for state in states):
+        raise UnsupportedError(
+            expected="trajectories in memory with one mask at all times",
+            got="masks that differ between times or trajectories",
+            remedy='keep the trajectories as they are stored and take pairs, data.windows(); or pass mask="land" where the '
+            "points that are missing in the first sample are missing in all",
+        )
+    return Field(start.values, start.grid.unmasked.masked(observed), names=start.names, units=start.units)

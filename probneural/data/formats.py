@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from probneural.data.gate import check_hdf5, check_place, check_variables, check_zarr, guarded
-from probneural.data.hdf5 import is_netcdf
-from probneural.data.in_memory import is_csv, is_torch
-from probneural.data.named import has_dimension_names
+from probneural.checks import check_regular
+from probneural.data.array_files import is_torch
+from probneural.data.gate import check_hdf5, check_zarr, guarded, refuse
 from probneural.data.pdebench import is_pdebench
-from probneural.data.readers import npz_layouts, require
+from probneural.data.readers import require
+from probneural.data.sources import has_dimension_names
 from probneural.data.the_well import is_the_well
 from probneural.errors import DataWarning, FileError, warn
 
 KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, MATLAB, PyTorch, CSV, The Well, PDEBench"
 _HEAD, _USER_BLOCK = 520, 512
 """Bytes that identify the format, and those before the HDF5 part of a MATLAB 7.3 file."""
+
+_VARIABLES = 500
+"""Largest number of variables of a NetCDF-4 file: its readers take milliseconds for each."""
 
 
 class Format(Enum):
@@ -52,7 +55,8 @@ def format_of(path: Path) -> Format:
         FileError: If there is none, it is of another format, or a check refuses it.
         UnsupportedError: If the library for HDF5 or zarr is not installed.
     """
-    check_place(path)
+    if not path.is_dir():
+        check_regular(path, "a file")
     with guarded(path):
         return _format_of_folder(path) if path.is_dir() else _format_of_file(path)
 
@@ -72,11 +76,8 @@ def _format_of_file(path: Path) -> Format:
     if head.startswith(b"MATLAB"):
         return Format.MATLAB
     if head.startswith(b"PK"):
-        if is_torch(path):
-            return Format.TORCH
-        npz_layouts(path)  # which raises an error for other archives
-        return Format.NPZ
-    if is_csv(path):
+        return Format.TORCH if is_torch(path) else Format.NPZ
+    if path.suffix.lower() in (".csv", ".tsv"):  # which the contents do not show
         return Format.CSV
     raise FileError(
         expected=f"a file of a known format, {KNOWN}",
@@ -107,9 +108,10 @@ def _format_of_hdf5(path: Path) -> Format:
                 return Format.THE_WELL
             if is_pdebench(file):
                 return Format.PDEBENCH
-            if not is_netcdf(file):
-                return Format.HDF5
-        check_variables(count, path)
+            return Format.HDF5
+        if count > _VARIABLES:
+            remedy = "write those that are needed into a file of their own: dataset[names].to_netcdf(path)"
+            refuse(f"at most {_VARIABLES} variables in {path}", str(count), remedy)
         return Format.NETCDF4
 
 

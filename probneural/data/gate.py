@@ -27,8 +27,8 @@ _PER_ENTRY, _PER_CHUNK = 16, 2**14
 """Bytes that an index along an axis, and a chunk, count as: the time to look them up is that to read these bytes."""
 _LEVELS, _MEMBERS = 32, 200_000
 """Largest depth of groups in each other, and number of groups and arrays in an HDF5 file."""
-_ARRAYS, _VARIABLES, _METADATA = 1000, 500, 2**24
-"""Largest number of arrays and groups in a zarr store, of variables in a NetCDF-4 file, and of bytes of JSON for an array."""
+_ARRAYS, _METADATA = 1000, 2**24
+"""Largest number of arrays and groups in a zarr store, and of bytes of JSON for an array."""
 _AXES = 32
 """Largest number of axes of an array."""
 _METADATA_FILES = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
@@ -64,12 +64,6 @@ def guarded(path: object) -> Iterator[None]:
             got=f"{type(error).__name__}: {error}"[:300],
             remedy="it is damaged or of another format: write it again",
         ) from error
-
-
-def check_place(path: Path) -> None:
-    """Raise a FileError unless a path is that of a regular file, or of a folder."""
-    if not os.path.isdir(path):
-        check_regular(path, "a file")
 
 
 def check_unpacked(size: int, stored: int, name: str) -> None:
@@ -287,13 +281,6 @@ def check_hdf5(file: Any) -> int:
         if file.get(name, getclass=True) is h5py.Group:
             refuse(f"no links between groups in {where}", repr(name), remedy)
     return count
-
-
-def check_variables(count: int, path: Path) -> None:
-    """Raise a FileError if a NetCDF-4 file has too many variables: its readers take milliseconds for each."""
-    if count > _VARIABLES:
-        remedy = "write those that are needed into a file of their own: dataset[names].to_netcdf(path)"
-        refuse(f"at most {_VARIABLES} variables in {path}", str(count), remedy)
 
 
 def _check_dataset(h5py: Any, dataset: Any, name: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""Pairs that are read on access."""
+"""Pairs that are read on access, from files or from arrays."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.arrays.layouts import layouts_of
 from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
+from probneural.arrays.reading import Mask, array_layout, check_dtype, check_grid_alone, check_samples
 from probneural.checks import check_instance
-from probneural.data.fields import Part, StoredFields, stored
-from probneural.data.readers import SlicedReader, location_of
-from probneural.data.variables import FUNCTION, Variable
-from probneural.errors import ProbneuralError
+from probneural.data.arranged import array_reader
+from probneural.data.fields import Part, StoredFields, stored, with_mask
+from probneural.data.readers import location_of
+from probneural.data.variables import FUNCTION, Variable, common_dtype, variable_of
+from probneural.errors import ArgumentError, ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
 from probneural.fingerprints import fingerprint_of_parts
-from probneural.grids import Grid
-from probneural.pairs import Dataset, Paired, Rows, divided_rows, evenly_spread_rows, select_groups
+from probneural.grids import Grid, check_grid
+from probneural.pairs import Paired, Rows, divided_rows, evenly_spread_rows, select_groups
 from probneural.pairs.clocks import WindowClock, is_time, series_clock
 
 _SAMPLE = 64
@@ -59,14 +62,6 @@ class StoredPairs(Paired):
         for side, name in ((self.inputs, "inputs"), (self.outputs, "outputs")):
             check_instance(side, StoredFields, name, remedy="open a file: pn.data.open(path)")
         super().__post_init__()
-
-    def with_missing(self, *, inputs: bool = True, outputs: bool = True) -> StoredPairs:
-        """The same pairs with NaN as a missing value of inputs or outputs: fields that are read have a mask per sample."""
-        return replace(
-            self,
-            inputs=self.inputs.with_missing() if inputs else self.inputs,
-            outputs=self.outputs.with_missing() if outputs else self.outputs,
-        )
 
     def subset(self, index: Rows) -> StoredPairs:
         """Choose some pairs without reading them, in the order of the index."""
@@ -136,13 +131,6 @@ class StoredPairs(Paired):
             for side in (self.inputs, self.outputs)
         )
 
-    def in_memory(self) -> Dataset:
-        """Read all values at once, with the same trajectories."""
-        pairs = self[:]
-        if self.groups is None:
-            return pairs
-        return replace(self, inputs=_held(pairs.inputs, self.inputs), outputs=_held(pairs.outputs, self.outputs))
-
     def to(self, target: torch.device | torch.dtype | str) -> StoredPairs:
         """The same pairs, on another device or in another dtype when they are read."""
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
@@ -159,22 +147,6 @@ def _is_readable(side: StoredFields, row: int) -> bool:
     return False
 
 
-def _held(values: Field, side: StoredFields) -> StoredFields:
-    """Values of a side that have been read, as a source, NaN where values are missing."""
-    reader = SlicedReader(values.grid.fill(values.values, float("nan")).cpu().numpy())
-    variable = Variable(
-        name=side.parts[0].variable.name,
-        reader=reader,
-        leading=(FUNCTION,),
-        channel_axes=(0,),
-        grid_shape=side.grid.shape,
-        labels=side.labels,
-    )
-    places = torch.zeros(len(values), 2, dtype=torch.int64, device="cpu")
-    places[:, FUNCTION] = torch.arange(len(values), device="cpu")
-    return replace(stored([Part(variable=variable)], places, grid=side.grid, dtype=side.dtype), device=side.device)
-
-
 def _pieces(side: StoredFields, rows: Tensor) -> Iterator[tuple[tuple[int, ...], torch.dtype, Iterable[Tensor]]]:
     """Shape, dtype and parts of a side for its fingerprint, sample by sample."""
     shape = (len(rows), side.channels, *side.grid.shape)
@@ -187,8 +159,7 @@ def stored_pairs(
     inputs: Sequence[Part], outputs: Sequence[Part], count: int, *, grid: Grid, out_grid: Grid, dtype: torch.dtype | None = None
 ) -> StoredPairs:
     """Pairs of the first `count` samples of some variables, both sides of one dtype."""
-    is_double = any(part.variable.dtype == torch.float64 for part in (*inputs, *outputs))
-    kind = dtype or (torch.float64 if is_double else torch.float32)
+    kind = dtype or common_dtype(part.variable for part in (*inputs, *outputs))
     places = torch.zeros(count, 2, dtype=torch.int64, device="cpu")
     places[:, FUNCTION] = torch.arange(count, device="cpu")
     return StoredPairs(
@@ -206,3 +177,78 @@ def _series_clock(parts: Sequence[Part], count: int) -> WindowClock | None:
     times = labels.coordinates.get(labels.sample, np.arange(count))
     locations = [location_of(part.variable.reader) for part in parts]
     return series_clock(times[:count], None if None in locations else repr(locations))
+
+
+def from_arrays(
+    inputs: Any,
+    outputs: Any,
+    *,
+    axes: str | None = None,
+    grid: Grid | None = None,
+    out_grid: Grid | None = None,
+    periodic: bool | Sequence[bool] | None = None,
+    dtype: torch.dtype | None = None,
+    mask: Mask | tuple[Mask, Mask] = None,
+) -> StoredPairs:
+    """Make a data set of arrays `(n, c, *grid)` of any kind that can be sliced, read a few samples at a time.
+
+    A memory map of a file, `np.load(path, mmap_mode="r")`, is read by positions in the file, so that memory in use stays small.
+
+    Args:
+        inputs: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array; real, in physical units.
+        outputs: Outputs, likewise.
+        axes: Roles of the axes, for example `"n x y c"`: see [`open`][probneural.data.open]. By default `(n, c, *grid)`, or
+            `(n, *grid)` where `grid` or the entries of `periodic` state the number of axes of space.
+        grid: Where the inputs live, and the outputs unless there is an `out_grid`; or `periodic` for the unit cube.
+        out_grid: Where the outputs live.
+        periodic: Whether each axis is periodic, one entry per axis or one for all.
+        dtype: float32 or float64; by default float64 if either array is of it, else float32.
+        mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)` in the
+            array's order of axes, True at points that are missing in all samples, land for example. A tuple of two where inputs
+            and outputs differ.
+
+    Returns:
+        The data set. Values are checked where they are read.
+
+    Raises:
+        DataError: If an argument is no array of real numbers.
+        ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
+        ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+
+    Examples:
+        >>> import numpy as np
+        >>> data = from_arrays(np.zeros((10, 1, 8)), np.zeros((10, 2, 8)), axes="n c x", periodic=True)
+        >>> len(data), data.outputs.channels, data[2:4].outputs.values.shape
+        (10, 2, torch.Size([2, 2, 8]))
+    """
+    check_grid_alone(grid, periodic)
+    check_dtype(dtype)
+    sides: list[tuple[Variable, Grid]] = []
+    stated = layouts_of(axes)
+    for array, where, layout, name in (
+        (outputs, grid if out_grid is None else out_grid, stated[1], "outputs"),
+        (inputs, grid, stated[0], "inputs"),
+    ):
+        reader = array_reader(array, name)
+        if where is not None:
+            check_grid(where)
+        roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, periodic=periodic)
+        check_samples(roles, name)
+        side_grid = own_grid or (sides[0][1] if sides else None)
+        if side_grid is None:
+            raise ArgumentError(
+                expected="an axis of space of outputs", got=f'axes="{roles}"', remedy='name it: axes="n c -> n x"'
+            )
+        sides.append((variable_of(reader, roles, side_grid, name), side_grid))
+    (second, to_grid), (first, in_grid) = sides
+    counts = [variable.count(FUNCTION) or 0 for variable in (first, second)]
+    if counts[0] != counts[1]:
+        raise ShapeError(
+            expected="as many outputs as inputs", got=f"{counts[0]} and {counts[1]}", remedy="pair them one to one"
+        )
+    parts = [Part(variable=first)], [Part(variable=second)]
+    pairs = stored_pairs(*parts, counts[0], grid=in_grid, out_grid=to_grid, dtype=dtype)
+    masks = mask if isinstance(mask, tuple) else (mask, mask)
+    inputs, outputs = with_mask(pairs.inputs, masks[0], partner=pairs.outputs), with_mask(pairs.outputs, masks[1])
+    masked = replace(pairs, inputs=inputs, outputs=outputs)
+    return masked.looked_at()

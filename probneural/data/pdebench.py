@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probneural.arrays.layouts import Layout
 from probneural.data.contents import Contents, Request
-from probneural.data.hdf5 import array_of, described_file
 from probneural.data.readers import ArrayReader, ReopenedReader, require
+from probneural.data.sources import array_of, described_file
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
@@ -50,61 +51,50 @@ def pdebench_contents(file: Any, request: Request) -> Contents:
     Reference:
         Takamoto et al. (2022), PDEBench: An Extensive Benchmark for Scientific Machine Learning.
     """
-    if _seeds(file):
-        return _of_seeds(file, request)
-    if "x-coordinate" not in file:
-        return _of_incompressible_flow(file, request)
-    grid = _grid(file, {key: file[key][...] for key in _COORDINATES if key in file}, request)
-    is_darcy = "nu" in file
-    axes: dict[str, tuple[int, ...]]
-    axes = {"nu": (), "tensor": (0,)} if is_darcy else {key: () for key in ("tensor", *_FLOW) if key in file}
-    leading = (FUNCTION,) if is_darcy else (FUNCTION, TIME)
-    sides = (["nu"], ["tensor"]) if is_darcy else (list(axes), list(axes))
-    names = request.names({key: file[key].shape for key in axes}, Path(file.filename), *sides)
-    variables = {
-        key: _variable(file, key, array_of(file, key), leading, channel_axes=channels, grid=grid, request=request)
-        for key, channels in axes.items()
-    }
-    stored = file["t-coordinate"][...] if "t-coordinate" in file else None
-    times = None if is_darcy else _times(file, stored, variables, request)
-    return Contents(names=names, variables=variables, grids=dict.fromkeys(axes, grid), times=times)
-
-
-def _of_incompressible_flow(file: Any, request: Request) -> Contents:
-    shape = file["velocity"].shape
-    dimension = shape[-1]
-    if request.grid is None and request.periodic is None:
-        raise _without_periodic(file)
-    grid = request.grid or Grid.uniform(
-        shape[2:-1], lengths=request.lengths or 1.0, periodic=request.rounds(dimension), endpoint=(False,) * dimension
-    )
-    variables = {}
-    for key in _INCOMPRESSIBLE:
-        leading = (FUNCTION,) if key == "force" else (FUNCTION, TIME)
-        variables[key] = _variable(
-            file, key, array_of(file, key), leading, channel_axes=(dimension,), grid=grid, request=request
+    path, seeds = Path(file.filename), _seeds(file)
+    if request.layout.grid is None and request.periodic is None:
+        raise ArgumentError(
+            expected=f"periodic=, one entry per axis of space or one for all, for {path}",
+            got="None",
+            remedy="files of PDEBench do not tell boundary conditions; those of 1-D advection and Burgers are periodic",
         )
-    moving = ["velocity", "particles"]
-    shapes = {key: variable.reader.shape for key, variable in variables.items()}
-    names = request.names(shapes, Path(file.filename), [*moving, "force"], moving)
-    times = _times(file, file["t"][...], variables, request)
-    return Contents(names=names, variables=variables, grids=dict.fromkeys(variables, grid), times=times)
+    first = file[seeds[0]] if seeds else file
+    names = [f"grid/{axis}" for axis in "xyz"] if seeds else _COORDINATES
+    coordinates = {key: first[key][...] for key in names if key in first}
+    if seeds:
+        fields = {"data": _of_groups(file, seeds)}
+    else:
+        fields = {key: array_of(file, key) for key in ("nu", "tensor", *_FLOW, *_INCOMPRESSIBLE) if key in file}
+    grid = request.layout.grid or _grid(coordinates, fields, request)
+    is_darcy, has_channels = "nu" in fields, seeds or not coordinates
+    axes = {key: (len(grid.shape),) if has_channels else (0,) * (is_darcy and key == "tensor") for key in fields}
+    variables = {
+        key: _variable(key, reader, _leading(key, is_darcy), axes[key], grid=grid, layout=request.layouts[0])
+        for key, reader in fields.items()
+    }
+    moving = [key for key in fields if key != "force"]
+    sides = (["nu"], ["tensor"]) if is_darcy else (list(fields), moving)
+    chosen = request.names({key: reader.shape for key, reader in fields.items()}, path, *sides)
+    stored = next((first[key][...] for key in ("grid/t", "t-coordinate", "t") if key in first), None)
+    times = None if is_darcy else _times(file, stored, variables, request)
+    return Contents(names=chosen, variables=variables, grids=dict.fromkeys(fields, grid), times=times)
 
 
-def _of_seeds(file: Any, request: Request) -> Contents:
-    """Trajectories of a group per seed."""
-    seeds = _seeds(file)
-    first = file[seeds[0]]
-    coordinates = {f"grid/{axis}": first[f"grid/{axis}"][...] for axis in "xyz" if f"grid/{axis}" in first}
-    grid = _grid(file, coordinates, request)
-    data = first["data"]
+def _grid(coordinates: dict[str, NDArray[Any]], fields: dict[str, ArrayReader], request: Request) -> Grid:
+    """The grid of the coordinates; of incompressible flow, which has none, that of the unit cube or of `lengths`."""
+    if coordinates:
+        count = len(coordinates)
+        return grid_of_coordinates(coordinates, periodic=request.rounds(count), lengths=request.spans(count))
+    shape = fields["velocity"].shape[2:-1]
+    periodic, ends = request.rounds(len(shape)), (False,) * len(shape)
+    return Grid.uniform(shape, lengths=request.layout.lengths or 1.0, periodic=periodic, endpoint=ends)
+
+
+def _of_groups(file: Any, seeds: list[str]) -> ArrayReader:
+    """The arrays `data` of all groups as one."""
+    data = file[seeds[0]]["data"]
     chunks = (1, *(data.chunks or (1,) * data.ndim))
-    reader = GroupsReader(Path(file.filename), tuple(seeds), "data", (len(seeds), *data.shape), data.dtype, chunks)
-    axes = (len(grid.shape),)
-    variables = {"data": _variable(file, "data", reader, (FUNCTION, TIME), channel_axes=axes, grid=grid, request=request)}
-    times = _times(file, first["grid/t"][...] if "grid/t" in first else None, variables, request)
-    names = request.names({"data": reader.shape}, Path(file.filename), ["data"], ["data"])
-    return Contents(names=names, variables=variables, grids={"data": grid}, times=times)
+    return GroupsReader(Path(file.filename), tuple(seeds), "data", (len(seeds), *data.shape), data.dtype, chunks)
 
 
 @dataclass
@@ -155,66 +145,32 @@ def _seeds(file: Any) -> list[str]:
     return keys if keys and all(key.isdigit() for key in keys) and "data" in file[keys[0]] and "grid" in file[keys[0]] else []
 
 
-def _grid(file: Any, coordinates: dict[str, NDArray[Any]], request: Request) -> Grid:
-    if request.grid is not None:
-        return request.grid
-    if request.periodic is None:
-        raise _without_periodic(file)
-    count = len(coordinates)
-    return grid_of_coordinates(coordinates, periodic=request.rounds(count), lengths=request.spans(count))
-
-
 def _variable(
-    file: Any,
-    key: str,
-    reader: ArrayReader,
-    leading: tuple[int, ...],
-    *,
-    channel_axes: tuple[int, ...],
-    grid: Grid,
-    request: Request,
+    key: str, reader: ArrayReader, leading: tuple[int, ...], channel_axes: tuple[int, ...], *, grid: Grid, layout: Layout | None
 ) -> Variable:
-    """A variable whose shape fits the coordinates, or a DataError."""
-    layout = request.layouts[0]
+    """A variable by the user's layout, if that has as many axes, or by the file's."""
     if layout is not None and len(layout.roles) == len(reader.shape):
         layout.check(reader.shape, key)
         return variable_of(reader, layout, grid, key)
-    space = list(grid.shape)
-    remaining = list(reader.shape[len(leading) :])
-    for axis in channel_axes:
-        space.insert(axis, remaining[axis] if axis < len(remaining) else 0)
-    if remaining != space:
-        words = ["n", "times"][: len(leading)]
-        axes = ["c" if axis in channel_axes else str(length) for axis, length in enumerate(space)]
-        coordinates, reader_axes = iter("xyz"), len(reader.shape)
-        example = [*"nt"[: len(leading)], *("c" if axis in channel_axes else next(coordinates) for axis in range(len(space)))]
-        raise DataError(
-            expected=f"{key} of shape ({', '.join([*words, *axes])}) in {file.filename}, as its keys and coordinates say",
-            got=f"{reader.shape}; the file has {described_file(file)}",
-            remedy=f'state the roles of the axes: axes="{" ".join(["-"] * (reader_axes - len(example)) + example)}"',
-        )
     return Variable(name=key, reader=reader, leading=leading, channel_axes=channel_axes, grid_shape=grid.shape)
 
 
+def _leading(key: str, is_darcy: bool) -> tuple[int, ...]:
+    """The first axes of a variable: samples, and times where it varies in time."""
+    return (FUNCTION,) if is_darcy or key == "force" else (FUNCTION, TIME)
+
+
 def _times(file: Any, times: NDArray[Any] | None, variables: dict[str, Variable], request: Request) -> Any:
-    """As many times as there are states, without the entry that some files have beyond the last."""
+    """The times, without the entry that some files have beyond the last state."""
     steps = next((count for variable in variables.values() if (count := variable.count(TIME)) is not None), None)
     if steps is None:  # the user states other roles of the axes
         return None
-    stated_times = times if request.axes.time is None else request.axes.time
-    count = None if stated_times is None else np.asarray(stated_times).shape[-1]
-    if stated_times is None or count not in (steps, steps + 1):
+    stated = times if request.layout.time is None else request.layout.time
+    if stated is None:
         raise DataError(
-            expected=f"{steps} times, or one more, in {file.filename}",
-            got=f"{count}; the file has {described_file(file)}",
+            expected=f"{steps} times in {file.filename}",
+            got=f"none; the file has {described_file(file)}",
             remedy="give them: time=[0.0, 0.1, ...]",
         )
-    return np.asarray(stated_times)[..., :steps]
-
-
-def _without_periodic(file: Any) -> ArgumentError:
-    return ArgumentError(
-        expected=f"periodic=, one entry per axis of space or one for all, for {file.filename}",
-        got="None",
-        remedy="files of PDEBench do not tell boundary conditions; those of 1-D advection and Burgers are periodic",
-    )
+    count = np.asarray(stated).shape[-1]
+    return np.asarray(stated)[..., :steps] if count == steps + 1 else stated

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,17 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_regular, described, optional
-from probneural.data.gate import check_unpacked
+from probneural.checks import described, optional
 from probneural.errors import DataError, FileError, UnsupportedError
 
 _LARGEST_BOX = 2**25
 """Largest bytes of a chunk outside the requested box (32 MiB); of a larger chunk, runs of neighbours are read."""
-
-_ZIP_HEADER, _ZIP_NAME_LENGTH = 30, 26
-"""Bytes of an entry's own header in a zip archive, and where the lengths of its name and its extra field begin."""
-_PIECE = 2**20
-"""Bytes of an entry whose check sum is computed at once."""
 
 
 @runtime_checkable
@@ -190,89 +182,6 @@ class RawReader(ReopenedReader):
 
 
 @dataclass
-class StoredEntryReader(RawReader):
-    """An array that an archive stores uncompressed; the check sum of the whole entry is compared before the first read.
-
-    Args:
-        start: Where the entry begins in the file, in bytes.
-        checksum: CRC-32 of the entry, from the archive's directory.
-        is_checked: Whether the check sum has been compared.
-    """
-
-    start: int = 0
-    checksum: int = 0
-    is_checked: bool = False
-
-    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Read a box.
-
-        Raises:
-            FileError: If the entry is not the one whose check sum is in the archive.
-        """
-        if not self.is_checked:
-            self._check()
-        return super().read(box)
-
-    def _check(self) -> None:
-        checksum, stop = 0, self.offset + math.prod(self.shape) * self.dtype.itemsize
-        with self.path.open("rb") as file:
-            file.seek(self.start)
-            while (size := min(_PIECE, stop - file.tell())) > 0 and (piece := file.read(size)):
-                checksum = zlib.crc32(piece, checksum)
-        if checksum != self.checksum:
-            raise FileError(
-                expected=f"an entry of {self.path} with the check sum {self.checksum:08x} of its archive",
-                got=f"{checksum:08x}",
-                remedy="it is damaged: copy the file again",
-            )
-        self.is_checked = True
-
-
-@dataclass
-class PackedEntryReader:
-    """A compressed array in an archive, unpacked into memory at the first read; every process does it for itself.
-
-    Args:
-        path: The archive.
-        key: Name of the entry.
-        shape: Lengths of the array's axes.
-        dtype: Of its numbers.
-    """
-
-    path: Path
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    _array: NDArray[Any] | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Single entries."""
-        return (1,) * len(self.shape)
-
-    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Read a box."""
-        return self._unpacked()[box]
-
-    def read_rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Read ascending rows of the first axis."""
-        return self._unpacked()[rows]
-
-    def _unpacked(self) -> NDArray[Any]:
-        if self._array is None:
-            with zipfile.ZipFile(self.path) as archive, archive.open(self.key) as member:
-                array = np.lib.format.read_array(member, allow_pickle=False)
-                if member.read(1):  # which compares the check sum
-                    raise ValueError(f"{self.key} is longer than its array")
-            self._array = array
-        return self._array
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the unpacked array."""
-        return self.__dict__ | {"_array": None}
-
-
-@dataclass
 class HDF5Reader(ReopenedReader):
     """An array of an HDF5 file.
 
@@ -346,69 +255,6 @@ def _read_at(file: FileIO, view: memoryview, offset: int) -> int:
     with FileIO(file.name) as stream:
         stream.seek(offset)
         return stream.readinto(view) or 0
-
-
-def npy_layout(path: Path) -> tuple[RawReader, bool]:
-    """The numbers of a .npy file as they lie, in C order, and whether the array's axes are those in reverse (Fortran order).
-
-    Raises:
-        FileError: If it is none.
-    """
-    check_regular(path, "an array of numbers")
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, SyntaxError, RecursionError, MemoryError, TypeError, OverflowError) as error:
-        raise FileError(expected=f"an array of numbers in {path}", got=str(error), remedy="write it with np.save") from error
-    is_reversed = not array.flags.c_contiguous
-    return RawReader(path, array.shape[::-1] if is_reversed else array.shape, array.dtype, int(array.offset)), is_reversed
-
-
-def npz_layouts(path: Path) -> dict[str, tuple[ArrayReader, bool]]:
-    """The arrays of an .npz archive, each as in `npy_layout`; those that are compressed are unpacked when they are read.
-
-    Raises:
-        FileError: If it is none.
-    """
-    arrays: dict[str, tuple[ArrayReader, bool]] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for entry in archive.infolist():
-                if not entry.filename.endswith(".npy"):
-                    raise ValueError(f"a zip archive that holds {entry.filename}")
-                name = entry.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise ValueError(f"two entries {entry.filename}")
-                check_unpacked(entry.file_size, entry.compress_size, f"the array {name} in {path}")
-                with archive.open(entry) as member:
-                    arrays[name] = _archived(path, entry, member)
-    except FileError:
-        raise
-    except Exception as error:  # headers are parsed as Python, and compressed streams raise their errors
-        raise FileError(
-            expected=f"an archive of arrays in {path}", got=str(error), remedy="write it with np.savez(path, a=..., u=...)"
-        ) from error
-    return arrays
-
-
-def _archived(path: Path, entry: zipfile.ZipInfo, member: Any) -> tuple[ArrayReader, bool]:
-    """An array in an archive, by its header: read by its position in the file if it is uncompressed."""
-    version = np.lib.format.read_magic(member)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(member)
-    is_reversed = bool(is_fortran and len(shape) > 1)
-    if dtype.hasobject:
-        raise ValueError(f"{entry.filename} of Python objects, which are not read")
-    size = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or member.tell() + size != entry.file_size:
-        raise ValueError(f"{entry.filename} of {entry.file_size} bytes, not {member.tell() + size}")
-    if entry.compress_type != zipfile.ZIP_STORED:
-        return PackedEntryReader(path, entry.filename, shape, dtype), False
-    with path.open("rb") as file:  # the local header of the entry has another length
-        file.seek(entry.header_offset + _ZIP_NAME_LENGTH)
-        name, extra = (int.from_bytes(file.read(2), "little") for _ in range(2))
-    start = entry.header_offset + _ZIP_HEADER + name + extra
-    stored = shape[::-1] if is_reversed else shape
-    return StoredEntryReader(path, stored, dtype, start + member.tell(), start=start, checksum=entry.CRC), is_reversed
 
 
 def reader_of(array: Any, name: str) -> ArrayReader:

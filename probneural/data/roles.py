@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probneural.arrays.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, positional_layout
-from probneural.arrays.reading import check_channels, check_not_parameters, grid_of
+from probneural.arrays.reading import check_channels, check_not_parameters, check_stated, grid_of
 from probneural.data.contents import Contents, Names, Request
 from probneural.data.sources import Source
 from probneural.data.variables import AxisLabels, Variable, variable_of
@@ -38,11 +38,14 @@ def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> 
     layouts = {name: replace(layout, order=reference) for name, layout in layouts.items()}
     spaces = {name: _grid(sources[name], layouts[name], request, is_input=name in names.inputs) for name in names.both}
     grids = _with_parameter_grids(spaces, layouts, names, request)
-    if request.layouts == (None, None) and request.grid is None and not any(sources[name].has_names for name in names.both):
+    if (
+        request.layouts == (None, None)
+        and request.layout.grid is None
+        and not any(sources[name].has_names for name in names.both)
+    ):
         check_not_parameters(grids[names.inputs[0]], grids[names.outputs[0]])
     variables = {name: _variable(sources[name], layouts[name], grids[name]) for name in names.both}
-    times = _times(path, sources, layouts, names, request)
-    units = _time_units(sources, layouts, names, request)
+    times, units = _times(path, sources, layouts, names, request)
     return Contents(names=names, variables=variables, grids=grids, times=times, time_units=units)
 
 
@@ -55,9 +58,9 @@ def _stated_roles(sources: Mapping[str, Source], names: Names, request: Request)
                 roles |= {dim: role for dim, role in zip(source.dims, layout.roles, strict=True) if dim}
     dims = {dim for name in names.both for dim in sources[name].dims if dim}
     for argument, name, role in (
-        ("channel", request.axes.channel, CHANNEL),
-        ("time", request.axes.time, TIME),
-        ("sample", request.axes.sample, SAMPLE),
+        ("channel", request.layout.channel, CHANNEL),
+        ("time", request.layout.time, TIME),
+        ("sample", request.layout.sample, SAMPLE),
     ):
         if isinstance(name, str) and dims and name not in dims:
             raise ShapeError(
@@ -80,13 +83,8 @@ def _layout(source: Source, request: Request, roles: Mapping[str, str], *, is_in
         return _named_layout(source, roles)
     if stated is not None:
         stated.check(source.reader.shape, source.name)  # which raises
-    if request.grid is None and request.periodic is None:
-        raise ArgumentError(
-            expected="grid=, or periodic= to build one",
-            got="neither",
-            remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
-        )
-    has_time = request.axes.time is not None
+    check_stated(request.layout.grid, request.periodic)
+    has_time = request.layout.time is not None
     if is_input and source.reader.shape[1:] in ((), (1,)) and not has_time:  # one parameter per sample
         return Layout((SAMPLE, SINGLE)[: len(source.reader.shape)])
     return positional_layout(
@@ -158,15 +156,15 @@ def _check_one_role(layouts: Mapping[str, Layout], sources: Mapping[str, Source]
 
 def _grid(source: Source, layout: Layout, request: Request, *, is_input: bool) -> Grid | None:
     """The grid of a variable; None if it has no axis of space."""
-    stated = request.grid if is_input else (request.out_grid or request.grid)
+    stated = request.layout.grid if is_input else (request.layout.out_grid or request.layout.grid)
     if not layout.space:
         return None
     if stated is not None:
         return stated
     shape = tuple(source.reader.shape[axis] for axis in layout.space_axes)
-    dims = [source.dims[axis] if source.dims else "" for axis in layout.space_axes]
+    dims = [source.dims[axis] for axis in layout.space_axes]
     labels = [dim or role for dim, role in zip(dims, layout.space, strict=True)]
-    recorded = recorded_grid(source.attributes, shape) if request.periodic is None and request.lengths is None else None
+    recorded = recorded_grid(source.attributes, shape) if request.periodic is None and request.layout.lengths is None else None
     coordinates = {dim: _coordinate(source, dim) for dim in dims if dim in source.coordinates}
     if recorded is not None or coordinates:
         return grid_from_coordinates(
@@ -174,12 +172,12 @@ def _grid(source: Source, layout: Layout, request: Request, *, is_input: bool) -
             shape,
             recorded=recorded,
             periodic=request.periodic,
-            lengths=request.lengths,
+            lengths=request.layout.lengths,
             units=[str(source.axis_attributes.get(dim, {}).get("units", "")) for dim in dims],
         )
     if not source.has_names and request.layouts == (None, None):
         check_channels(source.reader.shape, layout, source.name)
-    return grid_of(shape, source.name, names=labels, lengths=request.lengths, periodic=request.periodic)
+    return grid_of(shape, source.name, names=labels, lengths=request.layout.lengths, periodic=request.periodic)
 
 
 def _coordinate(source: Source, dim: str) -> NDArray[Any]:
@@ -192,7 +190,7 @@ def _with_parameter_grids(
 ) -> dict[str, Grid]:
     """Parameters, which have no axis of space, are constant on the grid of the other inputs, or else of the outputs."""
     stated = [grids[name] for name in names.both if grids[name] is not None]
-    where = request.grid or next(iter(stated), request.out_grid)
+    where = request.layout.grid or next(iter(stated), request.layout.out_grid)
     if where is None:
         raise ArgumentError(
             expected=f"an axis of space of {', '.join(names.both)}",
@@ -204,10 +202,10 @@ def _with_parameter_grids(
 
 def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
     """A variable with its labels and its unit."""
-    space = [source.dims[axis] if source.dims else "" for axis in layout.space_axes]
+    space = [source.dims[axis] for axis in layout.space_axes]
     descending = [axis for axis, dim in zip(layout.space_axes, space, strict=True) if dim and source.descends(dim)]
     samples = layout.axes(SAMPLE)
-    sample = source.dims[samples[0]] if samples and source.has_names else ""
+    sample = source.dims[samples[0]] if samples else ""
     labelled = [dim for dim in (sample, *space) if dim in source.coordinates]
     points = [_coordinate(source, dim) if dim in source.coordinates else None for dim in space]
     shifts = turned_points(grid, points) if space and len(space) == len(grid.axes) else (0,) * len(space)
@@ -230,19 +228,24 @@ def _variable(source: Source, layout: Layout, grid: Grid) -> Variable:
     )
 
 
-def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layout], names: Names, request: Request) -> Any:
-    """Times of the steps: stated, the array or coordinate that is named, or numbers of steps; None without an axis of time."""
+def _times(
+    path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layout], names: Names, request: Request
+) -> tuple[Any, str]:
+    """Times of the steps and their units: stated, the array or coordinate that is named, or numbers of steps.
+
+    The times are None without an axis of time, and the units "" if they are unknown.
+    """
     moving = [name for name in names.both if TIME in layouts[name].roles]
-    stated = request.axes.time
+    stated = request.layout.time
     if not moving:
-        return None
+        return None, ""
     if stated is not None and not isinstance(stated, str):
-        return stated
-    name = moving[0]
-    axis = layouts[name].axes(TIME)[0]
-    dim = sources[name].dims[axis] if sources[name].dims else ""
-    if dim in sources[name].coordinates:
-        return sources[name].coordinates[dim]
+        return stated, ""
+    source, layout = sources[moving[0]], layouts[moving[0]]
+    axis = layout.axes(TIME)[0]
+    dim = source.dims[axis]
+    if dim in source.coordinates:
+        return source.coordinates[dim], str(source.axis_attributes.get(dim, {}).get("units", ""))
     if isinstance(stated, str) and stated != dim:
         if stated not in sources or len(sources[stated].reader.shape) != 1:
             raise DataError(
@@ -250,25 +253,13 @@ def _times(path: Path, sources: Mapping[str, Source], layouts: Mapping[str, Layo
                 got=f"shape {sources[stated].reader.shape}" if stated in sources else "no such array",
                 remedy="state them as numbers: time=[0.0, 0.1, ...]",
             )
-        return sources[stated].reader.read((slice(0, sources[stated].reader.shape[0]),))
+        reader = sources[stated].reader
+        return reader.read((slice(0, reader.shape[0]),)), str(sources[stated].attributes.get("units", ""))
     if dim and request.layouts == (None, None):
         raise DataError(
             expected=f"times as a coordinate {dim!r} in {path}",
             got="none",
             remedy=f'for pairs at each time, write sample="{dim}"; for steps from one time to the next, count them: '
-            f'axes="{layouts[name]}"; or state their times, one number per step, in a Python program',
+            f'axes="{layout}"; or state their times, one number per step, in a Python program',
         )
-    return np.arange(float(sources[name].reader.shape[axis]))
-
-
-def _time_units(sources: Mapping[str, Source], layouts: Mapping[str, Layout], names: Names, request: Request) -> str:
-    """Units of the times that the file states."""
-    moving = [name for name in names.both if TIME in layouts[name].roles]
-    stated = request.axes.time
-    if not moving or not (stated is None or isinstance(stated, str)):
-        return ""
-    source = sources[moving[0]]
-    dim = source.dims[layouts[moving[0]].axes(TIME)[0]] if source.dims else ""
-    if dim in source.coordinates:
-        return str(source.axis_attributes.get(dim, {}).get("units", ""))
-    return str(sources[stated].attributes.get("units", "")) if isinstance(stated, str) and stated in sources else ""
+    return np.arange(float(source.reader.shape[axis])), ""

@@ -1,16 +1,19 @@
-"""Sources: variables of a file before their axes have roles."""
+"""Sources: variables of a file before their axes have roles, and those of HDF5 files and of files that xarray reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probneural.arrays.layouts import CHANNEL, named_role
-from probneural.data.readers import ArrayReader
+from probneural.data.arranged import arranged
+from probneural.data.readers import ArrayReader, HDF5Reader, ReopenedReader, SlicedReader, require
+from probneural.errors import DataError, FileError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +23,7 @@ class Source:
     Args:
         name: Its name.
         reader: The array, its axes in the file's order.
-        dims: Names of the axes, "" where an axis has none; empty where none has.
+        dims: Names of the axes, "" where an axis has none; by default none has.
         coordinates: Coordinates along named axes.
         attributes: Attributes of the variable.
         axis_attributes: Attributes of the coordinates.
@@ -35,6 +38,11 @@ class Source:
     axis_attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     labels: Mapping[str, tuple[str, NDArray[Any]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Give axes without names empty ones."""
+        if not self.dims:
+            object.__setattr__(self, "dims", ("",) * len(self.reader.shape))
+
     @property
     def has_names(self) -> bool:
         """Whether an axis has a name."""
@@ -42,8 +50,11 @@ class Source:
 
     @property
     def axes(self) -> str:
-        """Names and lengths of the axes: `(member 100, lon 64)`."""
-        return described_axes(self.dims, self.reader.shape)
+        """Names and lengths of the axes, lengths alone where they have no names: `(member 100, lon 64)`."""
+        if not self.has_names:
+            return str(tuple(self.reader.shape))
+        words = [f"{dim or '?'} {length}" for dim, length in zip(self.dims, self.reader.shape, strict=True)]
+        return f"({', '.join(words)})"
 
     def named_role(self, dim: str) -> str:
         """The role of an axis by its name or attributes: "n", "t", "c", the name of an axis of space, or ""."""
@@ -57,9 +68,248 @@ class Source:
         return points.ndim == 1 and len(points) > 1 and points.dtype.kind in "iuf" and bool((np.diff(points) < 0).all())
 
 
-def described_axes(dims: tuple[str, ...], shape: tuple[int, ...]) -> str:
-    """Names and lengths of axes, lengths alone where they have no names."""
-    if not any(dims):
-        return str(tuple(shape))
-    words = [f"{dim or '?'} {length}" for dim, length in zip(dims, shape, strict=True)]
-    return f"({', '.join(words)})"
+_DECODED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
+"""Attributes by which stored numbers differ from values."""
+_AXIS = ("units", "axis", "standard_name")
+"""Attributes of a scale that give the role of its axis."""
+
+
+def array_of(file: Any, key: str) -> HDF5Reader:
+    """An array of an open file, which is opened again to be read."""
+    array = file[key]
+    reader = HDF5Reader(Path(file.filename), key, array.shape, array.dtype, array.chunks or (1,) * array.ndim)
+    if array.dtype.kind in "biuf" and any(name in array.attrs for name in _DECODED):
+        scale, offset = (
+            float(np.ravel(array.attrs.get(name, value))[0]) for name, value in (("scale_factor", 1), ("add_offset", 0))
+        )
+        return replace(reader, dtype=np.result_type(array.dtype, np.float32), packing=(scale, offset))
+    return reader
+
+
+def described_file(file: Any, most: int = 30) -> str:
+    """Keys, shapes and attributes of an open file, in a few words."""
+    import h5py
+
+    lines: list[str] = [f"@{name}" for name in file.attrs]
+
+    def visit(name: str, thing: Any) -> None:
+        if isinstance(thing, h5py.Dataset) and len(lines) < most:
+            lines.append(f"{name} {thing.shape}")
+
+    file.visititems(visit)
+    return ", ".join(lines) or "nothing"
+
+
+def hdf5_sources(file: Any) -> dict[str, Source]:
+    """All arrays of an open file by their full names, with the labels and scales of their axes; scales are left out."""
+    import h5py
+
+    arrays: dict[str, Any] = {}
+
+    def visit(name: str, thing: Any) -> None:
+        if isinstance(thing, h5py.Dataset) and thing.shape is not None and not name.startswith("#") and not thing.is_scale:
+            arrays[name] = thing
+
+    file.visititems(visit)
+    sources = {}
+    for name, array in arrays.items():
+        reader: ArrayReader = array_of(file, name)
+        scales = [dim[0] if len(dim) else None for dim in array.dims]
+        labels = [texts(dim.label)[0] for dim in array.dims]
+        dims = [
+            label or ("" if scale is None else scale.name.rpartition("/")[2])
+            for label, scale in zip(labels, scales, strict=True)
+        ]
+        if "MATLAB_class" in array.attrs:  # arrays of MATLAB have their axes in the opposite order
+            reader, dims = arranged(reader, range(array.ndim)[::-1]), dims[::-1]
+        pairs = [(dim, scale) for dim, scale in zip(dims, scales, strict=True) if dim and scale is not None]
+        sources[name] = Source(
+            name=name,
+            reader=reader,
+            dims=tuple(dims),
+            coordinates={dim: scale[...] for dim, scale in pairs if scale.ndim == 1 and scale.dtype.kind in "iuf"},
+            attributes={key: _plain(value) for key, value in array.attrs.items() if key == "units"},
+            axis_attributes={
+                dim: {key: _plain(value) for key, value in scale.attrs.items() if key in _AXIS} for dim, scale in pairs
+            },
+        )
+    return sources
+
+
+def _plain(value: Any) -> str:
+    return texts(value)[0] if np.size(value) else ""
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """An attribute that is a text or several."""
+    return tuple(entry.decode() if isinstance(entry, bytes) else str(entry) for entry in np.atleast_1d(value).tolist())
+
+
+_PHONY = "phony_dim_"
+"""Prefix of xarray's names for axes that have none."""
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file or store that xarray reads: its path, xarray's engine, and the group."""
+
+    path: Path
+    engine: str
+    group: str | None = None
+
+
+@dataclass
+class XarrayReader(ReopenedReader):
+    """A variable of a file that xarray reads.
+
+    Args:
+        file: The file or store.
+        name: The variable.
+        dims: Its dimensions, in the file's order.
+        shape: Lengths of the axes.
+        dtype: Of its numbers, decoded.
+        chunks: Its chunks, or single entries if it is contiguous.
+    """
+
+    file: NamedFile
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+
+    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
+        """Read a box."""
+        return self._select(dict(zip(self.dims, box, strict=False)))
+
+    def read_rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Read ascending rows of the first axis."""
+        return self._select({self.dims[0]: rows})
+
+    def _select(self, index: dict[str, Any]) -> NDArray[Any]:
+        return np.asarray(self._file.variables[self.name].isel(index).to_numpy())
+
+    def _open(self) -> Any:
+        return open_xarray(self.file.path, self.file.engine, self.file.group)
+
+
+def open_xarray(path: Path, engine: str, group: str | None = None) -> Any:
+    """Open a file without reading its variables; missing values, scales and offsets are decoded, times are not.
+
+    Raises:
+        UnsupportedError: If xarray or its library for the format is not installed.
+        FileError: If the file cannot be read.
+    """
+    xarray = require("xarray", "NetCDF files and zarr stores")
+    if engine != "scipy":
+        require(engine, "NetCDF files" if engine == "h5netcdf" else "zarr stores")
+    options: dict[str, Any] = {"group": group} if group and engine != "scipy" else {}
+    if engine == "h5netcdf":
+        options["phony_dims"] = "sort"
+    try:
+        if engine == "zarr":
+            return xarray.open_dataset(_named_store(path, group), decode_times=False, cache=False, chunks=None)
+        return xarray.open_dataset(path, engine=engine, decode_times=False, cache=False, chunks=None, **options)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "list its groups with pn.data.list_variables(path), and name one: group=" if group else "write it again"
+        raise FileError(expected=f"a file that {engine} reads, {path}", got=str(error), remedy=remedy) from error
+
+
+def named_sources(path: Path, engine: str, group: str | None = None) -> dict[str, Source]:
+    """The variables of a file by name; coordinates are left out.
+
+    Raises:
+        FileError: If the file cannot be read.
+    """
+    file = NamedFile(path, engine, group)
+    with open_xarray(path, engine, group) as opened:
+        placed = _with_outer_coordinates(opened, file)
+        sources = {str(name): _source(file, variable) for name, variable in placed.data_vars.items()}
+    if engine == "zarr":
+        arrays = require("zarr", "zarr stores").open_group(path, mode="r", path=group, use_consolidated=False).arrays()
+        unnamed = {name: SlicedReader(array) for name, array in arrays if not has_dimension_names(array)}
+        sources |= {name: Source(name=name, reader=reader) for name, reader in sorted(unnamed.items())}
+    if not sources:
+        inner = groups_of(path, engine)
+        raise DataError(
+            expected=f"variables in {path}" if group is None else f"variables in group {group!r} of {path}",
+            got=f"none; its groups are {', '.join(inner)}" if inner else "none",
+            remedy=f'name the group: group="{inner[0]}"' if inner else "choose another file",
+        )
+    return sources
+
+
+def has_dimension_names(array: Any) -> bool:
+    """Whether the axes of an array of a zarr store have names, if it has axes."""
+    return not array.shape or bool(getattr(array.metadata, "dimension_names", None)) or "_ARRAY_DIMENSIONS" in array.attrs
+
+
+def _named_store(path: Path, group: str | None) -> Any:
+    """A zarr store without the arrays that have no names of axes, which xarray does not read."""
+    options = {"consolidated": False, "use_zarr_fill_value_as_mask": False}
+    store = require("xarray.backends", "zarr stores").ZarrStore.open_group(path, group=group, **options)
+    for name, member in list(store.members.items()):
+        if hasattr(member, "dtype") and not has_dimension_names(member):
+            del store.members[name]
+    return store
+
+
+def _with_outer_coordinates(opened: Any, file: NamedFile) -> Any:
+    """The variables of a group with the coordinates that the groups around it have for its dimensions."""
+    parts = (file.group or "").strip("/").split("/")
+    for depth in range(len(parts) - 1, -1, -1) if file.group else ():
+        with open_xarray(file.path, file.engine, "/".join(parts[:depth]) or None) as outer:
+            coordinates = {
+                name: (coordinate.dims, coordinate.to_numpy(), coordinate.attrs)
+                for name, coordinate in outer.coords.items()
+                if name not in opened.variables
+                and coordinate.dims
+                and all(opened.sizes.get(dim) == outer.sizes[dim] for dim in coordinate.dims)
+            }
+            opened = opened.assign_coords(coordinates)
+    return opened
+
+
+def groups_of(path: Path, engine: str) -> list[str]:
+    """Full names of the groups of a file."""
+    if engine == "scipy":
+        return []
+    if engine == "zarr":
+        members = require("zarr", "zarr stores").open_group(path, mode="r", use_consolidated=False).members(max_depth=None)
+        return sorted(name for name, member in members if hasattr(member, "members"))
+    h5py = require("h5py", "NetCDF files")
+    with h5py.File(path, "r") as file:
+        if not any(file.get(name, getclass=True) is h5py.Group for name in file):
+            return []  # else xarray reads all variables
+    opened = require("xarray", "NetCDF files and zarr stores").open_datatree(
+        path, engine=engine, decode_times=False, phony_dims="sort"
+    )
+    return [name.strip("/") for name in opened.groups if name != "/"]
+
+
+def _source(file: NamedFile, variable: Any) -> Source:
+    stored = tuple(str(dim) for dim in variable.dims)
+    dims = tuple("" if dim.startswith(_PHONY) else dim for dim in stored)
+    chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
+    reader = XarrayReader(
+        file=file,
+        name=str(variable.name),
+        dims=stored,
+        shape=tuple(variable.shape),
+        dtype=variable.dtype,
+        chunks=tuple(int(length) for length in chunks),
+    )
+    coordinates = {str(dim): variable.coords[dim] for dim in variable.dims if dim in variable.coords}
+    return Source(
+        name=str(variable.name),
+        reader=reader,
+        dims=dims,
+        coordinates={dim: coordinate.to_numpy() for dim, coordinate in coordinates.items()},
+        attributes=dict(variable.attrs),
+        axis_attributes={dim: dict(coordinate.attrs) for dim, coordinate in coordinates.items()},
+        labels={
+            str(name): (str(coordinate.dims[0]), coordinate.to_numpy())
+            for name, coordinate in variable.coords.items()
+            if coordinate.ndim == 1 and str(name) not in coordinates
+        },
+    )

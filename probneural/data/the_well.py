@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from probneural.data.contents import Contents, Request
-from probneural.data.hdf5 import array_of, described_file, texts
+from probneural.data.sources import array_of, described_file, texts
 from probneural.data.variables import FUNCTION, TIME, AxisLabels, Variable
 from probneural.errors import DataError
 from probneural.grids import Grid
@@ -42,7 +42,7 @@ def the_well_contents(file: Any, request: Request) -> Contents:
     if kind != "cartesian":
         raise _unlike(file, "a cartesian grid, as the attribute grid_type says", repr(kind))
     dims = texts(_attribute(file, file["dimensions"], "spatial_dims"))
-    grid = request.grid or _grid(file, dims, request)
+    grid = request.layout.grid or _grid(file, dims, request)
     labels = _labels(file, dims)
     variables: dict[str, Variable] = {}
     for group, order in ORDERS.items():
@@ -53,7 +53,7 @@ def the_well_contents(file: Any, request: Request) -> Contents:
         variables.setdefault(name, replace(_scalar(file, f"scalars/{name}", grid), labels=labels))
     moving = [name for name in defaults if variables[name].count(TIME) is not None]
     names = request.names({name: variable.reader.shape for name, variable in variables.items()}, path, defaults, moving)
-    times = _member(file, "dimensions/time")[...] if request.axes.time is None else request.axes.time
+    times = _member(file, "dimensions/time")[...] if request.layout.time is None else request.layout.time
     return Contents(names=names, variables=variables, grids=dict.fromkeys(variables, grid), times=times)
 
 
@@ -86,10 +86,7 @@ def _field(file: Any, key: str, grid: Grid, *, order: int, labels: AxisLabels) -
     varies = tuple(bool(flag) for flag in np.atleast_1d(_attribute(file, array, "dim_varying")))
     if len(varies) != len(grid.shape):
         raise _unlike(file, f"dim_varying of {len(grid.shape)} axes at {key}", str(varies))
-    space = [length for length, flag in zip(grid.shape, varies, strict=True) if flag]
-    components = [len(grid.shape)] * order
-    _check_shape(file, array, leading, [*space, *components])
-    axes = tuple(range(len(space), len(space) + order))
+    axes = tuple(range(sum(varies), sum(varies) + order))
     return Variable(
         name=key.rsplit("/", maxsplit=1)[-1],
         reader=array_of(file, key),
@@ -106,7 +103,6 @@ def _scalar(file: Any, key: str, grid: Grid) -> Variable:
     array = _member(file, key)
     leading = _leading(file, array)
     single = array.shape[len(leading) :] == (1,)
-    _check_shape(file, array, leading, [1] if single else [])
     return Variable(
         name=key.rsplit("/", maxsplit=1)[-1],
         reader=array_of(file, key),
@@ -120,14 +116,6 @@ def _scalar(file: Any, key: str, grid: Grid) -> Variable:
 def _leading(file: Any, array: Any) -> tuple[int, ...]:
     flags = ((FUNCTION, "sample_varying"), (TIME, "time_varying"))
     return tuple(column for column, name in flags if bool(_attribute(file, array, name)))
-
-
-def _check_shape(file: Any, array: Any, leading: tuple[int, ...], trailing: list[int]) -> None:
-    """Raise a DataError unless an array has the shape in the attributes."""
-    counts = {FUNCTION: int(file.attrs["n_trajectories"]), TIME: _member(file, "dimensions/time").shape[-1]}
-    expected = (*(counts[column] for column in leading), *trailing)
-    if tuple(array.shape) != expected:
-        raise _unlike(file, f"{array.name} of shape {expected}, as the attributes say", str(tuple(array.shape)))
 
 
 def _member(file: Any, key: str) -> Any:

@@ -15,19 +15,18 @@ from probneural.arrays.layouts import layouts_of
 from probneural.arrays.reading import Mask, array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
 from probneural.data.arranged import arranged, array_reader
-from probneural.data.fields import Part, StoredFields, stored, with_mask
+from probneural.data.fields import Part, StoredFields, stored, with_mask, with_one_mask
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import location_of
-from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
-from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError, warn
-from probneural.fields import Field, select_rows
+from probneural.data.variables import FUNCTION, TIME, Variable, common_dtype, variable_of
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
+from probneural.fields import select_rows
+from probneural.fingerprints import row_fingerprints
 from probneural.grids import Grid, check_grid
 from probneural.pairs import Rows, split_rows
-from probneural.pairs.clocks import UNEVEN, WindowClock, even_step, identity, rounding_of
-from probneural.trajectories import FieldTrajectories, check_several, trajectory_identities, window_starts, window_steps
+from probneural.pairs.clocks import UNEVEN, WindowClock, identity
+from probneural.trajectories import FieldTrajectories, check_several, regular_windows, window_starts, window_steps
 
-_INTERVAL_CLASSES = 200
-"""Classes per median interval that intervals of time are counted in, to find the most frequent one."""
 _IDENTIFIED = 64
 """Trajectories that are hashed at once."""
 
@@ -117,9 +116,7 @@ class Trajectories:
             )
         variable = variable_of(reader, layout, where, "values")
         data = trajectories_of([variable], [variable], times=times, grid=where, dtype=dtype)
-        masked = replace(data, grid=with_mask(data.at(0), mask).grid)
-        StoredPairs(masked.at(0), masked.at(-1)).looked_at(may_be_equal=True)
-        return masked
+        return masked_trajectories(data, mask)
 
     @property
     def steps(self) -> int:
@@ -178,12 +175,12 @@ class Trajectories:
         places = self._places(starts)
         after = range(history - 1 + lead, history + lead * steps, lead)
         offsets = window_steps(starts, history=history, lead=lead, steps=steps)
-        times = self._own_times()[:, offsets].flatten(0, 1)
-        rows, step = self._equally_spaced(times, offsets)
+        rows, step = regular_windows(self._own_times(), offsets)
         places = places[rows]
         targets = stored(_parts(self.outputs, after), places, grid=self.grid, dtype=self.dtype)
-        identities = self._identities().repeat_interleave(len(starts))
-        clock = WindowClock(times[rows], identities[rows], history=history, lead=lead, step=step)
+        times = self._own_times()[:, offsets].flatten(0, 1)[rows]
+        identities = self._identities().repeat_interleave(len(starts))[rows]
+        clock = WindowClock(times, identities, history=history, lead=lead, step=step)
         groups = places[:, FUNCTION] if len(self) > 1 else None
         return StoredPairs(self._taken(places, history), targets, groups=groups, clock=clock)
 
@@ -194,7 +191,12 @@ class Trajectories:
     @property
     def window_keys(self) -> Int64[Tensor, "n times"]:
         """One key per state of each trajectory: those of the states in its windows."""
-        return WindowClock(self._own_times(), self._identities()).keys
+        return self._clock.keys
+
+    @property
+    def _clock(self) -> WindowClock:
+        """Times and identity of each trajectory."""
+        return WindowClock(self._own_times(), self._identities())
 
     def _identities(self) -> Int64[Tensor, " n"]:
         """One per trajectory: a hash of files as last modified, variables and row; in memory, of the first and last state."""
@@ -207,7 +209,7 @@ class Trajectories:
             first, last = (torch.stack([rows, torch.full_like(rows, step)], dim=1).numpy() for step in (0, self.steps - 1))
             values = [variable.read(where) for where in (first, last) for variable in variables]
             tensors = [torch.from_numpy(np.array(array, array.dtype.newbyteorder("="))) for array in values]
-            hashes.append(trajectory_identities(*tensors))
+            hashes.append(row_fingerprints(*tensors))
         return torch.cat([*hashes, self.rows[:0]])
 
     def histories(self, count: int = 1) -> StoredFields:
@@ -233,49 +235,6 @@ class Trajectories:
             Part(variable=variable, steps=tuple(before) if variable.count(TIME) is not None else (0,)) for variable in others
         ]
         return stored(parts, places, grid=self.grid, dtype=self.dtype)
-
-    def _equally_spaced(
-        self, times: Float64[Tensor, "n_w k"], offsets: Int64[Tensor, "w k"]
-    ) -> tuple[Tensor | slice, float | None]:
-        """Windows whose states are equally spaced, and their step; a DataWarning counts the windows that are left out.
-
-        Calendar months, intervals of 28 to 31 days, count as equal steps.
-
-        Raises:
-            ArgumentError: If there are none, or fewer than half of the intervals are equal.
-        """
-        trajectory_times = self._own_times()
-        lengths = (times[:, 1:] - times[:, :1]) / (offsets[0, 1:] - offsets[0, 0])
-        rounding = rounding_of(trajectory_times)
-        if not lengths.numel() or bool(((lengths - lengths.mean()).abs() <= UNEVEN * lengths.mean() + rounding).all()):
-            return slice(None), even_step(trajectory_times)
-        gaps = trajectory_times.diff(dim=-1)
-        unit = (gaps / gaps.median() * _INTERVAL_CLASSES).round()
-        step = float(gaps[(unit - unit.flatten().mode().values).abs() <= 1].median())
-        is_regular = (gaps - step).abs() <= UNEVEN * step + rounding
-        step = float(gaps[is_regular].mean()) if rounding else step
-        is_month = (gaps >= 28.0) & (gaps <= 31.0) & (gaps % 0.5 == 0.0)  # ends and middles of months
-        are_months = int(is_month.sum()) > int(is_regular.sum())
-        is_regular = is_month if are_months else is_regular
-        # A window is regular if all intervals from its first to its last state are.
-        irregular = torch.nn.functional.pad((~is_regular).cumsum(1), (1, 0))
-        regular = (irregular[:, offsets.amax(1)] == irregular[:, offsets.amin(1)]).flatten()
-        count = int(regular.sum())
-        if 2 * int(is_regular.sum()) < is_regular.numel() or not count:
-            raise ArgumentError(
-                expected="times that are equally spaced, but for gaps",
-                got=f"steps from {float(gaps.min()):g} to {float(gaps.max()):g}, {step:g} most often",
-                remedy="windows would mix them: take trajectories of equal steps, or pair states yourself: "
-                "pn.data.StoredPairs(data.at(0), data.at(1))",
-            )
-        if count < len(regular):
-            words = "months" if are_months else f"steps of {step:g}"
-            warn(
-                f"{len(regular) - count} of {len(regular)} windows cross a gap between the times and are left out: their "
-                f"states are not equally spaced, by {words}",
-                DataWarning,
-            )
-        return regular.nonzero()[:, 0], None if are_months else step
 
     def _check_states(self) -> None:
         """Raise an ArgumentError unless the output of a step can be the input of the next."""
@@ -344,10 +303,9 @@ class Trajectories:
         following = [chosen.at(step)[:] for step in range(1, self.steps)]
         places = torch.stack([chosen.rows, torch.zeros_like(chosen.rows)], dim=1)
         source = stored([Part(variable=variable) for variable in self.inputs], places, grid=self.grid, dtype=self.dtype)
-        start = _with_one_mask([source[:], *following])
-        clock = WindowClock(chosen._own_times(), chosen._identities())
+        start = with_one_mask([source[:], *following])
         states = torch.stack([state.values for state in following], dim=1)
-        return FieldTrajectories(start, states, times=times[1:] - times[0], clock=clock)
+        return FieldTrajectories(start, states, times=times[1:] - times[0], clock=chosen._clock)
 
     @property
     def channels(self) -> int:
@@ -369,26 +327,6 @@ class Trajectories:
         return f"Trajectories({len(self)} x {self.steps} times x {self.channels} on {self.grid!r}, {self.dtype})"
 
 
-def _with_one_mask(states: Sequence[Field]) -> Field:
-    """The first of some states, with the mask of all samples of all states.
-
-    Raises:
-        UnsupportedError: If masks differ.
-    """
-    start = states[0]
-    if not start.grid.is_batch or not len(start):
-        return start
-    observed = start.grid.observed[0]
-    if not all(bool((state.grid.observed == observed).all()) for state in states):
-        raise UnsupportedError(
-            expected="trajectories in memory with one mask at all times",
-            got="masks that differ between times or trajectories",
-            remedy='keep the trajectories as they are stored and take pairs, data.windows(); or pass mask="land" where the '
-            "points that are missing in the first sample are missing in all",
-        )
-    return Field(start.values, start.grid.unmasked.masked(observed), names=start.names, units=start.units)
-
-
 def _parts(variables: Sequence[Variable], steps: range) -> list[Part]:
     """Variables at some steps, state by state; the states of one variable are read in one go."""
     if len(variables) == 1:
@@ -399,18 +337,8 @@ def _parts(variables: Sequence[Variable], steps: range) -> list[Part]:
 def trajectories_of(
     inputs: Sequence[Variable], outputs: Sequence[Variable], *, times: Any, grid: Grid, dtype: torch.dtype | None = None
 ) -> Trajectories:
-    """All trajectories of some variables; descending times are turned round.
-
-    Raises:
-        ShapeError: If their numbers differ.
-    """
-    counts = {variable.name: variable.count(FUNCTION) for variable in (*inputs, *outputs)}
-    sizes = {count for count in counts.values() if count is not None}
-    if len(sizes) > 1:
-        raise ShapeError(
-            expected="as many trajectories of each variable", got=str(counts), remedy="choose variables of the same ones"
-        )
-    is_double = any(variable.dtype == torch.float64 for variable in (*inputs, *outputs))
+    """All trajectories of some variables, equally many of each; descending times are turned round."""
+    counts = {count for variable in (*inputs, *outputs) if (count := variable.count(FUNCTION)) is not None}
     when = real_tensor(times, "times", dtype=torch.float64)
     if when.shape[-1] > 1 and bool((when.diff(dim=-1) < 0).all()):
         when = when.flip(-1)
@@ -421,9 +349,16 @@ def trajectories_of(
         outputs=tuple(outputs),
         times=when,
         grid=grid,
-        rows=torch.arange(sizes.pop() if sizes else 1, device="cpu"),
-        dtype=dtype or (torch.float64 if is_double else torch.float32),
+        rows=torch.arange(counts.pop() if counts else 1, device="cpu"),
+        dtype=dtype or common_dtype((*inputs, *outputs)),
     )
+
+
+def masked_trajectories(data: Trajectories, mask: Mask | str) -> Trajectories:
+    """Trajectories with a mask, if their first and last states are plausible."""
+    masked = replace(data, grid=with_mask(data.at(0), mask).grid)
+    StoredPairs(masked.at(0), masked.at(-1)).looked_at(may_be_equal=True)
+    return masked
 
 
 def _turned(variable: Variable) -> Variable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -70,7 +70,8 @@ class Variable:
 
     def __post_init__(self) -> None:
         """Check that the axes fit the grid and the numbers are real."""
-        if self._space_shape != self._expected_space:
+        rank = len(self._expected_space) + len(self.channel_axes)
+        if self._space_shape != self._expected_space or len(self.inner_shape) != rank:
             leading = [(layouts.SAMPLE, layouts.TIME)[column] for column in self.leading]
             raise ShapeError(
                 expected=f"{self.name} of shape {self._expected_shape}",
@@ -177,3 +178,9 @@ def variable_of(
         varies=(bool(layout.space),) * len(grid.shape),
         labels=AxisLabels(turned=partial(turned_mask, **turns) if layout.space else None),
     )
+
+
+def common_dtype(variables: Iterable[Variable]) -> torch.dtype:
+    """float64 if the numbers of a variable are of it, else float32."""
+    is_double = any(variable.dtype == torch.float64 for variable in variables)
+    return torch.float64 if is_double else torch.float32

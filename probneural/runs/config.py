@@ -25,14 +25,17 @@ NO_OPERATOR = "none"
 """Name of the operator where the head is fitted to the data alone."""
 
 
-def _check(section: Any) -> None:
-    """Convert each field to its annotation, or raise an ArgumentError."""
-    for name, hint in hints_of(type(section)).items():
-        object.__setattr__(section, name, convert(getattr(section, name), hint, name))
+class Section:
+    """Base class of frozen dataclasses of settings."""
+
+    def __post_init__(self) -> None:
+        """Convert each setting to its annotation, or raise an ArgumentError."""
+        for name, hint in hints_of(type(self)).items():
+            object.__setattr__(self, name, convert(getattr(self, name), hint, name))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(Section):
     """Which functions are learned from.
 
     Attributes:
@@ -78,10 +81,6 @@ class Data:
     mask: Literal["none", "land", "samples"] = "none"
     dtype: Literal["float32", "float64"] = "float32"
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
 
 def paths_in(setting: str) -> list[str]:
     """The files that a setting names."""
@@ -95,7 +94,7 @@ def with_paths(data: Data, change: Callable[[str], str]) -> Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class Split(Section):
     """Who sees which pairs: drawn once, recorded, and disjoint. What is left is trained on.
 
     Windows of one trajectory stay together: of trajectories, fractions count those. Of one series in time, training takes the
@@ -120,13 +119,9 @@ class Split:
     conformal: Fraction = 0.1
     seed: Seed = 0
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Operator:
+class Operator(Section):
     """What is trained.
 
     Attributes:
@@ -140,13 +135,9 @@ class Operator:
     options: dict[str, Any] = field(default_factory=dict)
     seed: Seed = 0
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Optimization:
+class Optimization(Section):
     """How weights are moved: options of probneural.training.Optimization; "none" leaves one out.
 
     Attributes:
@@ -167,13 +158,9 @@ class Optimization:
     precision: Literal["none", "bfloat16", "float16"] = "none"
     full_precision_tail: Annotated[float, Range(least=0.0, below=1.0)] = 0.0
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Section):
     """When training ends before all epochs are done: options of probneural.training.EarlyStopping.
 
     Attributes:
@@ -184,13 +171,9 @@ class EarlyStopping:
     patience: Count | Absent = "none"
     restore_best: bool = True
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Section):
     """How it is trained: arguments of probneural.fit.
 
     Attributes:
@@ -220,7 +203,7 @@ class Training:
 
     def __post_init__(self) -> None:
         """Check the settings, and that early stopping has pairs to watch."""
-        _check(self)
+        super().__post_init__()
         if self.early_stopping.patience != "none" and self.validation == 0.0:
             raise ArgumentError(
                 expected="validation above 0 with early stopping, which watches those pairs",
@@ -230,7 +213,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class Head(Section):
     """What turns the trained operator into a distribution over operators.
 
     Attributes:
@@ -241,13 +224,9 @@ class Head:
     name: Literal["auto", "LastLayerLaplace", "Laplace", "DeepEnsemble", "KernelOperator"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Section):
     """How error bars are made honest, on pairs that training has not seen.
 
     Attributes:
@@ -266,13 +245,9 @@ class Calibration:
     bands: bool = True
     modulation: Literal["std", "constant"] = "std"
 
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class Scores(Section):
     """What is computed on the test pairs.
 
     Attributes:
@@ -280,10 +255,6 @@ class Scores:
     """
 
     whole: Count | Auto = "auto"
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        _check(self)
 
 
 @dataclass(frozen=True)
@@ -302,7 +273,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Section):
     """A run: which data, how they are split, what is trained, fitted, calibrated and scored.
 
     Attributes:
@@ -331,10 +302,6 @@ class Config:
     calibration: Calibration = Calibration()
     scores: Scores = Scores()
     source: Source | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        """Check the sections."""
-        _check(self)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section and name: lists for tuples, dictionaries for sections."""

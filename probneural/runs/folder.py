@@ -15,38 +15,29 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from torch import Tensor
+from filelock import FileLock, Timeout
 
 from probneural.checks import check_instance, check_path, check_regular
 from probneural.data import StoredPairs
-from probneural.errors import ArgumentError, DataError, DataWarning, FileError, UnsupportedError, warn
+from probneural.errors import ArgumentError, FileError, UnsupportedError
 from probneural.grids import Grid
 from probneural.grids.axes import Axis
 from probneural.pairs import Dataset
-from probneural.pairs.clocks import WindowClock, split_in_time
 from probneural.processes import launched, world_size
-from probneural.randomness import stream
-from probneural.runs.config import NO_OPERATOR, Config, Split, with_paths
-from probneural.runs.locking import locked
+from probneural.runs.config import NO_OPERATOR, Config, with_paths
 from probneural.runs.recipes import choose, resolved
-from probneural.runs.sources import axis_names, open_data, test_rows, with_names
+from probneural.runs.sources import axis_names, open_data, resolved_split, rows_of_parts, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
 
 FORMAT = "probneural-run-2"
-PARTS = ("train", "scaling", "conformal", "test")
+LOCK = ".lock"
+"""The file whose lock the process at work in a folder holds."""
 _OWN = ("config.toml", "run.json")
 _FREE = ("data.path ", "training.device ", "training.workers ", "training.keeps_checkpoint ")
 """Settings that may change from call to call: results do not belong to them."""
 OF_ONE_STEP = "it is damaged: remove this file, and its step is done anew"
 """What to do about a file that one step of a run wrote."""
-_LEAST_TRAINING = 4
-"""Pairs that are trained on, at least."""
-RANDOM_IN_TIME = (
-    "The pairs are one series in time, and were split at random: neighbours in time of the test functions were trained on, so "
-    "errors at later times will be larger and coverage lower. Split them in time: --split.by time."
-)
-"""Warning about a random split over an axis of time."""
 IN_MEMORY = 2**27
 """Bytes of a part up to which it is read at once (128 MiB): what is computed is the same, bit for bit."""
 
@@ -167,7 +158,7 @@ class RunFolder:
         if self.data is None:
             raise FileError(expected="a folder opened with its data", got="none", remedy="use RunFolder.open")
         chosen = self.data.subset(self.record["split"][name])
-        return chosen.in_memory() if chosen.size_in_bytes <= IN_MEMORY else chosen
+        return chosen[:] if chosen.size_in_bytes <= IN_MEMORY else chosen
 
     @cached_property
     def output_grid(self) -> Grid | None:
@@ -197,126 +188,31 @@ class RunFolder:
                 self.file(name).unlink()
 
 
-def resolved_split(split: Split, data: StoredPairs) -> Split:
-    """The settings with a way to split that follows from the data, where they say "auto"."""
-    if split.by != "auto":
-        return split
-    return replace(split, by="time" if data.clock is not None and data.clock.is_series else "random")
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder until the context ends; the system releases the lock of a process that dies.
 
-
-def rows_of_parts(data: StoredPairs, config: Config) -> dict[str, list[int]]:
-    """Rows of each part; the test part is the test file, if there is one, and no other part shares a state with it.
+    A folder that nothing can be written into has no lock.
 
     Raises:
-        ProbneuralError: As [`split_rows`][probneural.runs.folder.split_rows] does.
+        FileError: If another process works in it, or the lock's path is that of a link.
     """
-    test = test_rows(config.data, data)
-    if test is None:
-        return split_rows(len(data), config, groups=data.groups, clock=data.clock)
-    is_free = torch.ones(len(data), dtype=torch.bool, device="cpu")
-    is_free[test] = False
-    if data.window_keys is not None:
-        is_free &= ~torch.isin(data.window_keys, data.window_keys[test]).any(1)
-    remaining = is_free.nonzero()[:, 0]
-    others = data.subset(remaining)
-    split = split_rows(len(remaining), config, groups=others.groups, clock=others.clock, has_test=False)
-    return {name: remaining[rows].tolist() for name, rows in split.items()} | {"test": test.tolist()}
-
-
-def split_rows(
-    count: int,
-    config: Config,
-    *,
-    groups: Tensor | None = None,
-    clock: WindowClock | None = None,
-    has_test: bool = True,
-) -> dict[str, list[int]]:
-    """Rows of each part, ascending, from the seed: the same for the same number of pairs.
-
-    Args:
-        count: Number of pairs.
-        config: Whose fractions and seed count.
-        groups: The trajectory of each pair, `(count,)`, which no part shares with another one. Bands need as many trajectories
-            as they need pairs otherwise: where the fraction has fewer, there are no bands, and no part for them.
-        clock: Times of the pairs, for a split by time or blocks, which takes no account of groups.
-        has_test: Whether one part is for tests.
-
-    Raises:
-        DataError: If there are too few pairs for all parts.
-        ArgumentError: If pairs without times are to be split by time, or there is an embargo in a random split.
-
-    Examples:
-        >>> {name: len(rows) for name, rows in split_rows(100, Config()).items()}
-        {'train': 60, 'scaling': 10, 'conformal': 10, 'test': 20}
-    """
-    by, embargo = config.split.by, config.split.embargo
-    if by in ("time", "blocks"):
-        groups = None
-    elif clock is not None and clock.is_series:
-        warn(RANDOM_IN_TIME, DataWarning)
-    if by == "random" and embargo:
-        raise ArgumentError(
-            expected="no embargo in a random split", got=f"split.embargo = {embargo}", remedy="write --split.by time"
-        )
-    names = torch.arange(count, device="cpu") if groups is None else groups.unique()
-    units = len(names)
-    windows = count // units  # windows of every trajectory are equally many
-    level = config.calibration.level
-    needed = int(np.ceil(level / (1.0 - level) - 1e-9))
-    requested = round(config.split.conformal * units)
-    enough = requested >= needed
-    conformal = requested if enough else needed if groups is None else 0
-    sizes = {
-        "test": max(1, round(config.split.test * units)) if has_test else 0,
-        "conformal": conformal if config.calibration.bands else 0,
-        "scaling": max(-(-2 // windows), round(config.split.scaling * units)) if config.calibration.scales else 0,
-    }
-    train = units - sum(sizes.values())
-    least = -(-_LEAST_TRAINING // windows)
-    if train < least:
-        parts = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
-        what = "pairs" if groups is None else "trajectories"
-        raise DataError(
-            expected=f"{least} or more {what} to train on",
-            got=f"{units} {what}, of which {parts} ones leave {max(train, 0)}",
-            remedy="give more data, lower the fractions in [split], or leave out bands: --calibration.bands false"
-            if groups is None
-            else "split each trajectory in time, --split.by time, or give more trajectories",
-        )
-    if by in ("time", "blocks"):
-        return _split_in_time([train, sizes["scaling"], sizes["conformal"], sizes["test"]], config, clock)
-    order = torch.randperm(units, generator=stream(config.split.seed, "run split"), device="cpu")
-    pieces = order.split([train, sizes["scaling"], sizes["conformal"], sizes["test"]])
-    if groups is None:
-        return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
-    rows = (torch.isin(groups, names[piece]).nonzero()[:, 0] for piece in pieces)
-    return {name: piece.tolist() for name, piece in zip(PARTS, rows, strict=True)}
-
-
-def _split_in_time(sizes: list[int], config: Config, clock: WindowClock | None) -> dict[str, list[int]]:
-    """Rows of each part, in the order of time or by blocks of it."""
-    by = str(config.split.by)
-    if clock is None:
-        raise ArgumentError(
-            expected=f"pairs that have times, for split.by = {by!r}",
-            got="samples without times",
-            remedy="name the dimension of time, --time or --sample, or leave out --split.by",
-        )
-    generator = stream(config.split.seed, "run split")
-    pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo, generator=generator)
-    if by == "time":  # the training part gives the rows that are left out, so that the others are as large as they should be
-        left_out = [size - len(piece) for size, piece in zip(sizes, pieces, strict=True)]
-        sizes = [max(1, sizes[0] - sum(left_out)), *(size + more for size, more in zip(sizes[1:], left_out[1:], strict=True))]
-        sizes[-1] = len(clock) - sum(sizes[:-1])
-        pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo)
-    empty = [name for name, size, piece in zip(PARTS, sizes, pieces, strict=True) if size and not len(piece)]
-    if empty:
-        raise DataError(
-            expected="pairs in each part beside those that share states with an earlier part or lie in the embargo",
-            got=f"none in {', '.join(empty)}",
-            remedy="give more data, raise the fractions in [split], or lower --split.embargo",
-        )
-    return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
+    lock = FileLock(folder / LOCK)
+    try:
+        with contextlib.suppress(PermissionError):
+            lock.acquire(blocking=False)
+    except Timeout:
+        raise FileError(
+            expected=f"no other process at work in {folder}",
+            got=f"one that holds {folder / LOCK}",
+            remedy="wait for it, end it, or name another folder: --folder NAME",
+        ) from None
+    except OSError as error:
+        raise FileError(expected=f"a regular file {lock.lock_file}", got=str(error), remedy="remove it") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _check_single() -> None:
@@ -332,7 +228,7 @@ def _check_single() -> None:
 
 def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:
     """What the folder says of its run, which must be this one; written if it holds nothing yet."""
-    if (path / "run.json").exists() and _has_results(path):
+    if (path / "run.json").exists() and _others(path):  # before a step has left results, other settings may take over
         record = read_record(path)
         _check_same(path, record, config, data)
         return record
@@ -404,8 +300,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     written = record.get("format", FORMAT)
     if written != FORMAT:  # first: a folder of another format may lack what this one has
         raise FileError(expected=f"a folder of format {FORMAT}", got=str(written)[:80], remedy="use the version that wrote it")
-    record.setdefault("reading", "")
-    record.setdefault("reason", "")  # folders of earlier versions have none
     schema.check(record, _Record, where="run.json")
     return record
 
@@ -423,8 +317,6 @@ def own_config(path: Path) -> Config:
 def _check_same(path: Path, record: Mapping[str, Any], config: Config, data: StoredPairs) -> None:
     """Raise a FileError that says in what a folder's settings or data differ."""
     theirs = Config.from_dict(record["config"])
-    if theirs.split.by == "auto":  # of a version that always split at random
-        theirs = replace(theirs, split=replace(theirs.split, by="random"))
     differences = [line for line in config.differences(theirs) if not line.startswith(_FREE)]
     if data.fingerprint != record["fingerprint"]:
         rows = sum(map(len, record["split"].values()))
@@ -441,11 +333,6 @@ def _check_same(path: Path, record: Mapping[str, Any], config: Config, data: Sto
 def _others(path: Path) -> list[str]:
     """Files of a folder that do not merely say what it is going to hold."""
     return [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name not in _OWN]
-
-
-def _has_results(path: Path) -> bool:
-    """Whether a step has left something; before, other settings may take the folder over."""
-    return bool(_others(path))
 
 
 def _make(path: Path) -> None:

@@ -19,7 +19,7 @@ from probneural.grids import Grid
 from probneural.metrics.by_lead import score_by_lead
 from probneural.metrics.lead_alignment import TrueTrajectories
 from probneural.metrics.lead_table import TITLES, LeadScores
-from probneural.runs.reporting import Figure, document, figure_section
+from probneural.runs.reporting import Figure, document, figure_section, table_section
 from probneural.training import atomic
 
 _FAIR = (0.9, 1.1)
@@ -126,10 +126,7 @@ def _table(scores: LeadScores) -> str:
             numbers = "".join(f'<td class="number">{_cell(value)}</td>' for value in (*score.values.tolist(), score.overall))
             rows.append(f'<tr><th scope="row">{escape(title)}</th>{numbers}<td>{escape(unit)}</td></tr>')
     head = f'<thead><tr><th scope="col">lead</th>{heads}<th scope="col">all</th><th scope="col">unit</th></tr></thead>'
-    body = "".join(rows)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Scores"><table>{head}<tbody>{body}</tbody></table></div>'
-    )
+    return table_section("Scores", f"{head}<tbody>{''.join(rows)}</tbody>")
 
 
 def _cell(value: float) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from probneural.checks import check_path
 from probneural.data import list_variables
 from probneural.errors import FileError
 from probneural.registry import KINDS
 from probneural.runs.config import Config
-from probneural.runs.folder import OF_ONE_STEP, PARTS, read_json, read_record
+from probneural.runs.folder import OF_ONE_STEP, read_json, read_record
+from probneural.runs.sources import PARTS
 from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERATOR, REPORT, SCORES
 from probneural.storage.modules import CONFIGURATION, FOREIGN
 from probneural.training import files, schema
@@ -61,7 +64,7 @@ def _saved(path: Path) -> dict[str, Any]:
         losses = metadata.get("losses", [])
         facts |= {"epochs done": len(losses), "training loss": losses[-1] if losses else None}
     else:
-        is_operator = kind == FOREIGN or (kind in KINDS and KINDS[kind].is_operator)
+        is_operator = kind == FOREIGN or (kind in KINDS and issubclass(KINDS[kind].cls, nn.Module))
         facts["is"] = "an operator" if is_operator else "a predictor"
         if not is_operator:
             facts["made of"] = ", ".join(dict.fromkeys(name for name in _kinds(metadata) if name != kind))

@@ -74,7 +74,8 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
     _check_options(config, heads, "head")
     sizes = {} if has_no_operator(config) else default_options(config.operator.name, data, count=train)
     operator = replace(config.operator, options={**sizes, **config.operator.options})
-    head = replace(config.head, options={**_head_options(config.head), **config.head.options})
+    ensemble = {"members": 5, "keeps_operator": True} if config.head.name == "DeepEnsemble" else {}
+    head = replace(config.head, options={**ensemble, **config.head.options})
     return replace(config, operator=operator, head=head, training=training, scores=replace(config.scores, whole=whole))
 
 
@@ -204,7 +205,3 @@ def _check_options(config: Config, room: Any, section: str) -> None:
                 got=f"{option!r}{place_of(config, section, 'options', option)}",
                 remedy=nearest(option, sorted(names)) if names else "it has none",
             )
-
-
-def _head_options(settings: Head) -> dict[str, Any]:
-    return {"members": 5, "keeps_operator": True} if settings.name == "DeepEnsemble" else {}

@@ -20,10 +20,10 @@ from probneural.metrics.reliability import LEVELS
 from probneural.metrics.scores import Scores
 from probneural.pairs import Dataset, FieldPairs, batches, evenly_spread_rows
 from probneural.runs.config import Config, paths_in
-from probneural.runs.folder import PARTS, RANDOM_IN_TIME, RunFolder
-from probneural.runs.progress import Progress
+from probneural.runs.folder import RunFolder
 from probneural.runs.scoring import TestScores, batch_size, predicted
-from probneural.runs.steps import REPORT, Calibrated, calibrated_in, read_history, score_in
+from probneural.runs.sources import PARTS, RANDOM_IN_TIME
+from probneural.runs.steps import REPORT, Calibrated, Progress, calibrated_in, read_history, score_in
 from probneural.runs.toml import text_of
 from probneural.training import atomic
 from probneural.training.callbacks import History
@@ -360,9 +360,12 @@ def _table(scores: TestScores) -> str:
     shown = [(escape(name), "–" if value is None else f"{value:.4g}", escape(best)) for name, value, best in rows]
     cells = "".join(f'<tr><td>{name}</td><td class="number">{value}</td><td>{best}</td></tr>' for name, value, best in shown)
     head = '<thead><tr><th scope="col">score</th><th scope="col">value</th><th scope="col">how to read it</th></tr></thead>'
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Scores"><table>{head}<tbody>{cells}</tbody></table></div>'
-    )
+    return table_section("Scores", f"{head}<tbody>{cells}</tbody>")
+
+
+def table_section(label: str, rows: str) -> str:
+    """A table, given its rows in HTML, that scrolls where it is wider than the page."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>{rows}</table></div>'
 
 
 def figure_section(figure: Figure) -> str:
@@ -381,4 +384,4 @@ def _provenance(run: RunFolder) -> str:
         ("again", f"probneural report --config {run.path / 'config.toml'} --folder NAME"),
     )
     cells = "".join(f'<tr><th scope="row">{escape(name)}</th><td>{escape(str(text))}</td></tr>' for name, text in rows)
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="Provenance"><table><tbody>{cells}</tbody></table></div>'
+    return table_section("Provenance", f"<tbody>{cells}</tbody>")

@@ -1,4 +1,4 @@
-"""Settings of data as arguments of `probneural.data`: which file, which variables, which windows of trajectories."""
+"""The data of a run: settings as arguments of `probneural.data`, and the rows of each part."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from probneural import data as files
-from probneural.data import StoredPairs, Trajectories
+from probneural.data import FileLayout, StoredPairs, Trajectories
 from probneural.data.fields import StoredFields
 from probneural.data.variables import FUNCTION, TIME
-from probneural.errors import ArgumentError, FileError, ProbneuralError
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, ProbneuralError, warn
 from probneural.grids import Grid
-from probneural.runs.config import Config, Data, paths_in
+from probneural.pairs.clocks import WindowClock, split_in_time
+from probneural.randomness import stream
+from probneural.runs.config import Config, Data, Split, paths_in
 from probneural.runs.toml import add_place, place_of
 
+PARTS = ("train", "scaling", "conformal", "test")
+_LEAST_TRAINING = 4
+"""Pairs that are trained on, at least."""
+RANDOM_IN_TIME = (
+    "The pairs are one series in time, and were split at random: neighbours in time of the test functions were trained on, so "
+    "errors at later times will be larger and coverage lower. Split them in time: --split.by time."
+)
+"""Warning about a random split over an axis of time."""
 _NAMES = "inputs|outputs|outputs_path|axes|group|periodic|lengths|sample|time|channel|history|lead|stride"
 _ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<text>\"[^\"]+\")?(?P<value>[\w(\['\"])?")
 """What messages call an argument."""
@@ -87,6 +98,128 @@ def test_rows(data: Data, pairs: StoredPairs) -> Tensor | None:
     return is_later.nonzero()[:, 0]
 
 
+def resolved_split(split: Split, data: StoredPairs) -> Split:
+    """The settings with a way to split that follows from the data, where they say "auto"."""
+    if split.by != "auto":
+        return split
+    return replace(split, by="time" if data.clock is not None and data.clock.is_series else "random")
+
+
+def rows_of_parts(data: StoredPairs, config: Config) -> dict[str, list[int]]:
+    """Rows of each part; the test part is the test file, if there is one, and no other part shares a state with it.
+
+    Raises:
+        ProbneuralError: As [`split_rows`][probneural.runs.sources.split_rows] does.
+    """
+    test = test_rows(config.data, data)
+    if test is None:
+        return split_rows(len(data), config, groups=data.groups, clock=data.clock)
+    is_free = torch.ones(len(data), dtype=torch.bool, device="cpu")
+    is_free[test] = False
+    if data.window_keys is not None:
+        is_free &= ~torch.isin(data.window_keys, data.window_keys[test]).any(1)
+    remaining = is_free.nonzero()[:, 0]
+    others = data.subset(remaining)
+    split = split_rows(len(remaining), config, groups=others.groups, clock=others.clock, has_test=False)
+    return {name: remaining[rows].tolist() for name, rows in split.items()} | {"test": test.tolist()}
+
+
+def split_rows(
+    count: int,
+    config: Config,
+    *,
+    groups: Tensor | None = None,
+    clock: WindowClock | None = None,
+    has_test: bool = True,
+) -> dict[str, list[int]]:
+    """Rows of each part, ascending, from the seed: the same for the same number of pairs.
+
+    Args:
+        count: Number of pairs.
+        config: Whose fractions and seed count.
+        groups: The trajectory of each pair, `(count,)`, which no part shares with another one. Bands need as many trajectories
+            as they need pairs otherwise: where the fraction has fewer, there are no bands, and no part for them.
+        clock: Times of the pairs, for a split by time or blocks, which takes no account of groups.
+        has_test: Whether one part is for tests.
+
+    Raises:
+        DataError: If there are too few pairs for all parts.
+        ArgumentError: If pairs without times are to be split by time, or there is an embargo in a random split.
+
+    Examples:
+        >>> {name: len(rows) for name, rows in split_rows(100, Config()).items()}
+        {'train': 60, 'scaling': 10, 'conformal': 10, 'test': 20}
+    """
+    by, embargo = config.split.by, config.split.embargo
+    if by in ("time", "blocks"):
+        groups = None
+    elif clock is not None and clock.is_series:
+        warn(RANDOM_IN_TIME, DataWarning)
+    if by == "random" and embargo:
+        raise ArgumentError(
+            expected="no embargo in a random split", got=f"split.embargo = {embargo}", remedy="write --split.by time"
+        )
+    names = torch.arange(count, device="cpu") if groups is None else groups.unique()
+    units = len(names)
+    windows = count // units  # windows of every trajectory are equally many
+    level = config.calibration.level
+    needed = int(np.ceil(level / (1.0 - level) - 1e-9))
+    requested = round(config.split.conformal * units)
+    enough = requested >= needed
+    conformal = requested if enough else needed if groups is None else 0
+    sizes = {
+        "test": max(1, round(config.split.test * units)) if has_test else 0,
+        "conformal": conformal if config.calibration.bands else 0,
+        "scaling": max(-(-2 // windows), round(config.split.scaling * units)) if config.calibration.scales else 0,
+    }
+    train = units - sum(sizes.values())
+    least = -(-_LEAST_TRAINING // windows)
+    if train < least:
+        parts = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
+        what = "pairs" if groups is None else "trajectories"
+        raise DataError(
+            expected=f"{least} or more {what} to train on",
+            got=f"{units} {what}, of which {parts} ones leave {max(train, 0)}",
+            remedy="give more data, lower the fractions in [split], or leave out bands: --calibration.bands false"
+            if groups is None
+            else "split each trajectory in time, --split.by time, or give more trajectories",
+        )
+    if by in ("time", "blocks"):
+        return _split_in_time([train, sizes["scaling"], sizes["conformal"], sizes["test"]], config, clock)
+    order = torch.randperm(units, generator=stream(config.split.seed, "run split"), device="cpu")
+    pieces = order.split([train, sizes["scaling"], sizes["conformal"], sizes["test"]])
+    if groups is None:
+        return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
+    rows = (torch.isin(groups, names[piece]).nonzero()[:, 0] for piece in pieces)
+    return {name: piece.tolist() for name, piece in zip(PARTS, rows, strict=True)}
+
+
+def _split_in_time(sizes: list[int], config: Config, clock: WindowClock | None) -> dict[str, list[int]]:
+    """Rows of each part, in the order of time or by blocks of it."""
+    by = str(config.split.by)
+    if clock is None:
+        raise ArgumentError(
+            expected=f"pairs that have times, for split.by = {by!r}",
+            got="samples without times",
+            remedy="name the dimension of time, --time or --sample, or leave out --split.by",
+        )
+    generator = stream(config.split.seed, "run split")
+    pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo, generator=generator)
+    if by == "time":  # the training part gives the rows that are left out, so that the others are as large as they should be
+        left_out = [size - len(piece) for size, piece in zip(sizes, pieces, strict=True)]
+        sizes = [max(1, sizes[0] - sum(left_out)), *(size + more for size, more in zip(sizes[1:], left_out[1:], strict=True))]
+        sizes[-1] = len(clock) - sum(sizes[:-1])
+        pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo)
+    empty = [name for name, size, piece in zip(PARTS, sizes, pieces, strict=True) if size and not len(piece)]
+    if empty:
+        raise DataError(
+            expected="pairs in each part beside those that share states with an earlier part or lie in the embargo",
+            got=f"none in {', '.join(empty)}",
+            remedy="give more data, raise the fractions in [split], or lower --split.embargo",
+        )
+    return {name: sorted(piece.tolist()) for name, piece in zip(PARTS, pieces, strict=True)}
+
+
 def open_inputs(path: str | os.PathLike[str], data: Data, *, domain: Grid | None = None) -> StoredFields:
     """Open inputs alone, named as in the data that a run has learned from; of trajectories, all windows.
 
@@ -99,8 +232,8 @@ def open_inputs(path: str | os.PathLike[str], data: Data, *, domain: Grid | None
         ProbneuralError: As [`open_pairs`][probneural.runs.sources.open_pairs] does.
     """
     with _settings_named(are_fixed=True):
-        options = {"history": data.history, "parameter_grid": domain, **_options(data)}
-        return files.open_inputs(os.fspath(path), inputs=data.inputs, **options)
+        options = _options(data, out_grid=domain)
+        return files.open_inputs(os.fspath(path), inputs=data.inputs, history=data.history, **options)
 
 
 def with_names(data: Data, pairs: StoredPairs) -> Data:
@@ -122,7 +255,7 @@ def _names(side: StoredFields) -> tuple[str, ...]:
     return tuple(part.variable.name for part in side.parts)
 
 
-def _options(data: Data) -> dict[str, Any]:
+def _options(data: Data, *, out_grid: Grid | None = None) -> dict[str, Any]:
     """What both functions of `probneural.data` take; one answer for all axes is a number, not a list."""
     named = {name: None if getattr(data, name) == auto else getattr(data, name) for name, auto in _AUTO.items()}
     axes = {
@@ -130,7 +263,8 @@ def _options(data: Data) -> dict[str, Any]:
         for name, values in (("periodic", data.periodic), ("lengths", data.lengths))
     }
     mask = {"none": None, "land": "land", "samples": True}[data.mask]
-    return {**named, **axes, "mask": mask, "dtype": getattr(torch, data.dtype)}
+    layout = FileLayout(**named, lengths=axes["lengths"], out_grid=out_grid)
+    return {"layout": layout, "periodic": axes["periodic"], "mask": mask, "dtype": getattr(torch, data.dtype)}
 
 
 def _outputs_path(data: Data, *, without_test: bool = False) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,11 +17,10 @@ from probneural.data.opening import paths_of
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.runs.config import Config, paths_in, with_paths
-from probneural.runs.folder import RunFolder, resolved_split, rows_of_parts
-from probneural.runs.progress import Progress
+from probneural.runs.folder import RunFolder
 from probneural.runs.recipes import MEMBER, build_head, build_operator, choose, has_no_operator, resolved, train_operator
 from probneural.runs.scoring import TestScores, scores_of
-from probneural.runs.sources import open_data, with_names
+from probneural.runs.sources import open_data, resolved_split, rows_of_parts, with_names
 from probneural.runs.toml import located, write_config
 from probneural.storage import load, save
 from probneural.training import atomic, schema
@@ -30,6 +31,42 @@ HEAD, PREDICTOR, CALIBRATION = "head.safetensors", "predictor.safetensors", "cal
 SCORES, REPORT = "scores.json", "report.html"
 _ORDER = (OPERATOR, HEAD, CALIBRATION, SCORES, REPORT)
 """What says that a step is done, in the order of the steps."""
+_LINES = 10
+"""Lines of one training in a log, about."""
+
+
+class Progress:
+    """Says how far a run is, on the standard error stream.
+
+    Args:
+        is_shown: Whether to say anything.
+    """
+
+    def __init__(self, is_shown: bool) -> None:
+        self.is_shown = is_shown
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether there is a terminal, where bars move."""
+        return self.is_shown and sys.stderr.isatty()
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        if self.is_shown:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    def epochs(self, total: int) -> Callable[[int, dict[str, float]], None] | None:
+        """What training calls after each epoch: in a log, it writes a tenth of them."""
+        if not self.is_shown or self.has_bars:
+            return None
+
+        def tell(number: int, losses: dict[str, float]) -> None:
+            if number * _LINES // total > (number - 1) * _LINES // total:
+                shown = ", ".join(f"{name} {value:.3g}" for name, value in losses.items())
+                self.say(f"  epoch {number} of {total}: {shown}")
+
+        return tell
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,20 +154,12 @@ def _comment(text: str) -> list[str]:
 
 def _written(value: Any) -> str:
     """A value in TOML; one line, so that every setting has one."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        entries = [f"{_key(key)} = {_written(entry)}" for key, entry in value.items()]
+        entries = [f"{key if _BARE.fullmatch(key) else _written(key)} = {_written(entry)}" for key, entry in value.items()]
         return f"{{ {', '.join(entries)} }}" if entries else "{}"
-    return f"[{', '.join(map(_written, value))}]"
-
-
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _written(key)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_written, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read_config(path: str | os.PathLike[str]) -> Config:

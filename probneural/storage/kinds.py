@@ -1,18 +1,23 @@
-"""The parts of stored instances, and instances of their parts."""
+"""The parts of stored instances, instances of their parts, and copies of predictors on another device."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
+import torch
+from torch import Tensor, nn
+
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import FileError, ProbneuralError, ShapeError
+from probneural.errors import FileError, ProbneuralError, ShapeError, UnsupportedError
 from probneural.operators import Operator
 from probneural.pairs.provenance import TrainingRecord
-from probneural.registry import Kind
+from probneural.registry import Kind, kind_of
 from probneural.training import schema
+from probneural.training.options import resolve_device
 
 _RECORD = inspect.Parameter("trained_on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=TrainingRecord | None)
 _DISCREPANCY = inspect.Parameter(
@@ -89,3 +94,40 @@ def _check_inputs(predictor: Predictor) -> None:
     channels = operator.in_channels if isinstance(operator, Operator) else max(1, predictor.in_channels)
     if predictor.in_channels != channels:
         raise ShapeError(expected=f"{channels} input channels", got=str(predictor.in_channels), remedy="use the operator's")
+
+
+_CPU = torch.device("cpu")
+
+
+def moved(predictor: Predictor, device: torch.device | str) -> Predictor:
+    """Return a copy of a predictor on a device; see [`Predictor.to`][probneural.distributions.Predictor.to].
+
+    Raises:
+        ArgumentError: If there is no such device.
+        UnsupportedError: If the predictor has a part that files cannot hold.
+    """
+    copied: Predictor = _moved(predictor, resolve_device(device, nn.Identity()))
+    return copied
+
+
+Predictor._moved = staticmethod(moved)
+
+
+def _moved(thing: Any, device: torch.device) -> Any:
+    if isinstance(thing, nn.Module):
+        return copy.deepcopy(thing).to(device)
+    if isinstance(thing, Tensor):
+        return thing.to(device)
+    kind = kind_of(thing)
+    if kind is not None:
+        parts = parts_of(kind, thing).items()
+        return build_instance(kind, {name: _moved(part, _CPU if name in kind.on_cpu else device) for name, part in parts})
+    if isinstance(thing, Mapping):
+        return {name: _moved(part, device) for name, part in thing.items()}
+    if isinstance(thing, tuple | list):
+        return tuple(_moved(part, device) for part in thing)
+    if thing is None or isinstance(thing, bool | int | float | str):
+        return thing
+    raise UnsupportedError(
+        expected="a predictor of this library", got=type(thing).__name__, remedy="move the operator, and fit the head again"
+    )

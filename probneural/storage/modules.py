@@ -158,11 +158,6 @@ def _last(name: str | None) -> str | None:
     return None if name is None else name.rpartition(".")[2]
 
 
-def trained_parameters(module: nn.Module) -> dict[str, bool]:
-    """Which parameters there are, tied ones once, and whether each is trained."""
-    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
-
-
 class Bounded(TorchFunctionMode):
     """Within it, building stops as soon as it asks for more than a file holds: larger tensors, or many more of them.
 

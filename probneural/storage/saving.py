@@ -15,7 +15,7 @@ from probneural.pairs.provenance import operator_record
 from probneural.registry import KINDS, kind_of
 from probneural.storage.kinds import parts_of
 from probneural.storage.loading import Reader
-from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, RECORD, class_names, trained_parameters
+from probneural.storage.modules import CLASSES, CONFIGURATION, FOREIGN, RECORD, class_names
 from probneural.training import atomic, files, schema
 
 _REMEDY = "save the operator, and fit the head or calibrator again"
@@ -88,7 +88,8 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(thing, nn.Module):
         check_module(thing, "operator")
         tensors |= {f"{prefix}{key}": tensor for key, tensor in _state(thing).items()}
-        described = {**_architecture(thing, prefix, tensors), "prefix": prefix, "parameters": trained_parameters(thing)}
+        trained = {key: parameter.requires_grad for key, parameter in thing.named_parameters()}
+        described = {**_architecture(thing, prefix, tensors), "prefix": prefix, "parameters": trained}
         record = None if name else operator_record(thing)  # predictors have records of their own
         return described if record is None else {**described, RECORD: _described(record, RECORD, tensors)}
     raise _unknown(thing)

@@ -17,6 +17,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.problems import Advection, Burgers, InviscidBurgers, Problem, ShallowWater, Wave
+from tests.data.files import opened as opened_file
 from tests.data.files import write_hdf5
 from tests.helpers import normal
 
@@ -28,7 +29,7 @@ BOUNDED = FieldPairs.from_numpy(WAVES, LINES, periodic=(False,))
 
 
 def opened(folder: Path, **options: Any) -> object:
-    return files.open(write_hdf5(folder / "f.h5", a=WAVES, u=LINES), inputs=["a"], outputs=["u"], **options)
+    return opened_file(write_hdf5(folder / "f.h5", a=WAVES, u=LINES), inputs=["a"], outputs=["u"], **options)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_jumps_at_ends_that_are_said_to_be_periodic_are_refused(make: Any, tmp_p
 def test_trajectories_are_checked_too(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "f.h5", u=np.stack([LINES[:, 0], 2 * LINES[:, 0]], axis=1))
     with pytest.raises(DataError, match="the inputs to be periodic along axis 0"):
-        files.open(path, inputs=["u"], outputs=["u"], time=[0.0, 1.0], periodic=(True,))
+        opened_file(path, inputs=["u"], outputs=["u"], time=[0.0, 1.0], periodic=(True,))
 
 
 def test_a_repeated_end_point_is_refused(tmp_path: Path) -> None:
@@ -88,8 +89,8 @@ def test_inputs_that_equal_outputs_are_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "f.h5", a=WAVES, b=WAVES, u=2 * WAVES)
     for output in ("a", "b"):
         with pytest.raises(DataError, match=r"outputs that differ from the inputs.*4 samples; 1 channel \(a\)"):
-            files.open(path, inputs=["a"], outputs=[output], periodic=True)
-    assert len(files.open(path, inputs=["a"], outputs=["u"], periodic=True)) == 4
+            opened_file(path, inputs=["a"], outputs=[output], periodic=True)
+    assert len(opened_file(path, inputs=["a"], outputs=["u"], periodic=True)) == 4
     dataset = FieldPairs.from_numpy(WAVES, 2 * WAVES, periodic=True).to_xarray()
     for take in (FieldPairs.from_numpy, files.from_arrays):
         with pytest.raises(DataError, match=r"outputs that differ.*pn.FieldPairs\(field, field\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,30 @@ import torch
 import xarray
 import zarr
 
+from probneural import data as pn_data
 from tests.helpers import normal
 
 
 def numbers(*shape: int, seed: int | str = 0, dtype: str = "f4") -> np.ndarray:
     """Standard normal numbers."""
     return normal(*shape, seed=seed, dtype=torch.float64).numpy().astype(dtype)
+
+
+def opened(path: Any, **options: Any) -> Any:
+    """A data set of files; options may be those of their layout."""
+    return pn_data.open(path, **with_layout(options))
+
+
+def opened_inputs(path: Any, **options: Any) -> Any:
+    """Inputs of files, likewise."""
+    return pn_data.open_inputs(path, **with_layout(options))
+
+
+def with_layout(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of `open`, those of a layout in one."""
+    names = [field.name for field in dataclasses.fields(pn_data.FileLayout) if field.name in options]
+    others = {name: value for name, value in options.items() if name not in names}
+    return {"layout": pn_data.FileLayout(**{name: options[name] for name in names}), **others}
 
 
 def write_hdf5(path: Path, chunks: tuple[int, ...] | None = None, **arrays: np.ndarray) -> Path:

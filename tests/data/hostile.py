@@ -26,7 +26,7 @@ import scipy.io
 import torch
 
 import probneural as pn
-from tests.data.files import labelled, numbers, write_hdf5, write_pdebench, write_the_well
+from tests.data.files import labelled, numbers, opened, write_hdf5, write_pdebench, write_the_well
 
 Write = Callable[[Path], Path]
 """Writes a file into an empty folder and returns its path."""
@@ -570,7 +570,7 @@ def read(name: str, path: Path) -> None:
         options = OPTIONS | {"axes": "n c -> n x"}
     elif name.startswith(("the well", "pdebench", "burgers")):
         options = {} if name.startswith("the well") else {"periodic": True}
-    data = pn.data.open(path, **options)
+    data = opened(path, **options)
     if isinstance(data, pn.data.Trajectories):
         data = data.windows()
     data[: min(len(data), 4)]

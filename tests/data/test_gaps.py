@@ -11,6 +11,7 @@ import xarray
 
 import probneural as pn
 from probneural.errors import ArgumentError, DataError, DataWarning
+from tests.data.files import opened
 from tests.helpers import normal
 
 STATES = normal(3, 9, 1, 8, seed="gaps")
@@ -82,7 +83,7 @@ def test_descending_times_are_turned_round(tmp_path: Path) -> None:
     coordinates = {"time": times[::-1], "x": np.arange(8.0)}
     dataset = xarray.Dataset({"u": (("member", "time", "x"), STATES.flip(1)[:, :, 0].numpy())}, coords=coordinates)
     dataset.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    stored = pn.data.open(tmp_path / "a.nc", inputs=["u"], outputs=["u"], sample="member", periodic=True)
+    stored = opened(tmp_path / "a.nc", inputs=["u"], outputs=["u"], sample="member", periodic=True)
     assert torch.equal(stored.at(3)[:].values, forward.at(3)[:].values)
     assert torch.equal(stored[:].values, forward[:].values)
     dataset.sortby("time").to_netcdf(tmp_path / "b.nc", engine="h5netcdf")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +43,7 @@ MOST = 800
         ("netcdf 4, circle", "no links between groups"),
         ("netcdf 4, deep", "members in 32 levels"),
         ("netcdf 4, long coordinate", "the array x0 .* of at most 256 MB"),
-        ("the well, group", "a readable file.*AttributeError"),
+        ("the well, group", "a readable file.*TypeError"),
         ("npz, bit", "Bad CRC-32"),
         ("npz, short entry", "a.npy of 288 bytes, not 320"),
         ("npz, objects", "Python objects"),
@@ -68,26 +67,12 @@ def test_an_archive_is_bounded_by_its_size_before_it_is_unpacked(tmp_path: Path,
             use(tmp_path / "f.npz")
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_entries_are_read_after_they_were_listed(save: object, tmp_path: Path) -> None:
-    """Lists read headers alone; a check sum is compared once, and with it travels to other processes."""
-    values, outputs = numbers(6, 1, 8), numbers(6, 1, 8, seed=1)
-    save(tmp_path / "f.npz", a=values, u=np.asfortranarray(outputs[:, 0]))  # type: ignore[operator]
-    pairs = files.open(tmp_path / "f.npz", inputs=["a"], outputs=["u"], periodic=(True,))
-    for opened in (pairs, pickle.loads(pickle.dumps(pairs))):  # noqa: S301 (of our own)
-        assert np.array_equal(opened[[4, 1]].inputs.values, values[[4, 1]])
-        assert np.array_equal(opened[1:3].outputs.values, outputs[1:3])
-
-
-def test_a_check_sum_is_that_of_the_whole_entry(tmp_path: Path) -> None:
-    """Whatever part of it is read, and where lists of names read no values."""
+def test_a_check_sum_is_compared(tmp_path: Path) -> None:
     values = numbers(3000, 1, 8)
     np.savez(tmp_path / "f.npz", a=values, u=numbers(3000, 1, 8, seed=1))
     hostile.patched(tmp_path / "f.npz", values[2999].tobytes(), bytes(32))
-    assert len(files.list_variables(tmp_path / "f.npz")) == 2
-    opened = files.open(tmp_path / "f.npz", inputs=["a"], outputs=["u"], periodic=(True,))
-    with pytest.raises(FileError, match="with the check sum"):
-        opened[:2]
+    with pytest.raises(FileError, match="an archive of arrays in .*Bad CRC-32"):
+        files.list_variables(tmp_path / "f.npz")
 
 
 def test_texts_are_read(tmp_path: Path) -> None:

@@ -25,17 +25,13 @@ import sys
 from pathlib import Path
 import numpy as np
 import probneural as pn
-from probneural.data.readers import SlicedReader
 from probneural.pairs import batches
 from probneural.statistics import statistics
 
 kind, path = sys.argv[1:]
-if kind.startswith("npy"):
+if kind == "npy":
     array = np.load(path, mmap_mode="r")
-    if kind == "npy-through-the-map":
-        array = np.lib.stride_tricks.as_strided(array, writeable=False)
     data = pn.data.from_arrays(array, array, periodic=True)
-    assert isinstance(data.inputs.parts[0].variable.reader, SlicedReader) == (kind == "npy-through-the-map")
 else:
     data = pn.data.open(path, inputs=["a"], outputs=["a"], periodic=True)
 assert statistics(data.inputs).count == len(data) == 6000
@@ -49,7 +45,7 @@ print(int(status["VmHWM"].split()[0]) // 1024)  # getrusage would count the proc
 def write(kind: str, folder: Path) -> Path:
     """A file of zeros, which takes little of the disk."""
     path = folder / "data"
-    if kind.startswith("npy"):
+    if kind == "npy":
         np.lib.format.open_memmap(path, mode="w+", dtype="f4", shape=SHAPE).flush()
     elif kind == "netcdf-4":
         with h5netcdf.File(path, "w") as file:
@@ -85,9 +81,3 @@ def peak(kind: str, folder: Path) -> int:
 @pytest.mark.parametrize("kind", ["npy", "hdf5", "netcdf-4", "zarr"])
 def test_peak_memory_does_not_follow_from_the_size_of_a_file(kind: str, tmp_path: Path) -> None:
     assert peak(kind, tmp_path) < LIMIT
-
-
-@pytest.mark.slow
-def test_pages_of_a_map_would_count(tmp_path: Path) -> None:
-    """Why maps are read by position: the same file through its pages."""
-    assert peak("npy-through-the-map", tmp_path) > 1500

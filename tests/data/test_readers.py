@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probneural.data import readers
-from probneural.data.readers import RawReader, SlicedReader, gather, npy_layout, reader_of
+from probneural.data.array_files import npy_reader
+from probneural.data.readers import RawReader, SlicedReader, gather, reader_of
 from probneural.errors import DataError, FileError
 from tests.data.files import numbers
 
@@ -79,7 +80,7 @@ def test_boxes_of_a_file_are_those_of_the_array(drawn: st.DataObject) -> None:
     for size in ARRAY.shape[:depth]:
         start = drawn.draw(st.integers(0, size - 1))
         box.append(slice(start, drawn.draw(st.integers(start + 1, size))))
-    assert np.array_equal(npy_layout(path)[0].read(tuple(box)), ARRAY[tuple(box)])
+    assert np.array_equal(npy_reader(path).read(tuple(box)), ARRAY[tuple(box)])
 
 
 _FILES: list[Path] = []
@@ -99,7 +100,7 @@ def _file(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_without_preadv(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not every system has it."""
     monkeypatch.delattr("os.preadv")
-    assert np.array_equal(npy_layout(_written())[0].read((slice(2, 5),)), ARRAY[2:5])
+    assert np.array_equal(npy_reader(_written()).read((slice(2, 5),)), ARRAY[2:5])
 
 
 def test_memory_maps_are_read_by_position() -> None:
@@ -119,18 +120,16 @@ def test_memory_maps_are_read_by_position() -> None:
 def test_refuses_files_that_end_early(tmp_path: Path) -> None:
     path = tmp_path / "array.npy"
     np.save(path, ARRAY)
-    reader, _ = npy_layout(path)
+    reader = npy_reader(path)
     path.write_bytes(path.read_bytes()[:-10])
     assert np.array_equal(reader.read((slice(0, 2),)), ARRAY[:2])
     with pytest.raises(FileError, match="a file that ends before"):
         reader.read((slice(0, 12),))
     np.save(path, np.asfortranarray(ARRAY))
-    reader, is_reversed = npy_layout(path)
-    assert is_reversed
-    assert np.array_equal(reader.read((slice(0, 3),)), ARRAY.T)
+    assert np.array_equal(npy_reader(path).read((slice(0, 3),)), ARRAY[:3])
     np.save(path, np.array([{}]), allow_pickle=True)
     with pytest.raises(FileError, match="array of numbers"):
-        npy_layout(path)
+        npy_reader(path)
 
 
 def test_whatever_can_be_sliced_is_read() -> None:

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probneural import data as pn_data
 from probneural.data import StoredPairs, Trajectories
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, UnsupportedError
 from probneural.grids import Grid
@@ -20,7 +19,7 @@ from probneural.operators import FNO
 from probneural.pairs import Dataset, FieldPairs
 from probneural.training import fit
 from probneural.trajectories import FieldTrajectories
-from tests.data.files import numbers, write_hdf5, write_zarr
+from tests.data.files import numbers, opened, write_hdf5, write_zarr
 
 STATES = numbers(7, 6, 2, 8, 4)
 TIMES = [0.5 * step for step in range(6)]
@@ -74,18 +73,18 @@ def test_states_of_several_variables_are_stacked_state_by_state(tmp_path: Path) 
     fields = {"u": STATES[:, :, :1], "v": STATES[:, :, 1:], "f": -STATES[:, :, :1]}
     path = write_hdf5(tmp_path / "f.h5", None, **fields)
     options: dict[str, Any] = {"time": TIMES, "grid": GRID}
-    data = pn_data.open(path, inputs=["v", "u"], outputs=["u", "v"], **options)
+    data = opened(path, inputs=["v", "u"], outputs=["u", "v"], **options)
     pairs, expected = data.windows(history=2, steps=2), DATA.windows(history=2, steps=2)
     assert torch.equal(pairs[:].inputs.values, expected[:].inputs.values)
     assert torch.equal(pairs[:].outputs.values, expected[:].outputs.values)
-    forced = pn_data.open(path, inputs=["f", "u"], outputs=["u"], **options)
+    forced = opened(path, inputs=["f", "u"], outputs=["u"], **options)
     read = forced.windows(history=2)[:].inputs.values
     assert torch.equal(read[:, 2:], -read[:, :2])
     assert torch.equal(read[:, :2], DATA.windows(history=2)[:].inputs.values[:, [0, 2]])
     with pytest.raises(ArgumentError, match="f among the inputs alone"):
         forced.windows(steps=2)
     with pytest.raises(ArgumentError, match="v among the outputs alone"):
-        pn_data.open(path, inputs=["u"], outputs=["u", "v"], **options).windows(steps=2)
+        opened(path, inputs=["u"], outputs=["u", "v"], **options).windows(steps=2)
 
 
 def test_steps_that_do_not_follow_each_other_are_refused() -> None:
@@ -110,14 +109,14 @@ def test_the_last_window_ends_at_the_last_time() -> None:
 def test_files_give_the_windows_of_the_array(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"inputs": ["u"], "outputs": ["u"], "time": TIMES, "grid": GRID}
     if kind.startswith("hdf5"):
-        found = pn_data.open(write_hdf5(tmp_path / "f.h5", (2, 4, 1, 8, 4) if "chunks" in kind else None, u=STATES), **options)
+        found = opened(write_hdf5(tmp_path / "f.h5", (2, 4, 1, 8, 4) if "chunks" in kind else None, u=STATES), **options)
     elif kind == "zarr":
-        found = pn_data.open(write_zarr(tmp_path / "f.zarr", 3, u=STATES), **options)
+        found = opened(write_zarr(tmp_path / "f.zarr", 3, u=STATES), **options)
     else:
         np.save(tmp_path / "u.npy", STATES)
         mapped = np.load(tmp_path / "u.npy", mmap_mode="r")
         found = Trajectories.from_array(mapped, times=TIMES, grid=GRID)
-        found = pn_data.open(tmp_path / "u.npy", time=TIMES, grid=GRID) if kind == "npy" else found
+        found = opened(tmp_path / "u.npy", time=TIMES, grid=GRID) if kind == "npy" else found
     assert isinstance(found, Trajectories)
     pairs, expected = found.windows(history=2, stride=2), DATA.windows(history=2, stride=2)
     for index in (slice(None), [13, 2, 2, 0], slice(3, 9)):

@@ -13,6 +13,7 @@ import xarray
 import probneural as pn
 from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError
 from probneural.pairs.clocks import split_in_time
+from tests.data.files import opened
 from tests.helpers import normal
 
 
@@ -79,7 +80,7 @@ def test_identities_of_files_follow_from_path_and_modification(suffix: str, tmp_
         return path
 
     def keys(path: Path) -> torch.Tensor:
-        data = pn.data.open(path, inputs=["u"], outputs=["u"], sample="member", periodic=True)
+        data = opened(path, inputs=["u"], outputs=["u"], sample="member", periodic=True)
         return data.windows().window_keys
 
     first = keys(written("a", 0))
@@ -97,7 +98,6 @@ def test_a_clock_survives_what_is_done_to_pairs() -> None:
         stored.subset(rows),
         stored[rows],
         stored.to(torch.float64).subset(rows),
-        stored.subset(rows).in_memory(),
         stored.detached()[rows],
         memory[rows].to(torch.float64).detached(),
         pn.FieldPairs.cat([memory[3], memory[7]]),
@@ -115,7 +115,7 @@ def test_samples_along_an_axis_of_time_have_a_clock(tmp_path: Path) -> None:
         coords={"time": np.arange(20) * 6.0, "x": np.arange(8.0)},
     )
     dataset.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    stored = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["u"], sample="time", periodic=True)
+    stored = opened(tmp_path / "a.nc", inputs=["a"], outputs=["u"], sample="time", periodic=True)
     memory = pn.FieldPairs.from_xarray(dataset["a"], dataset["u"], sample="time", periodic=True)
     dates = dataset.assign_coords(time=np.datetime64("2000-01-01") + np.arange(20) * np.timedelta64(6, "h"))
     dated = pn.FieldPairs.from_xarray(dates["a"], dates["u"], sample="time", periodic=True)
@@ -170,7 +170,7 @@ def test_coordinates_of_a_file_keep_their_values_together(tmp_path: Path) -> Non
     variables = {"a": (("storm", "x"), values), "u": (("storm", "x"), 2 * values)}
     dataset = xarray.Dataset(variables, coords=coordinates)
     dataset.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
-    pairs = pn.data.open(tmp_path / "a.nc", inputs=["a"], outputs=["u"], sample="storm", periodic=True)
+    pairs = opened(tmp_path / "a.nc", inputs=["a"], outputs=["u"], sample="storm", periodic=True)
     with pytest.raises(ArgumentError, match="'random', 'time', 'blocks', 'year'; got 'height'"):
         pairs.split(4, seed=0, by="height")
     first, second = pairs.split(4, seed=0, by="year")

@@ -10,6 +10,7 @@ import pytest
 import torch
 import xarray
 
+import probneural as pn
 from probneural import runs
 from probneural.errors import DataError, FileError, UnsupportedError
 from probneural.runs.sources import open_inputs
@@ -83,6 +84,8 @@ def test_files_say_what_they_are(run: Path, tmp_path: Path) -> None:
     operator = runs.info(run / "operator.safetensors")
     assert (operator["what"], operator["is"]) == ("FNO", "an operator")
     assert operator["configuration of FNO"]["modes"] == [4]
+    pn.save(pn.operators.Rollout(pn.operators.FNO(1, 1, modes=(2,), width=2, depth=1), 2), tmp_path / "rollout.safetensors")
+    assert runs.info(tmp_path / "rollout.safetensors")["is"] == "an operator"
     assert runs.info(run / "predictor.safetensors")["made of"].startswith("LastLayerPredictor")
     assert "a (sample 40, lon 16)" in runs.info(run.parent / "waves.nc")["variables"]
     (tmp_path / "other.txt").write_text("")

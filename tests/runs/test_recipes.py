@@ -80,13 +80,3 @@ def test_a_head_that_needs_an_operator_gets_one(tmp_path: Path) -> None:
     config = dataclasses.replace(cheap(written(tmp_path)), operator=runs.Operator(name="none"), head=runs.Head(name="Laplace"))
     with pytest.raises(ConfigurationError, match='expected an operator for Laplace; got "none"; name one, "FNO" or "auto"'):
         resolved(config, open_pairs(config.data), train=19)
-
-
-def test_folders_without_a_reason_are_read(tmp_path: Path) -> None:
-    """Those of earlier versions."""
-    config = cheap(written(tmp_path))
-    runs.train(config, tmp_path / "run", show_progress=False)
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    del record["reason"]
-    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
-    assert runs.train(None, tmp_path / "run", show_progress=False).epochs == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +15,11 @@ from probneural import data as files
 from probneural import runs
 from probneural.errors import ArgumentError, DataError
 from probneural.runs import Config, Data
-from probneural.runs.folder import RunFolder, split_rows
-from probneural.runs.sources import open_inputs, open_pairs
+from probneural.runs.folder import RunFolder
+from probneural.runs.sources import open_inputs, open_pairs, split_rows
 from probneural.runs.sources import test_rows as rows_of_test
 from probneural.runs.steps import initial_config
-from tests.data.files import write_hdf5, write_pdebench, write_the_well, write_zarr
+from tests.data.files import opened, write_hdf5, write_pdebench, write_the_well, write_zarr
 from tests.runs.files import cheap, fields
 
 
@@ -154,31 +153,16 @@ def test_a_file_of_pdebench_asks_for_boundaries(tmp_path: Path) -> None:
     assert len(open_pairs(Data(path=str(tmp_path / "flow.h5"), periodic=(True,), stride=2))) == 4 * 2
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"history": 2}, r"history of 1 in .data. where the variables have no axis of time; got .2.; .*--time"),
-        ({"sample": "run"}, r"expected sample in .data. \(--sample\), a dimension of .*got 'run'; name one of"),
-        ({"outputs": ("v",)}, r"a variable 'v' of .*; got a \(sample 40, lon 16\); u"),
-        ({"lengths": (3.0,)}, r"lengths in .data. \(--lengths\) = 2 along 'lon'"),
-    ],
-)
-def test_errors_name_the_setting(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    data = dataclasses.replace(cheap(written(tmp_path, "nc")).data, **change)
-    with pytest.raises(ValueError, match=words):
-        open_pairs(data)
-
-
 def test_pairs_in_memory_are_the_same_pairs(tmp_path: Path) -> None:
     pairs = open_pairs(moving(tmp_path).data)
-    held = pairs.in_memory()
+    held = pairs[:]
     assert held.fingerprint == pairs.fingerprint
     assert torch.equal(held.groups, pairs.groups)
     assert all(torch.equal(held[rows].inputs.values, pairs[rows].inputs.values) for rows in ([7, 3], slice(5, 9)))
     first, second = held.split(8, seed=0)
     assert not {*first.groups.tolist()} & {*second.groups.tolist()}
     assert isinstance(
-        files.open(tmp_path / "flow.nc", inputs=["h"], outputs=["h"], axes="angle t n", periodic=True).windows(),
+        opened(tmp_path / "flow.nc", inputs=["h"], outputs=["h"], axes="angle t n", periodic=True).windows(),
         files.StoredPairs,
     )
 

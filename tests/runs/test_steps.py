@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 
 import probneural as pn
 from probneural import runs
-from probneural.errors import ArgumentError, ConfigurationError, DataError, FileError, ResolutionError, ShapeError
+from probneural.errors import ArgumentError, ConfigurationError, DataError, FileError, GridError, ResolutionError
 from probneural.runs import Config
-from probneural.runs.folder import RunFolder, split_rows
+from probneural.runs.folder import LOCK, RunFolder
 from probneural.runs.recipes import resolved
-from probneural.runs.sources import open_pairs
+from probneural.runs.sources import open_pairs, split_rows
 from probneural.training.resuming import Keeper
 from tests.runs.files import cheap, fields, written
 
@@ -122,7 +122,7 @@ def test_a_folder_without_results_takes_other_settings(tmp_path: Path) -> None:
     many = dataclasses.replace(config.operator, options={"modes": [40]})
     with pytest.raises(ResolutionError):
         runs.train(dataclasses.replace(config, operator=many), tmp_path / "run", show_progress=False)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.toml", "run.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} - {LOCK} == {"config.toml", "run.json"}
     assert runs.train(config, tmp_path / "run", show_progress=False).epochs == 2
     assert runs.read_config(tmp_path / "run" / "config.toml").operator.options["modes"] == [4]
 
@@ -247,17 +247,9 @@ def test_a_killed_ensemble_goes_on_with_the_member_it_was_at(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"path": ""}, ArgumentError, "a data file; got none"),
         ({"path": "none.nc"}, FileError, "No such file"),
-        (
-            {"inputs": ()},
-            DataError,
-            r"inputs in .data. \(--inputs\), a list .*got none, and it holds a \(sample 40, lon 16\); u",
-        ),
-        ({"inputs": ("slop",)}, DataError, "did you mean 'slope'"),
         ({"periodic": ()}, ArgumentError, r"periodic in .data. \(--periodic\), .*whether lon is periodic"),
-        ({"periodic": (True, False)}, ArgumentError, "one entry per space dimension"),
-        ({"sample": "lat"}, ShapeError, r"a dimension of a \(sample 40.*got 'lat'.*name one of lon, sample"),
+        ({"lengths": (3.0,)}, GridError, r"lengths in .data. \(--lengths\) = 2 along 'lon'"),
     ],
 )
 def test_data_that_do_not_fit(tmp_path: Path, change: dict[str, object], error: type[Exception], words: str) -> None:
@@ -290,17 +282,6 @@ def test_a_dimension_whose_name_says_no_role_is_asked_for(tmp_path: Path) -> Non
     pairs = open_pairs(dataclasses.replace(config.data, sample="member"))
     assert len(pairs) == 40
     assert pairs.outputs.labels.space == ("lon",)
-
-
-def test_archives_of_arrays_are_data_too(tmp_path: Path) -> None:
-    import numpy as np
-
-    dataset = fields()
-    np.savez(tmp_path / "waves.npz", a=dataset["a"], u=dataset["u"])
-    data = dataclasses.replace(cheap(tmp_path / "waves.npz").data, lengths=(2.0,))
-    first = open_pairs(data)
-    second = open_pairs(dataclasses.replace(data, path=str(written(tmp_path)), lengths=()))
-    assert first.fingerprint == second.fingerprint
 
 
 def test_what_follows_from_the_data_is_resolved_once(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""Formats that are read into memory at once: MATLAB up to version 7, PyTorch tensors, CSV."""
+"""Files of arrays whose axes have no names: .npy, .npz, MATLAB up to version 7, PyTorch tensors, CSV."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import os
 import struct
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.checks import check_regular
+from probneural.data.arranged import arranged
 from probneural.data.gate import check_unpacked
-from probneural.data.readers import ArrayReader, SlicedReader
-from probneural.errors import DataWarning, FileError, warn
+from probneural.data.readers import ArrayReader, RawReader, SlicedReader
+from probneural.errors import FileError
 
 TABLE = "values"
 """Name of all columns of a CSV file together, and of a file that holds one array."""
@@ -31,6 +35,17 @@ _ELEMENTS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 12, 13})
 """Types of elements that hold numbers."""
 
 
+@contextlib.contextmanager
+def _refused(expected: str, remedy: str) -> Iterator[None]:
+    """Errors of libraries become FileErrors: for damaged files they raise arbitrary ones."""
+    try:
+        yield
+    except FileError:
+        raise
+    except Exception as error:
+        raise FileError(expected=expected, got=str(error).partition("\n")[0], remedy=remedy) from error
+
+
 def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     """The numeric arrays of a MATLAB file of version 5 to 7.
 
@@ -39,19 +54,13 @@ def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     """
     from scipy.io import loadmat, whosmat
 
-    try:
+    with _refused(f"a MATLAB file at {path}", "save it again: save('file.mat', 'a', 'u', '-v7.3')"):
         _check_elements(path)
         variables = [(name, shape) for name, shape, kind in whosmat(path) if kind in _MATLAB_NUMBERS]
         size = 8 * sum(math.prod(shape) for _, shape in variables)
         check_unpacked(size, _bytes_on_disk(path), f"the variables of {path}")
         names = [name for name, _ in variables]
         arrays = loadmat(path, mat_dtype=False, struct_as_record=True, variable_names=names) if names else {}
-    except FileError:
-        raise
-    except Exception as error:  # SciPy raises arbitrary errors for damaged files
-        raise FileError(
-            expected=f"a MATLAB file at {path}", got=str(error), remedy="save it again: save('file.mat', 'a', 'u', '-v7.3')"
-        ) from error
     kinds = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray) and array.dtype.kind in "biufc"}
     return {name: SlicedReader(array) for name, array in kinds.items()}
 
@@ -104,19 +113,11 @@ def torch_readers(path: Path) -> dict[str, ArrayReader]:
     Raises:
         FileError: If it holds anything but tensors.
     """
-    try:
+    with _refused(f"tensors alone in {path}", 'save tensors: torch.save({"a": a, "u": u}, path)'):
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         check_unpacked(size, _bytes_on_disk(path), f"the tensors of {path}")
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except FileError:
-        raise
-    except Exception as error:
-        raise FileError(
-            expected=f"tensors alone in {path}",
-            got=str(error).partition("\n")[0],
-            remedy='save tensors: torch.save({"a": a, "u": u}, path)',
-        ) from error
     if isinstance(content, Tensor):
         content = {TABLE: content}
     elif isinstance(content, list | tuple):
@@ -150,32 +151,28 @@ def _numbers(tensor: Tensor, name: str) -> NDArray[Any]:
         ) from error
 
 
-def is_csv(path: Path) -> bool:
-    """Whether the suffix is that of a table in text; the contents do not show it."""
-    return path.suffix.lower() in (".csv", ".tsv")
-
-
 def csv_readers(path: Path) -> dict[str, ArrayReader]:
     """A table of numbers, one sample per row: all columns together as "values", and each by its name if there is a header.
 
     Raises:
-        FileError: If it is no table of numbers, or two columns have one name.
+        FileError: If it is no table of numbers, or a column of a header has no name, or that of another column.
     """
     check_unpacked(path.stat().st_size, _bytes_on_disk(path), f"the table {path}")
-    try:
+    expected = f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces"
+    remedy = "write it with numpy.savetxt(path, table, delimiter=','), or table.to_csv(path, index=False) of pandas"
+    with _refused(expected, remedy):
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         while lines and lines[0].lstrip().startswith("#"):
             lines.pop(0)
-        header, rows, separator = _without_header(lines)
-        table = np.loadtxt(rows, delimiter=separator, ndmin=2, comments=None)
+        separator = next((character for character in (",", ";", "\t") if character in lines[0]), None)
+        cells = lines[0].split() if separator is None else next(csv.reader([lines[0]], delimiter=separator))
+        cells = [cell.strip().strip('"') for cell in cells]
+        header = [] if all(map(_is_number, cells)) else cells
+        if "" in header or (len(cells) > 1 and cells == [str(number) for number in range(len(cells))]):
+            raise ValueError(f"a first row {lines[0]!r:.80}, which may be numbers of columns or rows: name the columns")
+        table = np.loadtxt(lines[bool(header) :], delimiter=separator, ndmin=2, comments=None)
         if header and table.shape[1] != len(header):
             raise ValueError(f"{len(header)} names of {table.shape[1]} columns")
-    except (OSError, ValueError, IndexError, csv.Error) as error:
-        raise FileError(
-            expected=f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces",
-            got=str(error),
-            remedy="write it with numpy.savetxt(path, table, delimiter=',')",
-        ) from error
     names = header if header == [TABLE] else [TABLE, *header]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -188,38 +185,62 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
     return columns if header == [TABLE] else {TABLE: SlicedReader(table), **columns}
 
 
-def _without_header(lines: list[str]) -> tuple[list[str], list[str], str | None]:
-    """Names of the columns, none without a header; the rows of numbers without pandas' column of row numbers; the separator.
-
-    pandas writes an empty name above its row numbers, and numbers of columns that have no names.
-    """
-    if not lines:
-        raise ValueError("no rows")
-    separator = next((character for character in (",", ";", "\t") if character in lines[0]), None)
-    first, second = ([*_cells(line, separator), ""] for line in (*lines, "")[:2])
-    cells, is_text = first[:-1], not all(map(_is_number, first))
-    if len(cells) > 1 and not cells[0] and (is_text or second[0] == "0"):
-        return cells[1:], [line.split(separator, 1)[1] for line in lines[1:]], separator
-    is_numbered = cells == [str(number) for number in range(len(cells))] and len(lines) > 1
-    if is_numbered and len(cells) == 1:  # or the first of whole numbers
-        is_numbered = not second[0].isdigit()
-    if is_numbered:
-        warn(
-            f"the first row, {separator.join(cells) if separator else ' '.join(cells)}, counts as numbers of columns, as pandas"
-            " writes them, and not as a sample; name the columns if it is one",
-            DataWarning,
-        )
-    return (cells, lines[1:], separator) if is_text or is_numbered else ([], lines, separator)
-
-
-def _cells(line: str, separator: str | None) -> list[str]:
-    cells = line.split() if separator is None else next(csv.reader([line], delimiter=separator), [])
-    return [cell.strip().strip('"') for cell in cells]
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:
-        return not text.strip()
+        return False
     return True
+
+
+def npy_reader(path: Path) -> ArrayReader:
+    """The array of a .npy file, read by position.
+
+    Raises:
+        FileError: If it is none.
+    """
+    check_regular(path, "an array of numbers")
+    with _refused(f"an array of numbers in {path}", "write it with np.save"):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    if array.flags.c_contiguous:
+        return RawReader(path, array.shape, array.dtype, int(array.offset))
+    reader = RawReader(path, array.shape[::-1], array.dtype, int(array.offset))
+    return arranged(reader, range(array.ndim)[::-1])
+
+
+def npz_readers(path: Path) -> dict[str, ArrayReader]:
+    """The arrays of an .npz archive, unpacked.
+
+    Raises:
+        FileError: If it is none.
+    """
+    arrays: dict[str, ArrayReader] = {}
+    expected, remedy = f"an archive of arrays in {path}", "write it with np.savez(path, a=..., u=...)"
+    with _refused(expected, remedy), zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if not entry.filename.endswith(".npy"):
+                raise ValueError(f"a zip archive that holds {entry.filename}")
+            name = entry.filename.removesuffix(".npy")
+            if name in arrays:
+                raise ValueError(f"two entries {entry.filename}")
+            check_unpacked(entry.file_size, min(entry.compress_size, _bytes_on_disk(path)), f"the array {name} in {path}")
+            with archive.open(entry) as member:
+                arrays[name] = _archived(entry, member)
+    return arrays
+
+
+def _archived(entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
+    """An array in an archive, if it is as large as its header says."""
+    version = np.lib.format.read_magic(member)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(member)
+    if dtype.hasobject:
+        raise ValueError(f"{entry.filename} of Python objects, which are not read")
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or member.tell() + size != entry.file_size:
+        raise ValueError(f"{entry.filename} of {entry.file_size} bytes, not {member.tell() + size}")
+    member.seek(0)
+    array = np.lib.format.read_array(member, allow_pickle=False)
+    if member.read(1):  # which compares the check sum
+        raise ValueError(f"{entry.filename} is longer than its array")
+    return SlicedReader(array)

@@ -12,7 +12,7 @@ PROGRAM = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np, xarray
-from probneural.data.writing import write_netcdf
+from probneural.runs.prediction import write_netcdf
 from probneural.errors import FileError
 from probneural.training import atomic
 for most in (100, 3_000, 30_000, 200_000, 799_000):
