@@ -135,7 +135,6 @@ PURPOSES: Final = MappingProxyType(
         "chains data": "training, calibration and test functions of posteriors whose cost is counted in epochs",
         "chains network": "weights of convolutional networks among them",
         "export inputs": "inputs of exported predictors, and functions they are fitted to",
-        "stored functions": "values of the files that the benchmark of reading makes, and the order in which it reads them",
         "tried inputs": "inputs and outputs of networks that only have to work",
         "low-data functions": "seed of the functions of the low-data benchmark, per part",
         "device functions": "seed of the functions of the benchmark of devices, per part",
@@ -146,15 +145,8 @@ PURPOSES: Final = MappingProxyType(
         "novelty noise": "measurement noise of those functions, per part",
         "novelty recipe": "seed of the training of the novelty benchmark",
         "low-data recipe": "seed of the training of the low-data benchmark, per member",
-        "sampling functions": "coefficients of the input functions of random-speed advection, per part",
-        "sampling speeds": "speeds of random-speed advection, per part",
-        "sampling training": "seed of the trainings of the sampling benchmark, per training",
         "sensor places": "where the sensors of the sparse-sensor benchmark are",
         "sensor functions": "functions and noise of the sparse-sensor benchmark, per part",
-        "masked sensors": "functions, places and noise of the benchmark of sensors at random places, per part",
-        "masks training": "seed of the trainings of the benchmark of sensors at random places, per network",
-        "weight decay functions": "seed of the functions of the benchmark of decays",
-        "two-materials functions": "seed of the functions of the benchmark of flow through two materials, per part",
         "chance of draws": "seed of the roll-outs of the benchmark of chance",
         "chance of splits": "trajectories that factors are fitted on and scored on, per number of them",
         "gold inputs": "coefficients of the input functions of gold 1",
@@ -167,7 +159,6 @@ PURPOSES: Final = MappingProxyType(
         "acquisition": "seed of expected improvement and its optimisation, per evaluation",
         "acquisition draws": "seed of the draws behind expected improvement",
         "acquisition starts": "seed of the starts of its optimisation",
-        "acquisition candidates": "candidates whose acquisition is timed",
     }
 )
 """Purposes of streams: names are unique."""
