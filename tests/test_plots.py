@@ -386,10 +386,8 @@ def test_sparsification_has_the_curves_of_the_metric_and_its_areas() -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("fraction of values left out", "root mean squared error (K)")
 
 
-def test_asymmetric_bands_are_drawn_between_their_edges() -> None:
-    symmetric = bands_for(LINE)
-    shift = 0.3 * symmetric.half_width
-    bands = BandField(symmetric.mean, symmetric.half_width, grid=LINE, offset=shift)
+def test_bands_are_drawn_between_their_edges() -> None:
+    bands = bands_for(LINE)
     truth = Field(bands.upper + torch.tensor([-1e-6, 1e-6]).reshape(1, 2, 1), LINE)
     for channel, outside in ((0, None), (1, LINE.size)):
         above = plots.band(bands, truth, index=1, channel=channel).axes[0]

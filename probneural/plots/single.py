@@ -150,14 +150,14 @@ def band(
     shape = tuple(bands.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
-    mean, half, middle = (_one(part, row, channel) for part in (bands.mean, bands.half_width, bands.middle))
-    outside = None if true is None else (true - middle).abs() > half
+    mean, half = (_one(part, row, channel) for part in (bands.mean, bands.half_width))
+    outside = None if true is None else (true - mean).abs() > half
     for values, name in ((mean, "predicted means"), (half, "half widths")):
         check_finite(values, name)
     sample = Sample(bands.grid, mean, truth=true, outside=outside)
     if bands.grid.dimension == 2:
         return draw_planes(sample, half, spread="half width", label=label, axes=axes)
-    return _curves(sample, (middle - half, middle + half), "band", label=label, axis=axes[0])
+    return _curves(sample, (mean - half, mean + half), "band", label=label, axis=axes[0])
 
 
 def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:

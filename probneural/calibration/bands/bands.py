@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import overload
 
 import torch
 
-from probneural.calibration.bands.conditional import GroupBand, Labels, WeightedBand, Weights, fit_groups, fit_weighted
-from probneural.calibration.bands.conformal import BandMethod, check_new, new_scores_for, scores_for
-from probneural.calibration.bands.shapes import FLOOR, FittedBand, Modulation, check_modulation
+from probneural.calibration.bands.conformal import check_new, conformal_scores
+from probneural.calibration.bands.shapes import FLOOR, BandMethod, FittedBand, Modulation, check_modulation
+from probneural.calibration.predictions import warn_of_training_pairs
 from probneural.checks import assign, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import ArgumentError
 from probneural.pairs import Dataset
 
 
-class _SplitConformal(ABC):
+class _SplitConformal(BandMethod, ABC):
     """Bands whose quantile is that of the scores of calibration pairs; abstract."""
-
-    level: float
-    modulation: Modulation
-    floor: float
 
     @property
     @abstractmethod
@@ -35,29 +29,8 @@ class _SplitConformal(ABC):
     def fraction(self) -> float:
         """Fraction of the domain that it states."""
 
-    @overload
-    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band: ...
-
-    @overload
-    def fit(
-        self, predictor: Predictor, calibration: Dataset, *, groups: Labels, allow_training_data: bool = False
-    ) -> GroupBand: ...
-
-    @overload
-    def fit(
-        self, predictor: Predictor, calibration: Dataset, *, weights: Weights, allow_training_data: bool = False
-    ) -> WeightedBand: ...
-
     @undisturbed()
-    def fit(
-        self,
-        predictor: Predictor,
-        calibration: Dataset,
-        *,
-        groups: Labels | None = None,
-        weights: Weights | None = None,
-        allow_training_data: bool = False,
-    ) -> Band | GroupBand | WeightedBand:
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band:
         """Find the band's quantile on fields that training has not used.
 
         The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
@@ -66,10 +39,6 @@ class _SplitConformal(ABC):
         Args:
             predictor: What any head or calibrator returned.
             calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
-            groups: A label per calibration function, for a quantile and a guarantee in each group; see
-                [`GroupBand`][probneural.calibration.bands.conditional.GroupBand].
-            weights: How much likelier each calibration input is under the distribution that the band is for, up to a factor;
-                see [`WeightedBand`][probneural.calibration.bands.conditional.WeightedBand].
             allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Raises:
@@ -77,17 +46,10 @@ class _SplitConformal(ABC):
                 .95, 99 at .99), too many of them have errors but no predictive variance, or the predictor was trained or
                 scaled on some of them.
             DataError: If a value is not finite.
-            ShapeError: If the outputs do not have the predictor's channels, or labels or weights are not one per function.
-            ArgumentError: If labels or weights are unusable, or both are given.
+            ShapeError: If the outputs do not have the predictor's channels.
         """
         check_new(predictor, calibration, allow_training_data=allow_training_data)
-        if groups is not None and weights is not None:
-            raise ArgumentError(expected="groups or weights", got="both", remedy="fit one band per group, with its weights")
-        scores = scores_for(self, predictor, pairs=calibration)
-        if groups is not None:
-            return fit_groups(self, predictor, scores=scores, groups=groups)
-        if weights is not None:
-            return fit_weighted(self, predictor, scores=scores, weights=weights)
+        scores = conformal_scores(predictor, calibration, modulation=self.modulation, floor=self.floor, fraction=self.fraction)
         return Band(predictor, quantile=scores.quantile(self.probability), method=self)
 
 
@@ -115,9 +77,6 @@ class SimultaneousBand(_SplitConformal):
         modulation: "std": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
             predictor is uncertain. "constant": one width everywhere; with several channels, in proportion to the roots of the
             predictor's residual variance, or of a sample's mean variance in a channel without residual variance.
-            "quantiles": from the median down to the quantile .05 and up to .95, so that the band is as asymmetric as the
-            distribution; for fields whose quantiles are not Gaussian (mixtures, and a hundred members or more), else as "std".
-            With measurement noise, members' quantiles are found by bisection: slower.
         floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function and
             channel, from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
 
@@ -128,9 +87,7 @@ class SimultaneousBand(_SplitConformal):
         Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2, with
         the predictive standard deviation as modulation function; Lei et al. (2018), Distribution-free predictive inference
         for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005). Groups: Lee,
-        Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3. Quantiles:
-        Romano, Patterson and Candès (2019), Conformalized quantile regression; multiplied, not shifted, as by Kivaranovic,
-        Johnson and Leeb (2020), so that the edges never cross and one number fits all units.
+        Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3.
     """
 
     level: float = 0.9
@@ -215,7 +172,7 @@ class PointwiseBand(_SplitConformal):
         return self.level
 
 
-class Band(FittedBand[BandMethod]):
+class Band(FittedBand[_SplitConformal]):
     """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
 
     Call it on inputs. Its level is the nominal coverage: of functions, or of the domain if that is what the method's level is.
@@ -239,5 +196,9 @@ class Band(FittedBand[BandMethod]):
         Warns:
             DataWarning: If some pairs trained the predictor.
         """
-        scores = new_scores_for(self.method, self.predictor, pairs=pairs)
+        method = self.method
+        scores = conformal_scores(
+            self.predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction
+        )
+        warn_of_training_pairs(self.predictor, pairs, purpose="coverage")
         return float((scores.values <= self.quantile).to(torch.float64).mean())

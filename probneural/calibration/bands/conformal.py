@@ -5,42 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.bands.shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
+from probneural.calibration.bands.shapes import FLOOR, Modulation, check_modulation, domain_quantile, local_scale, ratios
 from probneural.calibration.cross_validation import group_numbers, group_sizes, number_of
-from probneural.calibration.predictions import (
-    check_pairs,
-    distributions,
-    domain_average,
-    untrained_keys,
-    warn_of_training_pairs,
-)
+from probneural.calibration.predictions import check_pairs, distributions, domain_average, moments, untrained_keys
 from probneural.checks import check_real
 from probneural.distributions.base import check_values
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
 from probneural.pairs import Dataset
 from probneural.pairs.provenance import shared_rows
-
-
-@runtime_checkable
-class BandMethod(Modulated, Protocol):
-    """How a band is calibrated: what it states, and what it is wide in proportion to."""
-
-    @property
-    def probability(self) -> float:
-        """Probability over functions that the band states."""
-        ...
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the domain that it states."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +88,8 @@ def conformal_scores(
         predictor: Fitted without these pairs.
         pairs: Inputs and outputs; the grids may differ.
         modulation: "std" for a local scale max(sd, floor * rms of sd over the domain), sd being the predictive standard
-            deviation; "constant" for a scale that is the same everywhere; "quantiles" for the distances of the quantiles
-            .05 and .95 from the median, which then takes the mean's place (see `SimultaneousBand`).
+            deviation; "constant" for a scale that is the same everywhere (see
+            `SimultaneousBand`).
         floor: Dimensionless, from 0 to 1.
         fraction: Which part of the domain a band has to hold, above 0 and at most 1, dimensionless. Below 1 the score is a
             quantile over the domain, by quadrature, in place of the supremum; the largest one over the channels.
@@ -134,36 +112,14 @@ def conformal_scores(
     fraction = check_real(fraction, "fraction", above=0.0, most=1.0)
     values, scales = [], []
     for u, truth, grid in distributions(predictor, pairs):
-        shape = band_shape(u, predictor, modulation=modulation, floor=floor)
-        values.append(domain_quantile(grid.fill(shape.ratios(truth)), grid, fraction=fraction))
-        scales.append(domain_average(shape.scale, grid))
+        predicted = moments(u, predictor.noise)
+        scale = local_scale(predicted, predictor, modulation=modulation, floor=floor)
+        values.append(domain_quantile(grid.fill(ratios(truth - predicted.mean, scale)), grid, fraction=fraction))
+        scales.append(domain_average(scale, grid))
     if not values:
         raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
     groups = None if getattr(pairs, "groups", None) is None else group_numbers(pairs)
     return ConformalScores(torch.cat(values), torch.cat(scales), groups=groups)
-
-
-def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset) -> ConformalScores:
-    """Score every pair as a method asks.
-
-    Args:
-        method: Of the band.
-        predictor: Fitted without these pairs.
-        pairs: Inputs and outputs.
-
-    Raises:
-        CalibrationError: As in `conformal_scores`.
-        DataError: Likewise.
-        ShapeError: Likewise.
-    """
-    return conformal_scores(predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction)
-
-
-def new_scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset) -> ConformalScores:
-    """The same of new pairs; warn if some trained the predictor."""
-    scores = scores_for(method, predictor, pairs=pairs)
-    warn_of_training_pairs(predictor, pairs, purpose="coverage")
-    return scores
 
 
 def check_new(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool) -> None:
