@@ -23,8 +23,6 @@ from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import calibration_error, compare, coverage
-from probneural.metrics.ranking import sparsification_curve
-from probneural.metrics.reliability import pit_histogram
 from probneural.metrics.spread import spread_skill_curve
 from probneural.training.callbacks import History
 from tests.helpers import normal
@@ -115,9 +113,7 @@ MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.band(bands_for(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.fields(two(LINE), truth_for(gaussian(LINE)), noise=0.1),
     lambda: plots.fields(two(PLANE), truth_for(gaussian(PLANE))),
-    lambda: plots.pit(two(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.spread_skill(two(PLANE), truth_for(gaussian(PLANE)), unit="K"),
-    lambda: plots.sparsification(two(PLANE), truth_for(gaussian(PLANE)), over="functions"),
     lambda: plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}),
     lambda: plots.quantity(gaussian(LINE).apply(integral(LINE)), integral(LINE)(truth_for(gaussian(LINE)).values), noise=0.1),
     lambda: plots.active_learning(loop(0.2, 0.1, 0.05)),
@@ -360,30 +356,12 @@ def test_bands_in_a_plane_mark_what_lies_outside() -> None:
     assert f"outside at {int(outside.sum())} of 54" in axes.get_title()
 
 
-def test_histograms_and_spread_against_skill_are_those_of_the_scores() -> None:
+def test_spread_against_skill_is_that_of_the_scores() -> None:
     predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
-    panels = plots.pit(predictions, truth, noise=0.1).axes
-    for panel, (name, u) in zip(panels, predictions.items(), strict=True):
-        expected = pit_histogram(compare(u, truth, noise=0.1)).mean((0, 1))
-        np.testing.assert_allclose([bar.get_height() for bar in panel.patches], expected)
-        assert panel.get_title() == name
     (axes,) = plots.spread_skill(predictions, truth, channel=1, bins=4, noise=0.1).axes
     for name, u in predictions.items():
         result = spread_skill_curve(compare(u, truth, noise=0.1), bins=4)
         np.testing.assert_allclose(curve(axes, name).get_xydata().T, [result.spread[1].tolist(), result.skill[1].tolist()])
-
-
-def test_sparsification_has_the_curves_of_the_metric_and_its_areas() -> None:
-    predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
-    (axes,) = plots.sparsification(predictions, truth, channel=1, noise=0.1, unit="K").axes
-    expected = []
-    for name, u in predictions.items():
-        result = sparsification_curve(compare(u, truth, noise=0.1))
-        drawn = curve(axes, f"{name}, AUSE {float(result.ause[1]):.2g}")
-        np.testing.assert_allclose(drawn.get_xydata().T, [result.removed.tolist(), result.error[1].tolist()])
-        expected.append(result.oracle[1].tolist())
-    np.testing.assert_allclose([line.get_ydata() for line in axes.lines if line.get_label().startswith("_")], expected)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("fraction of values left out", "root mean squared error (K)")
 
 
 def test_bands_are_drawn_between_their_edges() -> None:

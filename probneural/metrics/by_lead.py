@@ -35,7 +35,7 @@ from probneural.metrics.lead_table import (
 )
 from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
-from probneural.metrics.proper_scores import crps, energy_score, variogram_score
+from probneural.metrics.proper_scores import crps, energy_score
 from probneural.metrics.reliability import chi2, coverage, drawn_suprema, pit_histogram, true_supremum
 from probneural.metrics.spectra import compared_spectra, spectrum_error, spectrum_ratio
 from probneural.metrics.spread import corrected_variance, size_factor
@@ -76,7 +76,7 @@ def score_by_lead(
 ) -> LeadScores:
     """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
 
-    Members count as a sample of the forecast's distribution: CRPS, energy and variogram score are the fair ones; spread, chi²
+    Members count as a sample of the forecast's distribution: CRPS and energy score are the fair ones; spread, chi²
     and NLL have the variance multiplied by (s + 1)/(s - 1); coverages compare the truth with the members by rank. So a
     forecast whose members are exchangeable with the truth has spread-skill ratio 1, flat ranks and nominal coverages for any
     number s of members (chi² excepted, whose mean is (s - 1)/(s - 3) for Gaussian members).
@@ -91,8 +91,8 @@ def score_by_lead(
         threshold: Relative L2 error up to which the mean counts as a valid prediction.
         whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
         times: Time of each lead, for tables and figures, in the user's units; by default the forecast's own, or the lead.
-        scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The variogram score costs
-            most, then the energy score.
+        scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The energy score costs
+            most.
         seed: Makes draws repeatable, where there are no members, or noise is added to them.
         allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
@@ -219,7 +219,6 @@ _POINTWISE: Mapping[str, Callable[[_Compared], Tensor]] = {
 }
 _JOINT: Mapping[str, Callable[[_Compared], Tensor]] = {
     "energy": lambda c: energy_score(c.plain, seed=c.seed, is_fair=True).mean(1),
-    "variogram": lambda c: variogram_score(c.plain, seed=c.seed, is_fair=True).mean(1),
     "joint_nll": _Compared.joint_nll,
     "suprema": lambda c: c.suprema,
     "simultaneous_coverage": lambda c: inside_fraction(c.suprema.mT, level=c.settings.level),
@@ -265,7 +264,7 @@ class _Leads:
         """Add a lead."""
         accumulator = self.settings.accumulator()
         for batch in batches:
-            _, first = accumulator.add(batch)
+            first = accumulator.add(batch)
             self.edges = first.edges if first is not None and first.edges else self.edges
             self.eps = max(self.eps, batch.eps)
             self.is_uncalibrated |= batch.u.is_uncalibrated

@@ -28,7 +28,6 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "chi2": ("chi2 per value", "1"),
     "crps": ("CRPS, fair", "field"),
     "energy": ("energy score, fair", "field"),
-    "variogram": ("variogram score, fair", "field"),
     "nll": ("NLL per value, marginal", "nat"),
     "joint_nll": ("NLL per value, joint", "nat"),
     "coverage": ("coverage, pointwise", "1"),

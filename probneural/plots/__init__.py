@@ -8,7 +8,7 @@ from probneural.plots.active import active_learning
 from probneural.plots.evolution import fan, snapshots, space_time
 from probneural.plots.leads import lead_scores, lead_spread_skill, rank_histograms, variance_shares
 from probneural.plots.quantities import quantity
-from probneural.plots.several import cost, fields, pit, sparsification, spread_skill
+from probneural.plots.several import cost, fields, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
 
 __all__ = [
@@ -21,13 +21,11 @@ __all__ = [
     "fields",
     "lead_scores",
     "lead_spread_skill",
-    "pit",
     "png",
     "quantity",
     "rank_histograms",
     "snapshots",
     "space_time",
-    "sparsification",
     "spread_skill",
     "training",
     "variance_shares",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -21,11 +20,8 @@ from probneural.fields import Field
 from probneural.functionals.base import check_labels
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
-from probneural.metrics.ranking import sparsification_curve
-from probneural.metrics.reliability import pit_histogram
 from probneural.metrics.spread import spread_skill_curve
 from probneural.plots.single import (
-    BINS,
     BLUE,
     ERROR_MAP,
     ORANGE,
@@ -36,7 +32,6 @@ from probneural.plots.single import (
     check_axis_names,
     checked_position,
     draw_map,
-    draw_transform,
     ink,
     limits,
     new_figure,
@@ -104,34 +99,6 @@ def fields(
     return figure
 
 
-def pit(predictions: Mapping[str, FieldDistribution], truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
-    """Draw histograms of the probability integral transform side by side: flat if calibrated, high at both ends if too sure.
-
-    Args:
-        predictions: Distributions over the same n samples, by name.
-        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
-        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-
-    Returns:
-        The figure; whiskers are two standard errors over the samples.
-
-    Raises:
-        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
-        GridError: If the grids differ.
-        ShapeError: If the numbers of samples or channels differ.
-        ArgumentError: If the noise is unusable.
-        UnsupportedError: If a distribution is neither Gaussian nor empirical.
-    """
-    compared = _compared(predictions, truth, noise)
-    figure = new_figure(max(WIDTH / 2, 2.6 * len(compared)), 2.8)
-    panels = figure.subplots(1, len(compared), squeeze=False, sharey=True)[0]
-    for panel, (name, comparison) in zip(panels, compared.items(), strict=True):
-        draw_transform(panel, pit_histogram(comparison, bins=BINS))
-        panel.set_title(name, fontsize=10)
-        panel.label_outer()
-    return figure
-
-
 def spread_skill(
     predictions: Mapping[str, FieldDistribution],
     truth: Field,
@@ -182,55 +149,6 @@ def spread_skill(
             label="calibrated",
         )
     panel.set(xlabel=with_unit("predictive standard deviation", unit), ylabel=with_unit("root mean squared error", unit))
-    panel.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def sparsification(
-    predictions: Mapping[str, FieldDistribution],
-    truth: Field,
-    *,
-    over: Literal["values", "functions"] = "values",
-    channel: int = 0,
-    noise: float | Float[Tensor, "..."] = 0.0,
-    unit: str = "",
-) -> Figure:
-    """Draw the error of the remaining values, or samples, without the most uncertain ones, beside the oracle's.
-
-    Args:
-        predictions: Distributions over the same n samples, by name.
-        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
-        over: Items to leave out: "values" of all samples, or whole "functions".
-        channel: Which of the c channels.
-        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-        unit: Unit of the values.
-
-    Returns:
-        The figure; oracles, which sort by the errors, are dashed, and the legend has the areas between
-        ([`ause`][probneural.metrics.ranking.ause]).
-
-    Raises:
-        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, a value is not finite, there
-            are fewer than two samples, or no errors.
-        GridError: If the grids differ.
-        ShapeError: If the numbers of samples or channels differ.
-        ArgumentError: If the channel is out of range, `over` does not exist, or the noise is unusable.
-    """
-    compared = _compared(predictions, truth, noise)
-    column = checked_position(channel, truth.channels, name="channel")
-    figure = new_figure(WIDTH * 0.75, 4.2)
-    panel = figure.subplots()
-    for number, (name, comparison) in enumerate(compared.items()):
-        curve = sparsification_curve(comparison, over=over)
-        removed = curve.removed.cpu().numpy()
-        label = f"{name}, AUSE {float(curve.ause[column]):.2g}"
-        colour = series_colour(number)
-        panel.plot(removed, curve.error[column].cpu().numpy(), color=colour, linewidth=1.6, label=label)
-        panel.plot(removed, curve.oracle[column].cpu().numpy(), color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
-    panel.plot([], [], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="oracle")
-    panel.set(
-        xlim=(0, 1), ylim=(0, None), xlabel=f"fraction of {over} left out", ylabel=with_unit("root mean squared error", unit)
-    )
     panel.legend(frameon=False, fontsize=8)
     return figure
 

@@ -43,7 +43,7 @@ BLUE, SKY, ORANGE, VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 VALUE_MAP, ERROR_MAP = "viridis", "cividis"
 WIDTH = 6.4
 """Inches: a figure fills a column of text at 9 points."""
-BINS = 20
+_BINS = 20
 
 
 def field(
@@ -187,7 +187,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
     figure = new_figure(WIDTH, 3.1)
     first, second = figure.subplots(1, 2)
     _reliability(first, comparison)
-    draw_transform(second, pit_histogram(comparison, bins=BINS))
+    _transform(second, pit_histogram(comparison, bins=_BINS))
     return noted(figure, u.is_uncalibrated)
 
 
@@ -439,7 +439,7 @@ def _reliability(axes: Axes, comparison: Comparison) -> None:
     axes.legend(loc="upper left", frameon=False, fontsize=8)
 
 
-def draw_transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
+def _transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
     """A histogram of the probability integral transform, with two standard errors over the samples."""
     density, spread = _mean_and_error(histogram.mean(1).mT.cpu())
     bins = len(density)

@@ -61,8 +61,6 @@ GUARDS: dict[str, Callable[[Predictor, Predictor, FieldPairs], Any]] = {
     "scale mixture": lambda head, _, data: c.ScaleMixture(draws=50).fit(head, data),
     "simultaneous band": lambda head, _, data: c.SimultaneousBand(level=0.5).fit(head, data),
     "pointwise band": lambda head, _, data: c.PointwiseBand(level=0.5, delta=0.5).fit(head, data),
-    "group band": lambda head, _, data: c.SimultaneousBand(level=0.5).fit(head, data, groups=torch.zeros(len(data))),
-    "weighted band": lambda head, _, data: c.SimultaneousBand(level=0.5).fit(head, data, weights=torch.ones(len(data))),
     "risk": lambda head, _, data: c.RiskControl(c.fraction_outside, 0.5).fit(head, data),
     "stacking": lambda head, other, data: c.Stacking().fit([head, other], data),
     "novelty": lambda head, _, data: c.Novelty().fit(head, data),
@@ -81,7 +79,7 @@ def test_training_pairs_are_refused(guard: str, reused: str) -> None:
 
 
 @pytest.mark.parametrize("reused", ["another dtype", "windows of another lead", "windows in another dtype"])
-@pytest.mark.parametrize("guard", ["simultaneous band", "pointwise band", "group band", "weighted band", "risk"])
+@pytest.mark.parametrize("guard", ["simultaneous band", "pointwise band", "risk"])
 def test_pairs_that_scaled_the_predictor_are_refused_by_bands(guard: str, reused: str) -> None:
     kind, data = REUSED[reused]
     head, other = trained("own")
