@@ -265,6 +265,6 @@ class CalibratedPredictor(Calibrated):
         """The calibrated field as it is."""
         return field
 
-    def _description(self) -> str:
-        """The calibrated predictor inside, and the level."""
-        return f"CalibratedPredictor({self.inner._description()}, level={self.report.level:g})"
+    def _details(self) -> str:
+        """The level."""
+        return f"level={self.report.level:g}"

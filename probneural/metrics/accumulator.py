@@ -83,7 +83,7 @@ class Accumulator(Generic[Compared]):
         *,
         pointwise: Mapping[str, Callable[[Compared], Tensor]],
         joint: Mapping[str, Callable[[Compared], Tensor]],
-        whole: int | None,
+        whole: int | None = None,
     ) -> None:
         self._compare, self._pointwise, self._joint, self._whole = compare, pointwise, joint, whole
         self._parts: dict[str, list[Tensor]] = {}

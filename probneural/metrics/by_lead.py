@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, check_sequence, real_tensor
+from probneural.checks import check_choice, check_flag, check_positive, check_real, check_sequence, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
@@ -68,10 +68,8 @@ def score_by_lead(
     noise: float | Float[Tensor, "..."] = 0.0,
     level: float = 0.9,
     threshold: float = 0.5,
-    whole: int | None = None,
     times: Sequence[float] | Tensor | None = None,
     scores: Collection[str] | None = None,
-    seed: int = 0,
     allow_training_data: bool = False,
 ) -> LeadScores:
     """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
@@ -89,11 +87,9 @@ def score_by_lead(
         noise: Variance of the observation noise in the truth, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the coverages, between 0 and 1.
         threshold: Relative L2 error up to which the mean counts as a valid prediction.
-        whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
         times: Time of each lead, for tables and figures, in the user's units; by default the forecast's own, or the lead.
         scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The energy score costs
             most.
-        seed: Makes draws repeatable, where there are no members, or noise is added to them.
         allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
     Returns:
@@ -105,7 +101,7 @@ def score_by_lead(
         ShapeError: If functions or channels are not equally many, or there is not one time per lead.
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast or lacks its times, the level is not between 0 and 1, the
-            threshold is not positive, `whole` is below 1, a score has no such name, or the noise is unusable.
+            threshold is not positive, a score has no such name, or the noise is unusable.
 
     Reference:
         Fortin et al. (2014), equation 15, for the factor of the variance; Ferro (2014), Fair scores for ensemble forecasts.
@@ -115,8 +111,6 @@ def score_by_lead(
         noise=noise,
         level=check_real(level, "level", above=0.0, below=1.0),
         threshold=check_positive(threshold, "threshold"),
-        whole=None if whole is None else check_integer(whole, "whole"),
-        seed=check_integer(seed, "seed", least=0),
         scores=_names(scores),
     )
     leads = _Leads(settings)
@@ -137,15 +131,13 @@ class _Settings:
     noise: float | Tensor
     level: float
     threshold: float
-    whole: int | None
-    seed: int
     scores: frozenset[str]
 
     def accumulator(self) -> Accumulator[_Compared]:
         """An accumulator of the statistics that the scores, and those of whole trajectories, are computed from."""
         names = {"relative_l2", "suprema"}.union(*(_SOURCES.get(name, (name,)) for name in self.scores))
         pointwise, joint = ({name: table[name] for name in table if name in names} for table in (_POINTWISE, _JOINT))
-        return Accumulator(partial(_Compared, settings=self), pointwise=pointwise, joint=joint, whole=self.whole)
+        return Accumulator(partial(_Compared, settings=self), pointwise=pointwise, joint=joint)
 
 
 class _Compared:
@@ -153,7 +145,7 @@ class _Compared:
 
     def __init__(self, batch: Batch, settings: _Settings) -> None:
         self.settings, self.lead = settings, batch.lead
-        self.seed = stream_seed(settings.seed, "forecast scores", batch.lead, batch.rows.start)
+        self.seed = stream_seed(0, "forecast scores", batch.lead, batch.rows.start)
         self.plain = compare(batch.u, batch.truth, noise=settings.noise)
         self.is_sample = isinstance(batch.u, EmpiricalField) and len(batch.u.weights) > 1
         self.factor = size_factor(batch.u) if self.is_sample else 1.0
@@ -189,7 +181,7 @@ class _Compared:
         """The truth's largest distance from the mean, then those of draws that it is exchangeable with."""
         if self.distances is not None:
             return suprema(self.distances).mT
-        drawn = drawn_suprema(self.corrected, draws=_DRAWS, seed=self.settings.seed, lead=self.lead)
+        drawn = drawn_suprema(self.corrected, draws=_DRAWS, seed=0, lead=self.lead)
         return torch.cat([true_supremum(self.corrected)[None], drawn]).mT
 
     def joint_nll(self) -> Tensor:

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_flag, check_floating, check_integer
-from probneural.distributions.base import check_values
+from probneural.checks import check_flag, check_integer
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
@@ -76,9 +75,6 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
     Returns:
         Pointwise, in physical units.
 
-    Raises:
-        ShapeError: If the shapes differ.
-
     Reference:
         Gneiting et al. (2005), Calibrated probabilistic forecasting using ensemble model output statistics, equation 5.
 
@@ -86,7 +82,6 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
         >>> gaussian_crps(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)).item()  # (√2 - 1)/√π
         0.2336...
     """
-    check_values(check_floating(variance, "variance"), tuple(check_floating(residual, "residual").shape), "variance")
     return _mean_absolute(residual, variance) - square_root(variance) / math.sqrt(math.pi)
 
 
@@ -110,9 +105,6 @@ def gaussian_mixture_crps(
     Returns:
         Pointwise, in physical units.
 
-    Raises:
-        ShapeError: If the shapes do not fit together.
-
     Reference:
         Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5.
 
@@ -121,9 +113,6 @@ def gaussian_mixture_crps(
         >>> gaussian_mixture_crps(0 * one, 0 * one[0], variances=one, weights=one).item()  # (√2 - 1)/√π
         0.2336...
     """
-    points = tuple(check_floating(truth, "truth").shape)
-    for tensor, name in ((means, "means"), (variances, "variances"), (weights, "weights")):
-        check_values(check_floating(tensor, name), (len(means), *points), name)
     score = (weights * _mean_absolute(truth - means, variances)).sum(0)
     for index in range(len(means)):
         spread = _mean_absolute(means[index:] - means[index], variances[index:] + variances[index])
@@ -166,7 +155,6 @@ def mixture_crps(
         Pointwise, in physical units, float64.
 
     Raises:
-        ShapeError: If the shapes do not fit together.
         DataError: If a fair score is asked of one member.
 
     Reference:
@@ -178,15 +166,10 @@ def mixture_crps(
         >>> mixture_crps(members, truth).item(), mixture_crps(members, truth, is_fair=True).item()
         (0.25, 0.0)
     """
-    points = tuple(check_floating(truth, "truth").shape)
-    count = samples.shape[0] if check_floating(samples, "samples").ndim else 0
-    check_values(samples, (count, *points), "samples")
+    count = len(samples)
     mass = truth.new_full((count,), 1.0 / count, dtype=torch.float64) if weights is None else weights
-    check_values(check_floating(mass, "weights"), (count,), "weights")
     mass = mass.to(samples.device, torch.float64)[:, None]
-    if variance is not None:
-        check_values(check_floating(variance, "variance"), points, "variance")
-    pairs = fair_factor(mass[:, 0]) if check_flag(is_fair, "is_fair") else 1.0
+    pairs = fair_factor(mass[:, 0]) if is_fair else 1.0
     members, observed = samples.reshape(count, -1), truth.reshape(-1)
     blur = None if variance is None else variance.reshape(-1)
     step = max(1, _CHUNK_ELEMENTS // count)
@@ -198,7 +181,7 @@ def mixture_crps(
             pieces.append(_sorted(offsets, mass, pairs))
         else:
             pieces.append(_blurred(offsets, mass, blur[part].to(offsets), pairs=pairs if is_fair else None))
-    return torch.cat(pieces).reshape(points) if pieces else truth.to(torch.float64)
+    return torch.cat(pieces).reshape(truth.shape) if pieces else truth.to(torch.float64)
 
 
 def fair_factor(weights: Float64[Tensor, " s"]) -> float:

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from probneural.errors import DataError
 from probneural.plots.several import series_colour, series_marker
-from probneural.plots.single import WIDTH, ink, new_figure
+from probneural.plots.single import DASHED, WIDTH, ink, new_figure
 
 if TYPE_CHECKING:
     import probneural.active.loop.history  # whose package imports BoTorch
@@ -61,9 +61,9 @@ def active_learning(
         error, high, stated = ([getattr(entry.errors, part) for entry in rounds] for part in ("mean", "quantile_95", "stated"))
         axes.plot(labels, error, color=colour, marker=series_marker(number), markersize=4, linewidth=1.5, label=name)
         axes.fill_between(labels, error, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(labels, stated, color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
+        axes.plot(labels, stated, color=colour, linewidth=0.9, linestyle=DASHED)
         ticks |= {*labels} if len(labels) <= 8 else {labels[0], labels[-1]}
-    axes.plot([], [], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="stated")
+    axes.plot([], [], color=ink(), linewidth=0.9, linestyle=DASHED, label="stated")
     axes.set_xticks(sorted(ticks))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())

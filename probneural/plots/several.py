@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import Any
 
-import torch
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_instance, check_text
@@ -23,6 +23,7 @@ from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.spread import spread_skill_curve
 from probneural.plots.single import (
     BLUE,
+    DASHED,
     ERROR_MAP,
     ORANGE,
     SKY,
@@ -90,10 +91,10 @@ def fields(
             for name, c in compared.items()
         }
         rows = panels[channel * len(compared) : (channel + 1) * len(compared)]
-        draw = _map_row if grid.dimension == 2 else _curve_row
-        shared = list(parts.values())
-        for line, (name, maps) in zip(rows, parts.items(), strict=True):
-            draw(figure, list(line), grid, maps, shared, name, names[channel], axes)
+        if grid.dimension == 2:
+            _draw_maps(figure, rows, grid, parts, label=names[channel], axis=axes[1])
+        else:
+            _draw_curves(rows, grid, parts, label=names[channel])
     for panel in panels[-1]:
         panel.set_xlabel(axes[0])
     return figure
@@ -140,14 +141,8 @@ def spread_skill(
         ends += [float(value) for value in (*x, *y) if value > 0 and math.isfinite(value)]
         panel.plot(x, y, color=series_colour(number), marker=series_marker(number), markersize=4, linewidth=1.4, label=name)
     if ends:
-        panel.plot(
-            [min(ends), max(ends)],
-            [min(ends), max(ends)],
-            color=ink(),
-            linewidth=0.9,
-            linestyle=(0, (4, 2)),
-            label="calibrated",
-        )
+        diagonal = [min(ends), max(ends)]
+        panel.plot(diagonal, diagonal, color=ink(), linewidth=0.9, linestyle=DASHED, label="calibrated")
     panel.set(xlabel=with_unit("predictive standard deviation", unit), ylabel=with_unit("root mean squared error", unit))
     panel.legend(frameon=False, fontsize=8)
     return figure
@@ -222,61 +217,45 @@ def _plane(grid: Grid) -> tuple[Grid, tuple[int | slice, ...]]:
     return flat, (slice(None), slice(None), grid.shape[2] // 2)
 
 
-_Parts = tuple[Tensor, ...]
+_TITLES = ("truth", "mean", "|truth - mean|", "sd")
+_Parts = Mapping[str, tuple[Tensor, ...]]
+"""Truth, mean, size of the error and standard deviation, by predictor."""
 
 
-def _map_row(
-    figure: Figure,
-    panels: Sequence[Axes],
-    grid: Grid,
-    maps: _Parts,
-    shared: list[_Parts],
-    name: str,
-    label: str,
-    axes: Sequence[str],
-) -> None:
-    values = limits({str(key): part for key, part in enumerate(p for parts in shared for p in parts[:2])})
-    errors = Normalize(0.0, max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
-    titles = ("truth", "mean", "|truth - mean|", "sd")
-    for number, (panel, title, part) in enumerate(zip(panels, titles, maps, strict=True)):
-        colours, scale = (VALUE_MAP, values) if number < 2 else (ERROR_MAP, errors)
-        image = draw_map(panel, grid, values=part.numpy(), colours=colours, scaling=scale)
-        panel.set_title(title, fontsize=10)
-        panel.tick_params(labelleft=number == 0)
-        if number % 2:
-            figure.colorbar(image, ax=panels[number - 1 : number + 1], label=label, pad=0.02)
-    panels[0].set_ylabel(f"{name}\n{axes[1]}")
+def _draw_maps(figure: Figure, rows: NDArray[Any], grid: Grid, parts: _Parts, *, label: str, axis: str) -> None:
+    values = limits([part for maps in parts.values() for part in maps[:2]])
+    errors = Normalize(0.0, max(float(part.max()) for maps in parts.values() for part in maps[2:]) or 1.0)
+    for panels, (name, maps) in zip(rows, parts.items(), strict=True):
+        for number, (panel, title, part) in enumerate(zip(panels, _TITLES, maps, strict=True)):
+            colours, scale = (VALUE_MAP, values) if number < 2 else (ERROR_MAP, errors)
+            image = draw_map(panel, grid, values=part.numpy(), colours=colours, scaling=scale)
+            panel.set_title(title, fontsize=10)
+            panel.tick_params(labelleft=number == 0)
+            if number % 2:
+                figure.colorbar(image, ax=list(panels[number - 1 : number + 1]), label=label, pad=0.02)
+        panels[0].set_ylabel(f"{name}\n{axis}")
 
 
-def _curve_row(
-    figure: Figure,
-    panels: Sequence[Axes],
-    grid: Grid,
-    maps: _Parts,
-    shared: list[_Parts],
-    name: str,
-    label: str,
-    axes: Sequence[str],
-) -> None:
-    del figure, axes
+def _draw_curves(rows: NDArray[Any], grid: Grid, parts: _Parts, *, label: str) -> None:
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
-    true, mean, error, sd = (part[order].numpy() for part in maps)
-    curves, deviations = panels
-    curves.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
-    curves.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
-    curves.plot(x, true, color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
-    deviations.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
-    deviations.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), label="sd")
-    lows = [float((m - 2 * s).min()) for _, m, _, s in shared] + [float(t.min()) for t, *_ in shared]
-    highs = [float((m + 2 * s).max()) for _, m, _, s in shared] + [float(t.max()) for t, *_ in shared]
-    scale = limits({"low": torch.tensor(lows, dtype=torch.float64), "high": torch.tensor(highs, dtype=torch.float64)})
-    margin = 0.05 * ((scale.vmax or 0.0) - (scale.vmin or 0.0))
-    curves.set_ylim((scale.vmin or 0.0) - margin, (scale.vmax or 0.0) + margin)
-    deviations.set_ylim(0.0, 1.05 * max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
-    curves.set_ylabel(f"{name}\n{label}")
-    for panel in panels:
-        panel.legend(frameon=False, fontsize=8)
+    ends = [part for true, mean, _, sd in parts.values() for part in (true, mean - 2 * sd, mean + 2 * sd)]
+    scale = limits(ends)
+    low, high = scale.vmin or 0.0, scale.vmax or 0.0
+    margin = 0.05 * (high - low)
+    largest = max(float(part.max()) for maps in parts.values() for part in maps[2:])
+    for (curves, deviations), (name, maps) in zip(rows, parts.items(), strict=True):
+        true, mean, error, sd = (part[order].numpy() for part in maps)
+        curves.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
+        curves.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
+        curves.plot(x, true, color=ink(), linewidth=1.3, linestyle=DASHED, label="truth")
+        deviations.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
+        deviations.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=DASHED, label="sd")
+        curves.set_ylim(low - margin, high + margin)
+        deviations.set_ylim(0.0, 1.05 * largest or 1.0)
+        curves.set_ylabel(f"{name}\n{label}")
+        for panel in (curves, deviations):
+            panel.legend(frameon=False, fontsize=8)
 
 
 def series_colour(number: int) -> str:

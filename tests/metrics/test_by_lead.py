@@ -121,7 +121,7 @@ def test_errors_are_standard_errors() -> None:
     found: dict[str, list[tuple[float, float]]] = {"spread_skill": [], "rmse": [], "crps": []}
     for seed in range(60):
         forecast, truth = forecast_and_truth(40, steps=1, members=6, channels=2, seed=seed)
-        scores = score_by_lead(forecast, truth, whole=1)
+        scores = score_by_lead(forecast, truth)
         for name, pairs in found.items():
             pairs.append((float(scores[name].values), float(scores[name].errors)))
     for name, pairs in found.items():
@@ -175,19 +175,14 @@ def test_one_pass_holds_one_lead_at_a_time() -> None:
     assert forecast.most <= 2
 
 
-@pytest.mark.parametrize("whole", [None, 5])
-def test_functions_are_taken_some_at_a_time(whole: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     forecast, truth = forecast_and_truth(7, steps=2, members=3, channels=2)
-    together = score_by_lead(forecast, truth, whole=whole).to_dict()
+    together = score_by_lead(forecast, truth).to_dict()
     monkeypatch.setattr(accumulator, "_BATCH_VALUES", 40)
-    apart = score_by_lead(forecast, truth, whole=whole).to_dict()
+    apart = score_by_lead(forecast, truth).to_dict()
     for name, score in together["scores"].items():
         assert apart["scores"][name]["values"] == pytest.approx(score["values"], rel=1e-12), name
     assert apart["horizon"]["coverage"] == pytest.approx(together["horizon"]["coverage"])
-    if whole is not None:
-        few = score_by_lead(Members(forecast.states[:, :, :5], forecast.start[:5]), Truth(truth.states[:, :5], truth.start[:5]))
-        assert together["scores"]["energy"]["values"] == pytest.approx(few["energy"].values.tolist(), rel=1e-12)
-        assert together["horizon"]["coverage"] == pytest.approx(list(few.horizon.coverage))
 
 
 def test_trajectories_in_memory_and_stored_ones_are_truth() -> None:

@@ -14,7 +14,6 @@ from probneural.calibration.bands.shapes import FLOOR, Modulation, check_modulat
 from probneural.calibration.cross_validation import group_numbers, group_sizes, number_of
 from probneural.calibration.predictions import check_pairs, distributions, domain_average, moments, untrained_keys
 from probneural.checks import check_real
-from probneural.distributions.base import check_values
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
 from probneural.pairs import Dataset
@@ -29,21 +28,12 @@ class ConformalScores:
         values: sup over channels and points of |y - mean| / scale, or over the given fraction of the domain, `(n,)`.
         scale: The local scale averaged over the domain, `(n, c)`; a band with quantile q has mean width 2 q scale.
         groups: Which group each function is of, such as its trajectory, `(n,)`; None if they are independent.
-
-    Raises:
-        ShapeError: If they do not describe the same functions.
     """
 
     values: Float64[Tensor, " n"]
     scale: Float64[Tensor, "n c"]
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that they fit together."""
-        check_values(self.scale, (len(self.values), *self.scale.shape[1:]), "scale")
-        if self.groups is not None:
-            check_values(self.groups, (len(self.values),), "groups")
 
     def quantile(self, level: float) -> float:
         """Return the ⌈(n + 1) level⌉-th smallest score: a band of that half width covers a new function with P >= level.

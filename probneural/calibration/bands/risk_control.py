@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -162,7 +162,7 @@ class RiskControl(BandMethod):
     def _narrowest(self, predictor: Predictor, calibration: Dataset, widths: list[float]) -> float:
         groups = group_numbers(calibration)
         for _ in range(_PASSES):
-            losses = torch.cat(list(self._losses(predictor, calibration, widths)), dim=1)
+            losses = torch.cat(list(_losses(self, predictor, calibration, widths=widths)), dim=1)
             losses = torch.stack([group_means(loss, groups) for loss in losses.cpu()])
             grown = float(losses.diff(dim=0).max())
             if grown > _ROUNDING:
@@ -184,14 +184,6 @@ class RiskControl(BandMethod):
             low, high = widths[enough[0] - 1], widths[enough[0]]
             widths = [low + (high - low) * step / _CANDIDATES for step in range(_CANDIDATES + 1)]
         return high
-
-    def _losses(self, predictor: Predictor, pairs: Dataset, widths: list[float]) -> Iterator[Float64[Tensor, "widths n"]]:
-        """Losses at every width, of some functions at a time."""
-        for u, truth, grid in distributions(predictor, pairs):
-            predicted, field = moments(u, predictor.noise), Field(truth, grid)
-            scale = local_scale(predicted, predictor, modulation=self.modulation, floor=self.floor)
-            bands = (BandField(mean=predicted.mean, half_width=width * scale, grid=u.grid) for width in widths)
-            yield torch.stack([checked_losses(self.loss(band, field), len(truth)) for band in bands])
 
 
 class RiskBand(FittedBand[RiskControl]):
@@ -216,11 +208,22 @@ class RiskBand(FittedBand[RiskControl]):
         Warns:
             DataWarning: If some pairs trained the predictor.
         """
-        losses = list(self.method._losses(self.predictor, pairs, [self.quantile]))
+        losses = list(_losses(self.method, self.predictor, pairs, widths=[self.quantile]))
         warn_of_training_pairs(self.predictor, pairs, purpose="coverage")
         if not losses:
             raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
         return float(torch.cat(losses, dim=1).mean())
+
+
+def _losses(
+    method: RiskControl, predictor: Predictor, pairs: Dataset, *, widths: Sequence[float]
+) -> Iterator[Float64[Tensor, "widths n"]]:
+    """Losses at every width, of some functions at a time."""
+    for u, truth, grid in distributions(predictor, pairs):
+        predicted, field = moments(u, predictor.noise), Field(truth, grid)
+        scale = local_scale(predicted, predictor, modulation=method.modulation, floor=method.floor)
+        bands = (BandField(mean=predicted.mean, half_width=width * scale, grid=u.grid) for width in widths)
+        yield torch.stack([checked_losses(method.loss(band, field), len(truth)) for band in bands])
 
 
 def hoeffding_bentkus(risk: float, *, level: float, count: int) -> float:

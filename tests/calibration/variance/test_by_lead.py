@@ -291,15 +291,6 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         LeadScale().fit(forecast, single)
     with pytest.raises(ArgumentError, match="a lead up to 2"):
         LeadScale().fit(forecast_and_truth(3, steps=3)[0], truth)
-    with pytest.raises(ArgumentError, match="positive finite scales"):
-        LeadScaling(torch.zeros(2, 1).double(), calibrated_on=torch.zeros(0, dtype=torch.int64))
-    nothing, ones = torch.zeros(0, dtype=torch.int64), torch.ones(2, 1).double()
-    with pytest.raises(ArgumentError, match="finite saturations"):
-        LeadScaling(ones, calibrated_on=nothing, saturations=math.inf * ones)
-    with pytest.raises(ArgumentError, match="not negative"):
-        LeadScaling(ones, calibrated_on=nothing, saturations=-ones)
-    with pytest.raises(ShapeError, match="saturations"):
-        LeadScaling(ones, calibrated_on=nothing, saturations=ones[:1])
 
 
 WEIGHTS = torch.tensor([0.4, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64)

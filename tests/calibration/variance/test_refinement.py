@@ -107,7 +107,6 @@ STATED: dict[str, Callable[[], Callable[[Field], Tensor]]] = {
     "LeadScale": lambda: lambda inputs: _lead_scaling()(WalledForecast(inputs)).at(2).std,
     "HorizonBand": lambda: _horizon_width(HorizonBand()),
     "ResidualBand": lambda: _residual_bound(ResidualBand(_residual, 0.8)),
-    "ResidualBand on most of the domain": lambda: _residual_bound(ResidualBand(_residual, 0.8, fraction=0.9)),
     "RiskControl": lambda: _width(RiskControl(fraction_outside, level=0.2).fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
 }
 
