@@ -1,7 +1,7 @@
 """Calibration on held-out fields: scales of variances, bands with a finite-sample guarantee, and when not to trust either."""
 
-from probneural.calibration.bands.bands import PointwiseBand, SimultaneousBand
 from probneural.calibration.bands.by_lead import HorizonBand
+from probneural.calibration.bands.conformal import PointwiseBand, SimultaneousBand
 from probneural.calibration.bands.residual import ResidualBand
 from probneural.calibration.bands.risk_control import RiskControl, fraction_outside
 from probneural.calibration.calibrate import calibrate

@@ -7,9 +7,8 @@ functions of a `Comparison` give each one per function and channel.
 
 from probneural.metrics.by_lead import score_by_lead
 from probneural.metrics.comparison import compare, relative_l2, rmse
-from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.member_pool import rank_histogram
-from probneural.metrics.proper_scores import crps, energy_score
+from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.ranking import ause, rank_correlation
 from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, pit, simultaneous_coverage
 from probneural.metrics.scores import score, score_pairs

@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_flag, check_positive, check_real, check_sequence, real_tensor
+from probneural.checks import check_choice, check_flag, check_positive, check_real, check_sequence
 from probneural.contexts import undisturbed
-from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import DataError
@@ -29,13 +28,13 @@ from probneural.metrics.lead_table import (
     LeadScores,
     RankHistograms,
     Spectra,
+    checked_times,
     over_functions,
     root_of_mean,
     root_of_ratio,
 )
-from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
-from probneural.metrics.proper_scores import crps, energy_score
+from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.reliability import chi2, coverage, drawn_suprema, pit_histogram, true_supremum
 from probneural.metrics.spectra import compared_spectra, spectrum_error, spectrum_ratio
 from probneural.metrics.spread import corrected_variance, size_factor
@@ -121,7 +120,7 @@ def score_by_lead(
         keys = step_keys(truth, forecast.steps)
         check_untrained(keys, record, allow_training_data=is_allowed, purpose="scores", error=DataError)
     lead_times = getattr(forecast, "times", None) if times is None else times
-    return leads.scores(_times(lead_times, forecast.steps), count=len(truth))
+    return leads.scores(checked_times(lead_times, forecast.steps), count=len(truth))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -246,8 +245,7 @@ class _Leads:
         self.ratios: list[Tensor] = []
         self.sums: dict[str, Tensor] = {}
         self.reasons = {name: "not asked for" for name in TITLES if name not in settings.scores}
-        self.valid: Tensor | None = None
-        self.valid_time: Tensor | None = None
+        self.valid: list[Tensor] = []
         self.edges: tuple[float, ...] = ()
         self.eps = torch.finfo(torch.float64).eps
         self.is_uncalibrated = False
@@ -270,29 +268,13 @@ class _Leads:
             for source in _SOURCES.get(name, (name,)):
                 if source in reasons:
                     self.reasons.setdefault(name, reasons[source])
-        self._track(values)
-        first_lead = len(self.estimates) == 1
-        self.sums = {
-            name: value
-            if first_lead
-            else torch.maximum(self.sums[name], value)
-            if name == "suprema"
-            else self.sums[name] + value
-            for name, value in values.items()
-            if first_lead or name in self.sums
-        }
-
-    def _track(self, values: Mapping[str, Tensor]) -> None:
-        """Count the leads up to which each sample is predicted well enough."""
-        if "relative_l2" not in values:
-            self.valid = self.valid_time = None
-            return
-        is_valid = values["relative_l2"] <= self.settings.threshold
+        if "relative_l2" in values:
+            self.valid.append(values["relative_l2"] <= self.settings.threshold)
         if len(self.estimates) == 1:
-            self.valid, self.valid_time = is_valid, is_valid.to(torch.float64)
-        elif self.valid is not None and self.valid_time is not None:
-            self.valid = self.valid & is_valid
-            self.valid_time = self.valid_time + self.valid
+            self.sums = values
+        else:
+            joined = {name: torch.maximum if name == "suprema" else torch.add for name in self.sums.keys() & values.keys()}
+            self.sums = {name: joined[name](total, values[name]) for name, total in self.sums.items() if name in joined}
 
     def scores(self, times: Float64[Tensor, " leads"], *, count: int) -> LeadScores:
         """The scores at each lead and over all."""
@@ -329,8 +311,9 @@ class _Leads:
         coverage, valid_time, still_valid = _NONE, _NONE, math.nan
         if "suprema" in self.sums:
             coverage = over_functions(inside_fraction(self.sums["suprema"].mT, level=self.settings.level))
-        if self.valid is not None and self.valid_time is not None:
-            valid_time, still_valid = over_functions(self.valid_time), float(self.valid.to(torch.float64).mean())
+        if len(self.valid) == len(self.estimates):
+            valid = torch.stack(self.valid).to(torch.float64).cumprod(0)
+            valid_time, still_valid = over_functions(valid.sum(0)), float(valid[-1].mean())
         return HorizonScores(
             coverage=(float(coverage.value), float(coverage.error)),
             valid_time=(float(valid_time.value), float(valid_time.error)),
@@ -345,12 +328,3 @@ def _names(scores: Collection[str] | None) -> frozenset[str]:
         return frozenset(TITLES)
     names = [scores] if isinstance(scores, str) else check_sequence(scores, "scores", remedy="give a list of names")
     return frozenset(check_choice(name, tuple(TITLES), "scores") for name in names)
-
-
-def _times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " leads"]:
-    """One time per lead."""
-    if times is None:
-        return torch.arange(1, steps + 1, dtype=torch.float64, device="cpu")
-    lead_times = real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu")).detach()
-    check_values(lead_times, (steps,), "times")
-    return lead_times

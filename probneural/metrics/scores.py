@@ -19,8 +19,7 @@ from probneural.fields import Field, check_field
 from probneural.fingerprints import row_fingerprints
 from probneural.metrics.accumulator import Accumulator, Batch, batch_rows, batch_size
 from probneural.metrics.comparison import Comparison, compare, mean_relative_l2
-from probneural.metrics.likelihood import joint_nll, nll
-from probneural.metrics.proper_scores import crps, energy_score
+from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.ranking import RankSums
 from probneural.metrics.reliability import (
     LEVELS,

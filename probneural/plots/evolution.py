@@ -13,14 +13,15 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, real_tensor
-from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.checks import check_instance, check_integer
+from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
 from probneural.grids import Grid
 from probneural.metrics.lead_alignment import TrueTrajectories, aligned
+from probneural.metrics.lead_table import checked_times, spread_leads
 from probneural.plots.single import (
     BLUE,
     DASHED,
@@ -99,7 +100,7 @@ def fan(
             rows.append(functional(states.at(lead)[row].values)[0, column, 0])
         parts.append([*rows, *drawn])
     curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
-    where = np.concatenate([[0.0], lead_times(times, forecast.steps).numpy()])
+    where = np.concatenate([[0.0], checked_times(times, forecast.steps).numpy()])
     figure = new_figure(WIDTH, 3.4)
     axes = figure.subplots()
     for number in reversed(range(len(_LEVELS))):
@@ -165,7 +166,7 @@ def space_time(
         maps["draw"] = u.rsample(torch.Size([1]), seed=0)[0, 0, column].detach().cpu().double()
         for name, part in maps.items():
             columns.setdefault(name, []).append(part)
-    when = lead_times(times, forecast.steps)
+    when = checked_times(times, forecast.steps)
     gaps = torch.diff(when, prepend=when.new_zeros(1))
     if bool(((gaps - gaps.mean()).abs() > _EVEN * gaps.mean()).any()):
         raise ArgumentError(
@@ -225,7 +226,7 @@ def snapshots(
     if grid.dimension != 2:
         raise GridError(expected="a grid of two dimensions", got=repr(grid), remedy="plots.space_time(forecast) on a line")
     check_axis_names(axes, grid, label=label)
-    chosen, when = spread_leads(forecast.steps, most=_SNAPSHOTS), lead_times(times, forecast.steps)
+    chosen, when = spread_leads(forecast.steps, most=_SNAPSHOTS), checked_times(times, forecast.steps)
     rows: list[dict[str, Tensor]] = []
     for u, _, maps in _maps(forecast, truth, index=index, channel=channel, noise=noise, leads=chosen):
         if "truth" in maps:
@@ -297,25 +298,6 @@ def _states(forecast: Forecast) -> Iterator[tuple[int, FieldDistribution]]:
     yield from forecast.leads()
 
 
-def lead_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " steps"]:
-    """The time of each lead, its number by default.
-
-    Raises:
-        ShapeError: If there is not one per lead.
-    """
-    where = real_tensor(
-        range(1, steps + 1) if times is None else times, "times", dtype=torch.float64, device=torch.device("cpu")
-    ).detach()
-    check_values(where, (steps,), "times")
-    return where
-
-
 def time_name(times: Sequence[float] | Tensor | None) -> str:
     """Name of the axis of time."""
     return "lead" if times is None else "time"
-
-
-def spread_leads(steps: int, *, most: int) -> list[int]:
-    """Up to `most` leads, evenly spread."""
-    count = min(most, steps)
-    return sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})

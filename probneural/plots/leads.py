@@ -17,8 +17,8 @@ from torch import Tensor
 from probneural.checks import check_choice, check_instance, check_sequence
 from probneural.distributions.forecasts.trajectory import VarianceShares
 from probneural.errors import ArgumentError, DataError
-from probneural.metrics.lead_table import TITLES, LeadScores
-from probneural.plots.evolution import lead_times, spread_leads, time_name
+from probneural.metrics.lead_table import TITLES, LeadScores, checked_times, spread_leads
+from probneural.plots.evolution import time_name
 from probneural.plots.several import series_colour, series_marker
 from probneural.plots.single import BLUE, DASHED, SKY, WIDTH, checked_position, ink, legend_above, new_figure, noted, with_unit
 
@@ -156,7 +156,7 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
     """
     check_instance(shares, VarianceShares, "shares", remedy="forecast.variance_shares()")
     steps, _, channels = shares.total.shape
-    column, where = checked_position(channel, channels, name="channel"), lead_times(times, steps)
+    column, where = checked_position(channel, channels, name="channel"), checked_times(times, steps)
     total = shares.total[:, :, column].sum(1)
     if not bool((total > 0).all()):
         raise ArgumentError(expected="a variance > 0 at every lead", got=str(float(total.min())), remedy="draw another channel")

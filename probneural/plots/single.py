@@ -127,7 +127,7 @@ def band(
     dot at each point outside.
 
     Args:
-        bands: Bands of a calibrated [`Band`][probneural.calibration.bands.bands.Band] for n samples.
+        bands: Bands of a calibrated [`Band`][probneural.calibration.bands.conformal.Band] for n samples.
         truth: The true samples, `(n, c, *grid)`, on the bands' grid.
         index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels. A sample is inside a simultaneous band only if all its channels are.

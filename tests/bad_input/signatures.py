@@ -30,8 +30,8 @@ from probneural import (
     training,
 )
 from probneural.active.selection.pool_features import FeatureSketch
-from probneural.calibration.bands.bands import Band
 from probneural.calibration.bands.by_lead import TrajectoryBand
+from probneural.calibration.bands.conformal import Band
 from probneural.calibration.bands.shapes import BandField
 from probneural.calibration.novelty.detector import NoveltyDetector
 from probneural.calibration.variance.by_lead import LeadScaling, ScaledForecast

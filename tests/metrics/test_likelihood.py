@@ -10,7 +10,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, joint_nll, nll
-from probneural.metrics.likelihood import gaussian_nll
+from probneural.metrics.proper_scores import gaussian_nll
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 

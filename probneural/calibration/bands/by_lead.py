@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.calibration.bands.conformal import check_unused, conformal_quantile
+from probneural.calibration.bands.conformal import conformal_quantile
 from probneural.calibration.bands.shapes import FLOOR, BandField, domain_quantile, floored_std, ratios
-from probneural.calibration.predictions import moments
+from probneural.calibration.predictions import check_unused, moments
 from probneural.calibration.variance.by_lead import untrained_steps, used_before
 from probneural.checks import assign, check_instance, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.bands.conformal import check_new, conformal_scores
+from probneural.calibration.bands.conformal import conformal_scores
 from probneural.calibration.bands.shapes import (
     FLOOR,
     BandField,
@@ -20,8 +20,15 @@ from probneural.calibration.bands.shapes import (
     check_modulation,
     local_scale,
 )
-from probneural.calibration.cross_validation import group_means, group_numbers, number_of
-from probneural.calibration.predictions import distributions, moments, warn_of_training_pairs
+from probneural.calibration.predictions import (
+    check_new,
+    distributions,
+    group_means,
+    group_numbers,
+    moments,
+    number_of,
+    warn_of_training_pairs,
+)
 from probneural.checks import assign, check_callable, check_instance, check_integer, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.cross_validation import group_numbers, group_sizes, number_of
 from probneural.calibration.novelty.scores import (
     Describer,
     Descriptions,
@@ -19,7 +18,7 @@ from probneural.calibration.novelty.scores import (
     described_on,
     standards,
 )
-from probneural.calibration.predictions import check_pairs, untrained_keys
+from probneural.calibration.predictions import check_pairs, group_numbers, group_sizes, number_of, untrained_keys
 from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictors.base import Predictor
@@ -136,7 +135,7 @@ class Novelty:
         """
         check_pairs(predictor, calibration)
         untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
-        return fitted_detector(self, predictor, calibration, reference=reference)
+        return fitted_detector(self, predictor, calibration=calibration, reference=reference)
 
 
 @stored(on_cpu=("fitted",))
@@ -268,7 +267,7 @@ class NoveltyDetector(Undisturbed):
 
 
 def fitted_detector(
-    novelty: Novelty, predictor: Predictor, calibration: Dataset, *, reference: Dataset | None
+    novelty: Novelty, predictor: Predictor, *, calibration: Dataset, reference: Dataset | None
 ) -> NoveltyDetector:
     """Fit scores on checked pairs, and rank those of some of them."""
     fitting, ranked = divided(novelty, calibration, reference=reference)

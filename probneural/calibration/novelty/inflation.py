@@ -151,7 +151,7 @@ class NoveltyScale:
             )
         check_pairs(inner, calibration)
         keys = [untrained_keys(inner, data, allow_training_data=allow_training_data) for data in (calibration, *sets)]
-        detector = fitted_detector(self.novelty, inner, calibration, reference=reference)
+        detector = fitted_detector(self.novelty, inner, calibration=calibration, reference=reference)
         initial = Inflation.at(detector.calibration)
         _, ordinary = divided(self.novelty, calibration, reference=reference)
         distances = [initial.distances(detector.calibration), *(_distances(detector, initial, pairs) for pairs in sets)]

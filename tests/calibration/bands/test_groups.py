@@ -11,8 +11,8 @@ from torch import Tensor
 import probneural as pn
 from probneural.calibration import Novelty, RiskControl, SimultaneousBand, VarianceScale, fraction_outside
 from probneural.calibration.bands.conformal import conformal_quantile
-from probneural.calibration.cross_validation import group_means, group_numbers
 from probneural.calibration.novelty.detector import conformal_p_values
+from probneural.calibration.predictions import group_means, group_numbers
 from probneural.calibration.variance.discrepancy import likelihood_rows
 from probneural.errors import CalibrationError
 from probneural.fields import Field

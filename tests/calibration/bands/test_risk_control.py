@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probneural.calibration import RiskControl, SimultaneousBand, VarianceScale, fraction_outside
+from probneural.calibration import RiskControl, SimultaneousBand, fraction_outside
 from probneural.calibration.bands.conformal import conformal_scores
 from probneural.calibration.bands.risk_control import RiskBand, hoeffding_bentkus
 from probneural.calibration.bands.shapes import BandField
@@ -99,13 +99,6 @@ def test_the_bound_counts_losses_up_to_rounding(misses: float, count: int, level
     entropy = risk * math.log(risk / level) + (1.0 - risk) * math.log((1.0 - risk) / (1.0 - level))
     expected = min(1.0, math.exp(-count * entropy), bentkus)
     assert hoeffding_bentkus(risk, level=level, count=count) == pytest.approx(expected, rel=1e-12)
-
-
-def test_fields_that_scales_were_fitted_on_are_refused() -> None:
-    data = pairs(60)
-    scaled = VarianceScale().fit(Synthetic(), data[:40])
-    with pytest.raises(CalibrationError, match="20 of 40 that they were"):
-        RiskControl(fraction_outside, 0.2).fit(scaled, data[20:60])
 
 
 @pytest.mark.bad_input
