@@ -40,7 +40,6 @@ SCORES = (
     "interval_width",
     "chi2",
     "spread_skill",
-    "n_merci",
     "rank_within",
     "rank_within_attainable",
 )

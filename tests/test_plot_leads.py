@@ -106,21 +106,19 @@ def plane_forecast() -> tuple[Members, Truth]:
 
 def test_snapshots_have_a_column_per_lead() -> None:
     forecast, truth = plane_forecast()
-    figure = plots.snapshots(
-        forecast, truth, index=-1, channel=1, leads=[5, 2], noise=0.3, label="m/s", axes=("x (m)", "y (m)")
-    )
+    figure = plots.snapshots(forecast, truth, index=-1, channel=1, noise=0.3, label="m/s", axes=("x (m)", "y (m)"))
     panels = [axes for axes in figure.axes if axes.images]
-    assert [axes.get_title() for axes in panels[:2]] == ["lead 2", "lead 5"]
+    assert [axes.get_title() for axes in panels[:2]] == ["lead 1", "lead 3"]
     names = ("truth", "mean", "|truth - mean|", "sd")
-    assert [axes.get_ylabel() for axes in panels[::2]] == [f"{name}\ny (m)" for name in names]
-    for column, lead in enumerate((2, 5)):
+    assert [axes.get_ylabel() for axes in panels[::4]] == [f"{name}\ny (m)" for name in names]
+    for column, lead in enumerate((1, 3, 4, 6)):
         true, u = truth.at(lead).values[2, 1], forecast.at(lead)
         expected = (true, u.mean[2, 1], (true - u.mean[2, 1]).abs(), (u.variance[2, 1] + 0.3).sqrt())
-        for axes, part in zip(panels[column::2], expected, strict=True):
+        for axes, part in zip(panels[column::4], expected, strict=True):
             np.testing.assert_allclose(axes.images[0].get_array(), part.mT)
     scales = [axes.images[0].norm for axes in panels]
     assert (
-        len({(scale.vmin, scale.vmax) for scale in scales[:4]}) == len({(scale.vmin, scale.vmax) for scale in scales[4:]}) == 1
+        len({(scale.vmin, scale.vmax) for scale in scales[:8]}) == len({(scale.vmin, scale.vmax) for scale in scales[8:]}) == 1
     )
     assert shown(figure)
 
@@ -177,13 +175,11 @@ def test_spread_stands_beside_the_error(scores: dict[str, LeadScores]) -> None:
 def test_ranks_have_a_panel_per_lead(scores: dict[str, LeadScores]) -> None:
     figure = plots.rank_histograms(scores["first"])
     assert [axes.get_title() for axes in figure.axes] == [f"lead {lead}" for lead in (1, 2, 4, 5, 7, 8)]
-    chosen = plots.rank_histograms(scores["first"], leads=[3, 8])
-    heights = [bar.get_height() for bar in chosen.axes[1].patches]
+    heights = [bar.get_height() for bar in figure.axes[-1].patches]
     assert scores["first"].ranks is not None
     np.testing.assert_allclose(heights, scores["first"].ranks.frequencies[7])
     assert math.isclose(sum(heights), 1.0)
     assert shown(figure)
-    assert shown(chosen)
 
 
 def test_what_cannot_be_drawn_is_refused(scores: dict[str, LeadScores]) -> None:
@@ -203,18 +199,12 @@ def test_what_cannot_be_drawn_is_refused(scores: dict[str, LeadScores]) -> None:
         plots.space_time(plane)
     with pytest.raises(GridError, match="two dimensions"):
         plots.snapshots(forecast)
-    with pytest.raises(ArgumentError, match="lead"):
-        plots.snapshots(plane, leads=[3])
-    with pytest.raises(ArgumentError, match="one lead or more"):
-        plots.snapshots(plane, leads=[])
     with pytest.raises(ArgumentError, match="a variance > 0"):
         plots.variance_shares(
             VarianceShares(**dict.fromkeys(("initial", "operator", "interaction", "noise"), torch.zeros(2, 1, 1).double()))
         )
     with pytest.raises(ArgumentError, match="names among"):
         plots.lead_scores(scores, names=["rmsd"])
-    with pytest.raises(ArgumentError, match="lead"):
-        plots.rank_histograms(scores["first"], leads=[9])
     with pytest.raises(DataError, match="rank histograms"):
         plots.rank_histograms(replace(scores["first"], ranks=None))
 

@@ -23,8 +23,6 @@ from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
 from probneural.metrics import calibration_error, compare, coverage
-from probneural.metrics.ranking import sparsification_curve
-from probneural.metrics.reliability import pit_histogram
 from probneural.metrics.spread import spread_skill_curve
 from probneural.training.callbacks import History
 from tests.helpers import normal
@@ -115,9 +113,7 @@ MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.band(bands_for(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.fields(two(LINE), truth_for(gaussian(LINE)), noise=0.1),
     lambda: plots.fields(two(PLANE), truth_for(gaussian(PLANE))),
-    lambda: plots.pit(two(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.spread_skill(two(PLANE), truth_for(gaussian(PLANE)), unit="K"),
-    lambda: plots.sparsification(two(PLANE), truth_for(gaussian(PLANE)), over="functions"),
     lambda: plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}),
     lambda: plots.quantity(gaussian(LINE).apply(integral(LINE)), integral(LINE)(truth_for(gaussian(LINE)).values), noise=0.1),
     lambda: plots.active_learning(loop(0.2, 0.1, 0.05)),
@@ -129,7 +125,7 @@ MAKERS: list[Callable[[], Figure]] = [
 def test_curves_are_truth_mean_interval_and_draws(make: Callable[..., FieldDistribution]) -> None:
     u = make(LINE)
     truth, noise = truth_for(u), torch.tensor([0.2, 0.7], dtype=torch.float64)
-    figure = plots.field(u, truth, index=2, channel=1, draws=2, seed=5, noise=noise, level=0.8, label="u (K)", axes=["x (m)"])
+    figure = plots.field(u, truth, index=2, channel=1, noise=noise, level=0.8, label="u (K)", axes=["x (m)"])
     above, below = figure.axes
     assert (above.get_ylabel(), below.get_xlabel()) == ("u (K)", "x (m)")
     x, mean = LINE.points[:, 0].numpy(), u.mean[2, 1].numpy()
@@ -137,7 +133,7 @@ def test_curves_are_truth_mean_interval_and_draws(make: Callable[..., FieldDistr
     np.testing.assert_allclose(curve(above, "mean").get_ydata(), mean)
     np.testing.assert_allclose(curve(below, "truth").get_ydata(), truth.values[2, 1].numpy() - mean)
     draws = [line.get_ydata() for line in above.lines if line.get_color() == curve(above, "draws").get_color()]
-    np.testing.assert_allclose(np.stack(draws), u.rsample(torch.Size([2]), seed=5)[:, 2, 1].numpy())
+    np.testing.assert_allclose(np.stack(draws), u.rsample(torch.Size([3]), seed=0)[:, 2, 1].numpy())
     half = stats.norm.ppf(0.9) * (u.variance[2, 1] + 0.7).sqrt().numpy()
     for axes, centre in ((above, mean), (below, 0.0 * mean)):
         (shade,) = axes.collections
@@ -150,20 +146,20 @@ def test_curves_are_truth_mean_interval_and_draws(make: Callable[..., FieldDistr
 
 
 def test_scattered_points_on_a_line_are_joined_in_order() -> None:
-    above = plots.field(gaussian(SCATTERED_LINE), draws=0).axes[0]
+    above = plots.field(gaussian(SCATTERED_LINE)).axes[0]
     mean = gaussian(SCATTERED_LINE).mean[0, 0]
     np.testing.assert_allclose(curve(above, "mean").get_xydata().T, [[0.1, 0.5, 0.9], mean[[1, 2, 0]].tolist()])
-    assert len(above.lines) == 1
+    assert len(above.lines) == 4
 
 
 def test_maps_share_their_colour_scales() -> None:
     u = gaussian(PLANE)
     truth = truth_for(u)
-    figure = plots.field(u, truth, index=-1, channel=1, seed=3, label="T (K)", axes=("x (m)", "t (s)"))
+    figure = plots.field(u, truth, index=-1, channel=1, label="T (K)", axes=("x (m)", "t (s)"))
     maps = {axes.get_title(): axes for axes in figure.axes if axes.images}
     assert list(maps) == ["truth", "mean", "one draw", "|truth - mean|", "sd"]
     mean, true = u.mean[-1, 1], truth.values[-1, 1]
-    draw = u.rsample(torch.Size([3]), seed=3)[0, -1, 1]
+    draw = u.rsample(torch.Size([3]), seed=0)[0, -1, 1]
     expected = [true, mean, draw, (true - mean).abs(), u.standard_deviation[-1, 1]]
     for axes, values in zip(maps.values(), expected, strict=True):
         np.testing.assert_allclose(axes.images[0].get_array(), values.mT.numpy())
@@ -181,7 +177,7 @@ def test_maps_share_their_colour_scales() -> None:
 
 @pytest.mark.parametrize(
     ("options", "titles"),
-    [({}, ["mean", "one draw", "sd"]), ({"draws": 0}, ["mean", "sd"]), ({"noise": 0.5}, ["mean", "one draw", "sd with noise"])],
+    [({}, ["mean", "one draw", "sd"]), ({"noise": 0.5}, ["mean", "one draw", "sd with noise"])],
 )
 def test_maps_without_truth(options: dict[str, Any], titles: list[str]) -> None:
     figure = plots.field(gaussian(PLANE), **options)
@@ -309,9 +305,7 @@ def test_draws_with_gradients_and_in_single_precision() -> None:
     u = gaussian(LINE, dtype=torch.float32)
     live = GaussianField(u.mean.requires_grad_(), u.root, latent="plot", grid=LINE)
     still = gaussian(LINE)
-    figures = [
-        [plots.field(field, truth_for(field), seed=1), plots.calibration(field, truth_for(field))] for field in (live, still)
-    ]
+    figures = [[plots.field(field, truth_for(field)), plots.calibration(field, truth_for(field))] for field in (live, still)]
     for drawn, expected in zip(*figures, strict=True):
         assert rendered(drawn).startswith(b"\x89PNG")
         for axes, others in zip(drawn.axes, expected.axes, strict=True):
@@ -360,36 +354,16 @@ def test_bands_in_a_plane_mark_what_lies_outside() -> None:
     assert f"outside at {int(outside.sum())} of 54" in axes.get_title()
 
 
-def test_histograms_and_spread_against_skill_are_those_of_the_scores() -> None:
+def test_spread_against_skill_is_that_of_the_scores() -> None:
     predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
-    panels = plots.pit(predictions, truth, noise=0.1).axes
-    for panel, (name, u) in zip(panels, predictions.items(), strict=True):
-        expected = pit_histogram(compare(u, truth, noise=0.1)).mean((0, 1))
-        np.testing.assert_allclose([bar.get_height() for bar in panel.patches], expected)
-        assert panel.get_title() == name
     (axes,) = plots.spread_skill(predictions, truth, channel=1, bins=4, noise=0.1).axes
     for name, u in predictions.items():
         result = spread_skill_curve(compare(u, truth, noise=0.1), bins=4)
         np.testing.assert_allclose(curve(axes, name).get_xydata().T, [result.spread[1].tolist(), result.skill[1].tolist()])
 
 
-def test_sparsification_has_the_curves_of_the_metric_and_its_areas() -> None:
-    predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
-    (axes,) = plots.sparsification(predictions, truth, channel=1, noise=0.1, unit="K").axes
-    expected = []
-    for name, u in predictions.items():
-        result = sparsification_curve(compare(u, truth, noise=0.1))
-        drawn = curve(axes, f"{name}, AUSE {float(result.ause[1]):.2g}")
-        np.testing.assert_allclose(drawn.get_xydata().T, [result.removed.tolist(), result.error[1].tolist()])
-        expected.append(result.oracle[1].tolist())
-    np.testing.assert_allclose([line.get_ydata() for line in axes.lines if line.get_label().startswith("_")], expected)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("fraction of values left out", "root mean squared error (K)")
-
-
-def test_asymmetric_bands_are_drawn_between_their_edges() -> None:
-    symmetric = bands_for(LINE)
-    shift = 0.3 * symmetric.half_width
-    bands = BandField(symmetric.mean, symmetric.half_width, grid=LINE, offset=shift)
+def test_bands_are_drawn_between_their_edges() -> None:
+    bands = bands_for(LINE)
     truth = Field(bands.upper + torch.tensor([-1e-6, 1e-6]).reshape(1, 2, 1), LINE)
     for channel, outside in ((0, None), (1, LINE.size)):
         above = plots.band(bands, truth, index=1, channel=channel).axes[0]
@@ -423,8 +397,6 @@ def test_loops_show_error_quantile_and_stated_error_by_labels() -> None:
         (lambda: plots.field(LINE_CASE, index=-5), ArgumentError, "index"),
         (lambda: plots.field(LINE_CASE, index=0.0), ArgumentError, "index"),
         (lambda: plots.field(LINE_CASE, channel=2), ArgumentError, "an integer from -2 to 1 as channel"),
-        (lambda: plots.field(LINE_CASE, draws=-1), ArgumentError, "draws"),
-        (lambda: plots.field(LINE_CASE, draws=1.5), ArgumentError, "draws"),
         (lambda: plots.field(LINE_CASE, level=1.0), ArgumentError, "level"),
         (lambda: plots.field(LINE_CASE, noise=-1.0), ArgumentError, "noise"),
         (lambda: plots.field(LINE_CASE, axes=()), ArgumentError, "1 axis names"),

@@ -57,13 +57,6 @@ COLUMNS = (
     Column("chi2", ("scores.chi2",), "1", "mean squared error over stated variance; 1 is honest, above is over-confident"),
     Column("energy", ("scores.energy",), "field", "energy score of whole functions; lower is better", is_brief=False),
     Column(
-        "n-MeRCI",
-        ("scores.n_merci",),
-        "1",
-        "0: the sd follows the errors; 1: no better than one number everywhere",
-        is_brief=False,
-    ),
-    Column(
         "rank across",
         ("scores.rank_across",),
         "1",

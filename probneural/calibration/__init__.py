@@ -1,9 +1,9 @@
 """Calibration on held-out fields: scales of variances, bands with a finite-sample guarantee, and when not to trust either."""
 
-from probneural.calibration.bands.bands import PointwiseBand, SimultaneousBand
 from probneural.calibration.bands.by_lead import HorizonBand
+from probneural.calibration.bands.conformal import PointwiseBand, SimultaneousBand
 from probneural.calibration.bands.residual import ResidualBand
-from probneural.calibration.bands.risk_control import MissedExceedance, RiskControl, fraction_outside
+from probneural.calibration.bands.risk_control import RiskControl, fraction_outside
 from probneural.calibration.calibrate import calibrate
 from probneural.calibration.novelty.detector import Novelty
 from probneural.calibration.novelty.inflation import NoveltyScale
@@ -16,7 +16,6 @@ from probneural.calibration.variance.variance_scale import VarianceScale
 __all__ = [
     "HorizonBand",
     "LeadScale",
-    "MissedExceedance",
     "Novelty",
     "NoveltyScale",
     "PointwiseBand",

@@ -11,11 +11,9 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.bands.bands import Band, SimultaneousBand
-from probneural.calibration.bands.conformal import check_new
-from probneural.calibration.cross_validation import group_numbers, number_of
+from probneural.calibration.bands.conformal import Band, SimultaneousBand
 from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure
-from probneural.calibration.predictions import distributions, domain_average
+from probneural.calibration.predictions import check_new, distributions, domain_average, group_numbers, number_of
 from probneural.calibration.variance.scale_mixture import ScaleMixture, ScaleMixturePredictor
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.calibration.variance.variance_scale import VarianceScale
@@ -265,6 +263,6 @@ class CalibratedPredictor(Calibrated):
         """The calibrated field as it is."""
         return field
 
-    def _description(self) -> str:
-        """The calibrated predictor inside, and the level."""
-        return f"CalibratedPredictor({self.inner._description()}, level={self.report.level:g})"
+    def _details(self) -> str:
+        """The level."""
+        return f"level={self.report.level:g}"

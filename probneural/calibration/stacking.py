@@ -51,9 +51,9 @@ class Stacking:
 
     Args:
         score: `"joint"`: the densities of whole functions. They differ by many nats, so each function is all but assigned to
-            one predictor. `"marginal"`: those of every value by itself, averaged over channels and, by quadrature, the domain.
-            `"gaussian"`: as `"joint"`, and then predictors are left out as long as the Gaussian field with the pool's mean
-            and covariance, for whole functions, gains by it; no single predictor's field is better. Up to 2^15 values decide.
+            one predictor. `"gaussian"`: as `"joint"`, and then predictors are left out as long as the Gaussian field with the
+            pool's mean and covariance, for whole functions, gains by it; no single predictor's field is better. Up to 2^15
+            values decide.
 
     Raises:
         ArgumentError: If there is no such score.
@@ -63,11 +63,11 @@ class Stacking:
         Deviation: densities of held-out functions in place of leave-one-out densities.
     """
 
-    score: Literal["joint", "marginal", "gaussian"] = "joint"
+    score: Literal["joint", "gaussian"] = "joint"
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_choice(self.score, ("joint", "marginal", "gaussian"), "score")
+        check_choice(self.score, ("joint", "gaussian"), "score")
 
     @undisturbed()
     @torch.no_grad()
@@ -102,23 +102,20 @@ class Stacking:
                 expected="at least one calibration field", got="none", remedy="hold out some training fields"
             )
         keys = untrained_keys(MixturePredictor(checked), calibration, allow_training_data=allow_training_data)
-        columns = [torch.cat(list(self._log_densities(predictor, calibration))) for predictor in checked]
-        densities = torch.stack(columns, -1)
+        columns = [torch.cat(list(_log_densities(predictor, calibration))) for predictor in checked]
         counts = torch.ones(len(calibration), dtype=torch.float64)
-        if self.score == "marginal":
-            weights = calibration.outputs.grid.mean_weights.to(counts)
-            counts = weights.repeat(len(calibration) * calibration.outputs.channels)
-        weights = stacking_weights(densities, counts / counts.sum())
+        weights = stacking_weights(torch.stack(columns, -1), counts / counts.sum())
         mixture = MixturePredictor(checked, weights, calibrated_on=keys.flatten())
         if self.score == "gaussian":
             weights = selected_weights(mixture, calibration)
         return MixturePredictor(checked, weights, calibrated_on=mixture.calibrated_on)
 
-    def _log_densities(self, predictor: Predictor, pairs: Dataset) -> Iterator[Float64[Tensor, " b"]]:
-        """Of each function, or of each of its values, some functions at a time."""
-        for u, truth, _ in distributions(predictor, pairs):
-            field = u if isinstance(u, MixtureField) else gaussian_of(u)
-            yield field.log_prob(truth, noise=predictor.noise, joint=self.score != "marginal").flatten().cpu()
+
+def _log_densities(predictor: Predictor, pairs: Dataset) -> Iterator[Float64[Tensor, " b"]]:
+    """Joint log densities of single functions, some functions at a time."""
+    for u, truth, _ in distributions(predictor, pairs):
+        field = u if isinstance(u, MixtureField) else gaussian_of(u)
+        yield field.log_prob(truth, noise=predictor.noise, joint=True).flatten().cpu()
 
 
 def stacking_weights(log_densities: Float64[Tensor, "n m"], counts: Float64[Tensor, " n"]) -> Float64[Tensor, " m"]:

@@ -218,8 +218,8 @@ class FieldDistribution(Undisturbed, ABC):
         """The central interval of every value, with equal probabilities below and above it.
 
         Each value lies in its own interval with probability `level`; all of a function at once, with less
-        (see [`SimultaneousBand`][probneural.calibration.bands.bands.SimultaneousBand]). The interval says what the distribution
-        says: calibrate the predictor first, on functions that training has not seen.
+        (see [`SimultaneousBand`][probneural.calibration.SimultaneousBand]). The interval says what the distribution says:
+        calibrate the predictor first, on functions that training has not seen.
 
         Args:
             level: Probability inside, between 0 and 1; dimensionless.

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.calibration.bands.bands import Band
+from probneural.calibration.bands.conformal import Band
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.base import FunctionDraw

@@ -7,14 +7,13 @@ functions of a `Comparison` give each one per function and channel.
 
 from probneural.metrics.by_lead import score_by_lead
 from probneural.metrics.comparison import compare, relative_l2, rmse
-from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.member_pool import rank_histogram
-from probneural.metrics.proper_scores import crps, energy_score, variogram_score
+from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.ranking import ause, rank_correlation
 from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, pit, simultaneous_coverage
 from probneural.metrics.scores import score, score_pairs
 from probneural.metrics.spectra import power_spectrum
-from probneural.metrics.spread import interval_score, n_merci, sharpness, spread_skill
+from probneural.metrics.spread import interval_score, sharpness, spread_skill
 
 __all__ = [
     "ause",
@@ -27,7 +26,6 @@ __all__ = [
     "interval_score",
     "interval_width",
     "joint_nll",
-    "n_merci",
     "nll",
     "pit",
     "power_spectrum",
@@ -41,5 +39,4 @@ __all__ = [
     "sharpness",
     "simultaneous_coverage",
     "spread_skill",
-    "variogram_score",
 ]

@@ -83,22 +83,22 @@ class Accumulator(Generic[Compared]):
         *,
         pointwise: Mapping[str, Callable[[Compared], Tensor]],
         joint: Mapping[str, Callable[[Compared], Tensor]],
-        whole: int | None,
+        whole: int | None = None,
     ) -> None:
         self._compare, self._pointwise, self._joint, self._whole = compare, pointwise, joint, whole
         self._parts: dict[str, list[Tensor]] = {}
         self.reasons: dict[str, str] = {}
 
-    def add(self, batch: Batch) -> tuple[Compared, Compared | None]:
-        """Add a batch; return the compared samples, and those of them that joint statistics were computed of."""
+    def add(self, batch: Batch) -> Compared | None:
+        """Add a batch; return the compared samples that joint statistics were computed of, if there are any."""
         compared = self._compare(batch)
         self._compute(self._pointwise, compared)
         count = len(batch.truth) if self._whole is None else self._whole - batch.rows.start
         if count <= 0:
-            return compared, None
+            return None
         first = compared if count >= len(batch.truth) else self._compare(batch.first(count))
         self._compute(self._joint, first)
-        return compared, first
+        return first
 
     def _compute(self, statistics: Mapping[str, Callable[[Compared], Tensor]], compared: Compared) -> None:
         for name, statistic in statistics.items():

@@ -12,9 +12,8 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_flag, check_integer, check_positive, check_real, check_sequence, real_tensor
+from probneural.checks import check_choice, check_flag, check_positive, check_real, check_sequence
 from probneural.contexts import undisturbed
-from probneural.distributions.base import check_values
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import DataError
@@ -29,13 +28,13 @@ from probneural.metrics.lead_table import (
     LeadScores,
     RankHistograms,
     Spectra,
+    checked_times,
     over_functions,
     root_of_mean,
     root_of_ratio,
 )
-from probneural.metrics.likelihood import joint_nll, nll
 from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
-from probneural.metrics.proper_scores import crps, energy_score, variogram_score
+from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.reliability import chi2, coverage, drawn_suprema, pit_histogram, true_supremum
 from probneural.metrics.spectra import compared_spectra, spectrum_error, spectrum_ratio
 from probneural.metrics.spread import corrected_variance, size_factor
@@ -68,15 +67,13 @@ def score_by_lead(
     noise: float | Float[Tensor, "..."] = 0.0,
     level: float = 0.9,
     threshold: float = 0.5,
-    whole: int | None = None,
     times: Sequence[float] | Tensor | None = None,
     scores: Collection[str] | None = None,
-    seed: int = 0,
     allow_training_data: bool = False,
 ) -> LeadScores:
     """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
 
-    Members count as a sample of the forecast's distribution: CRPS, energy and variogram score are the fair ones; spread, chi²
+    Members count as a sample of the forecast's distribution: CRPS and energy score are the fair ones; spread, chi²
     and NLL have the variance multiplied by (s + 1)/(s - 1); coverages compare the truth with the members by rank. So a
     forecast whose members are exchangeable with the truth has spread-skill ratio 1, flat ranks and nominal coverages for any
     number s of members (chi² excepted, whose mean is (s - 1)/(s - 3) for Gaussian members).
@@ -89,11 +86,9 @@ def score_by_lead(
         noise: Variance of the observation noise in the truth, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the coverages, between 0 and 1.
         threshold: Relative L2 error up to which the mean counts as a valid prediction.
-        whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
         times: Time of each lead, for tables and figures, in the user's units; by default the forecast's own, or the lead.
-        scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The variogram score costs
-            most, then the energy score.
-        seed: Makes draws repeatable, where there are no members, or noise is added to them.
+        scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The energy score costs
+            most.
         allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
     Returns:
@@ -105,7 +100,7 @@ def score_by_lead(
         ShapeError: If functions or channels are not equally many, or there is not one time per lead.
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast or lacks its times, the level is not between 0 and 1, the
-            threshold is not positive, `whole` is below 1, a score has no such name, or the noise is unusable.
+            threshold is not positive, a score has no such name, or the noise is unusable.
 
     Reference:
         Fortin et al. (2014), equation 15, for the factor of the variance; Ferro (2014), Fair scores for ensemble forecasts.
@@ -115,8 +110,6 @@ def score_by_lead(
         noise=noise,
         level=check_real(level, "level", above=0.0, below=1.0),
         threshold=check_positive(threshold, "threshold"),
-        whole=None if whole is None else check_integer(whole, "whole"),
-        seed=check_integer(seed, "seed", least=0),
         scores=_names(scores),
     )
     leads = _Leads(settings)
@@ -127,7 +120,7 @@ def score_by_lead(
         keys = step_keys(truth, forecast.steps)
         check_untrained(keys, record, allow_training_data=is_allowed, purpose="scores", error=DataError)
     lead_times = getattr(forecast, "times", None) if times is None else times
-    return leads.scores(_times(lead_times, forecast.steps), count=len(truth))
+    return leads.scores(checked_times(lead_times, forecast.steps), count=len(truth))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -137,15 +130,13 @@ class _Settings:
     noise: float | Tensor
     level: float
     threshold: float
-    whole: int | None
-    seed: int
     scores: frozenset[str]
 
     def accumulator(self) -> Accumulator[_Compared]:
         """An accumulator of the statistics that the scores, and those of whole trajectories, are computed from."""
         names = {"relative_l2", "suprema"}.union(*(_SOURCES.get(name, (name,)) for name in self.scores))
         pointwise, joint = ({name: table[name] for name in table if name in names} for table in (_POINTWISE, _JOINT))
-        return Accumulator(partial(_Compared, settings=self), pointwise=pointwise, joint=joint, whole=self.whole)
+        return Accumulator(partial(_Compared, settings=self), pointwise=pointwise, joint=joint)
 
 
 class _Compared:
@@ -153,7 +144,7 @@ class _Compared:
 
     def __init__(self, batch: Batch, settings: _Settings) -> None:
         self.settings, self.lead = settings, batch.lead
-        self.seed = stream_seed(settings.seed, "forecast scores", batch.lead, batch.rows.start)
+        self.seed = stream_seed(0, "forecast scores", batch.lead, batch.rows.start)
         self.plain = compare(batch.u, batch.truth, noise=settings.noise)
         self.is_sample = isinstance(batch.u, EmpiricalField) and len(batch.u.weights) > 1
         self.factor = size_factor(batch.u) if self.is_sample else 1.0
@@ -189,7 +180,7 @@ class _Compared:
         """The truth's largest distance from the mean, then those of draws that it is exchangeable with."""
         if self.distances is not None:
             return suprema(self.distances).mT
-        drawn = drawn_suprema(self.corrected, draws=_DRAWS, seed=self.settings.seed, lead=self.lead)
+        drawn = drawn_suprema(self.corrected, draws=_DRAWS, seed=0, lead=self.lead)
         return torch.cat([true_supremum(self.corrected)[None], drawn]).mT
 
     def joint_nll(self) -> Tensor:
@@ -219,7 +210,6 @@ _POINTWISE: Mapping[str, Callable[[_Compared], Tensor]] = {
 }
 _JOINT: Mapping[str, Callable[[_Compared], Tensor]] = {
     "energy": lambda c: energy_score(c.plain, seed=c.seed, is_fair=True).mean(1),
-    "variogram": lambda c: variogram_score(c.plain, seed=c.seed, is_fair=True).mean(1),
     "joint_nll": _Compared.joint_nll,
     "suprema": lambda c: c.suprema,
     "simultaneous_coverage": lambda c: inside_fraction(c.suprema.mT, level=c.settings.level),
@@ -255,8 +245,7 @@ class _Leads:
         self.ratios: list[Tensor] = []
         self.sums: dict[str, Tensor] = {}
         self.reasons = {name: "not asked for" for name in TITLES if name not in settings.scores}
-        self.valid: Tensor | None = None
-        self.valid_time: Tensor | None = None
+        self.valid: list[Tensor] = []
         self.edges: tuple[float, ...] = ()
         self.eps = torch.finfo(torch.float64).eps
         self.is_uncalibrated = False
@@ -265,7 +254,7 @@ class _Leads:
         """Add a lead."""
         accumulator = self.settings.accumulator()
         for batch in batches:
-            _, first = accumulator.add(batch)
+            first = accumulator.add(batch)
             self.edges = first.edges if first is not None and first.edges else self.edges
             self.eps = max(self.eps, batch.eps)
             self.is_uncalibrated |= batch.u.is_uncalibrated
@@ -279,29 +268,13 @@ class _Leads:
             for source in _SOURCES.get(name, (name,)):
                 if source in reasons:
                     self.reasons.setdefault(name, reasons[source])
-        self._track(values)
-        first_lead = len(self.estimates) == 1
-        self.sums = {
-            name: value
-            if first_lead
-            else torch.maximum(self.sums[name], value)
-            if name == "suprema"
-            else self.sums[name] + value
-            for name, value in values.items()
-            if first_lead or name in self.sums
-        }
-
-    def _track(self, values: Mapping[str, Tensor]) -> None:
-        """Count the leads up to which each sample is predicted well enough."""
-        if "relative_l2" not in values:
-            self.valid = self.valid_time = None
-            return
-        is_valid = values["relative_l2"] <= self.settings.threshold
+        if "relative_l2" in values:
+            self.valid.append(values["relative_l2"] <= self.settings.threshold)
         if len(self.estimates) == 1:
-            self.valid, self.valid_time = is_valid, is_valid.to(torch.float64)
-        elif self.valid is not None and self.valid_time is not None:
-            self.valid = self.valid & is_valid
-            self.valid_time = self.valid_time + self.valid
+            self.sums = values
+        else:
+            joined = {name: torch.maximum if name == "suprema" else torch.add for name in self.sums.keys() & values.keys()}
+            self.sums = {name: joined[name](total, values[name]) for name, total in self.sums.items() if name in joined}
 
     def scores(self, times: Float64[Tensor, " leads"], *, count: int) -> LeadScores:
         """The scores at each lead and over all."""
@@ -338,8 +311,9 @@ class _Leads:
         coverage, valid_time, still_valid = _NONE, _NONE, math.nan
         if "suprema" in self.sums:
             coverage = over_functions(inside_fraction(self.sums["suprema"].mT, level=self.settings.level))
-        if self.valid is not None and self.valid_time is not None:
-            valid_time, still_valid = over_functions(self.valid_time), float(self.valid.to(torch.float64).mean())
+        if len(self.valid) == len(self.estimates):
+            valid = torch.stack(self.valid).to(torch.float64).cumprod(0)
+            valid_time, still_valid = over_functions(valid.sum(0)), float(valid[-1].mean())
         return HorizonScores(
             coverage=(float(coverage.value), float(coverage.error)),
             valid_time=(float(valid_time.value), float(valid_time.error)),
@@ -354,12 +328,3 @@ def _names(scores: Collection[str] | None) -> frozenset[str]:
         return frozenset(TITLES)
     names = [scores] if isinstance(scores, str) else check_sequence(scores, "scores", remedy="give a list of names")
     return frozenset(check_choice(name, tuple(TITLES), "scores") for name in names)
-
-
-def _times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " leads"]:
-    """One time per lead."""
-    if times is None:
-        return torch.arange(1, steps + 1, dtype=torch.float64, device="cpu")
-    lead_times = real_tensor(times, "times", dtype=torch.float64, device=torch.device("cpu")).detach()
-    check_values(lead_times, (steps,), "times")
-    return lead_times

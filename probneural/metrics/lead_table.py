@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import optional
+from probneural.checks import optional, real_tensor
+from probneural.distributions.base import check_values
 
 if TYPE_CHECKING:
     import xarray
-from typing import NamedTuple
-
-import torch
 
 _COLUMNS = 6
 """Leads that a printed table has room for."""
@@ -28,7 +27,6 @@ TITLES: Mapping[str, tuple[str, str]] = {
     "chi2": ("chi2 per value", "1"),
     "crps": ("CRPS, fair", "field"),
     "energy": ("energy score, fair", "field"),
-    "variogram": ("variogram score, fair", "field"),
     "nll": ("NLL per value, marginal", "nat"),
     "joint_nll": ("NLL per value, joint", "nat"),
     "coverage": ("coverage, pointwise", "1"),
@@ -175,8 +173,7 @@ class LeadScores:
     def __str__(self) -> str:
         """A table: one line per score, with some of the leads and all of them together."""
         steps = self.steps
-        count = min(_COLUMNS, steps)
-        shown = sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
+        shown = spread_leads(steps, most=_COLUMNS)
         heads = "".join(f"{lead:>9}" for lead in shown)
         lines = [f"{f'{self.functions} functions, lead':<30}{heads}{'all':>9}  unit"]
         for name, (title, unit) in TITLES.items():
@@ -195,6 +192,24 @@ class LeadScores:
         if self.is_uncalibrated:
             lines.append("uncalibrated: fit pn.calibration.LeadScale() to held-out trajectories")
         return "\n".join(lines)
+
+
+def checked_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " leads"]:
+    """The time of each lead, its number by default.
+
+    Raises:
+        ShapeError: If there is not one per lead.
+    """
+    numbers = range(1, steps + 1) if times is None else times
+    lead_times = real_tensor(numbers, "times", dtype=torch.float64, device=torch.device("cpu")).detach()
+    check_values(lead_times, (steps,), "times")
+    return lead_times
+
+
+def spread_leads(steps: int, *, most: int) -> list[int]:
+    """Up to `most` leads, evenly spread."""
+    count = min(most, steps)
+    return sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
 
 
 def _plain(value: Any) -> Any:

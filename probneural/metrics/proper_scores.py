@@ -1,21 +1,20 @@
-"""Proper scores of distributions: CRPS of values, energy and variogram score of whole fields."""
+"""Proper scores of distributions: CRPS and likelihood of values, energy score and likelihood of whole fields."""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_flag, check_floating, check_integer, check_positive
-from probneural.distributions.base import check_values
+from probneural.checks import check_flag, check_integer
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField
 from probneural.distributions.roots.base import square_root
-from probneural.errors import DataError, GridError, UnsupportedError
-from probneural.grids import Grid
+from probneural.errors import ArgumentError, DataError, UnsupportedError
+from probneural.functionals.integrals import ValuesAt
 from probneural.metrics.comparison import Comparison, check_comparison
 from probneural.metrics.member_pool import ObservedDraws
 from probneural.randomness import stream, stream_seed
@@ -77,9 +76,6 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
     Returns:
         Pointwise, in physical units.
 
-    Raises:
-        ShapeError: If the shapes differ.
-
     Reference:
         Gneiting et al. (2005), Calibrated probabilistic forecasting using ensemble model output statistics, equation 5.
 
@@ -87,7 +83,6 @@ def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*
         >>> gaussian_crps(torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)).item()  # (√2 - 1)/√π
         0.2336...
     """
-    check_values(check_floating(variance, "variance"), tuple(check_floating(residual, "residual").shape), "variance")
     return _mean_absolute(residual, variance) - square_root(variance) / math.sqrt(math.pi)
 
 
@@ -111,9 +106,6 @@ def gaussian_mixture_crps(
     Returns:
         Pointwise, in physical units.
 
-    Raises:
-        ShapeError: If the shapes do not fit together.
-
     Reference:
         Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5.
 
@@ -122,9 +114,6 @@ def gaussian_mixture_crps(
         >>> gaussian_mixture_crps(0 * one, 0 * one[0], variances=one, weights=one).item()  # (√2 - 1)/√π
         0.2336...
     """
-    points = tuple(check_floating(truth, "truth").shape)
-    for tensor, name in ((means, "means"), (variances, "variances"), (weights, "weights")):
-        check_values(check_floating(tensor, name), (len(means), *points), name)
     score = (weights * _mean_absolute(truth - means, variances)).sum(0)
     for index in range(len(means)):
         spread = _mean_absolute(means[index:] - means[index], variances[index:] + variances[index])
@@ -167,7 +156,6 @@ def mixture_crps(
         Pointwise, in physical units, float64.
 
     Raises:
-        ShapeError: If the shapes do not fit together.
         DataError: If a fair score is asked of one member.
 
     Reference:
@@ -179,15 +167,10 @@ def mixture_crps(
         >>> mixture_crps(members, truth).item(), mixture_crps(members, truth, is_fair=True).item()
         (0.25, 0.0)
     """
-    points = tuple(check_floating(truth, "truth").shape)
-    count = samples.shape[0] if check_floating(samples, "samples").ndim else 0
-    check_values(samples, (count, *points), "samples")
+    count = len(samples)
     mass = truth.new_full((count,), 1.0 / count, dtype=torch.float64) if weights is None else weights
-    check_values(check_floating(mass, "weights"), (count,), "weights")
     mass = mass.to(samples.device, torch.float64)[:, None]
-    if variance is not None:
-        check_values(check_floating(variance, "variance"), points, "variance")
-    pairs = fair_factor(mass[:, 0]) if check_flag(is_fair, "is_fair") else 1.0
+    pairs = fair_factor(mass[:, 0]) if is_fair else 1.0
     members, observed = samples.reshape(count, -1), truth.reshape(-1)
     blur = None if variance is None else variance.reshape(-1)
     step = max(1, _CHUNK_ELEMENTS // count)
@@ -199,7 +182,7 @@ def mixture_crps(
             pieces.append(_sorted(offsets, mass, pairs))
         else:
             pieces.append(_blurred(offsets, mass, blur[part].to(offsets), pairs=pairs if is_fair else None))
-    return torch.cat(pieces).reshape(points) if pieces else truth.to(torch.float64)
+    return torch.cat(pieces).reshape(truth.shape) if pieces else truth.to(torch.float64)
 
 
 def fair_factor(weights: Float64[Tensor, " s"]) -> float:
@@ -305,98 +288,94 @@ def energy_score(
     return torch.cat(scores)
 
 
-_PAIRS = 2048
-"""Pairs of points that are compared; fields of 64 points have fewer."""
+def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
+    """The negative log density of each value under the Gaussian of the same mean and predictive variance.
 
-
-def variogram_score(
-    comparison: Comparison,
-    *,
-    order: float = 0.5,
-    pairs: int = _PAIRS,
-    draws: int = _DRAWS,
-    seed: int = 0,
-    is_fair: bool = False,
-) -> Float64[Tensor, "n c"]:
-    """The variogram score, the mean over pairs of points of (|y_i - y_j|^p - E|X_i - X_j|^p)².
-
-    It sees wrong correlations between points better than the energy score, and does not see the mean: a number added
-    everywhere changes nothing. It is proper. Smaller is better.
-
-    Args:
-        comparison: Prediction and truth.
-        order: p, dimensionless.
-        pairs: How many pairs of points at most; of more, that many are drawn in proportion to the product of their
-            quadrature weights, the same ones for all functions.
-        draws: Number of draws behind the expectation, where members do not give it.
-        seed: Makes pairs and draws repeatable.
-        is_fair: Whether members count as a sample of the distribution that is scored: their own sampling variance then does
-            not count as error.
+    It is averaged over the domain by quadrature. For an empirical field this is the moment-matched Gaussian at each point; a
+    mixture has its own density.
 
     Returns:
-        `(n, c)`, in physical units to the power 2 p. A fair score can be negative.
+        `(n, c)`, in nats per value; the density's unit is 1 / physical unit, so it depends on the units (lower is better).
 
     Raises:
-        ArgumentError: If the order is not positive, there are no pairs or fewer than two draws, or the seed is none.
-        GridError: If the grid has a single point with weight.
-        DataError: If a fair score is asked of one member.
+        ArgumentError: If the predictive variance is zero somewhere, up to rounding: there is no density there.
 
     Reference:
-        Scheuerer and Hamill (2015), Variogram-based proper scoring rules for probabilistic forecasts of multivariate
-        quantities, equation 9. Deviation: a mean weighted by quadrature in place of a sum over all ordered pairs.
+        Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1 (the logarithmic score). Moment matching of
+        ensembles: Lakshminarayanan, Pritzel and Blundell (2017), section 2.4.
     """
     check_comparison(comparison)
-    order, draws = check_positive(order, "order"), check_integer(draws, "draws", least=2)
-    is_fair, grid = check_flag(is_fair, "is_fair"), comparison.grid
-    where = grid.unmasked if grid.is_batch else grid
-    first, second, weights = _pairs(where, check_integer(pairs, "pairs"), seed=seed)
-    weights = weights.to(comparison.truth)
-    if grid.is_batch:  # of each sample, the pairs of which both points are observed
-        inside = grid.observed.flatten(1).to(weights.device)
-        weights = weights * (inside[:, first] & inside[:, second])
-        if not bool((weights.sum(1) > 0).all()):
-            raise GridError(expected="two or more observed points", got=repr(grid), remedy="take more pairs, or score the CRPS")
-        weights = (weights / weights.sum(1, keepdim=True))[:, None]
+    _check_density(comparison)
+    u = comparison.distribution
+    if isinstance(u, MixtureField):
+        return comparison.average(-u.log_prob(comparison.truth, noise=comparison.noise, joint=False).detach())
+    return comparison.average(gaussian_nll(comparison.residual, comparison.variance))
 
-    def differences(values: Tensor) -> Tensor:
-        flat = values.flatten(-len(comparison.grid.shape))
-        return (flat[..., first] - flat[..., second]).abs().pow(order)
 
-    observed = ObservedDraws(
-        comparison,
-        draws=draws,
-        seed=stream_seed(seed, "variogram draws"),
-        noise=stream(seed, "variogram noise"),
-        takes_members=is_fair,
-        width=comparison.truth.shape[1] * len(weights),
-    )
-    mass, is_sample = observed.weights, is_fair or not observed.are_members
-    sampling = fair_factor(mass) * float(mass.square().sum()) if is_sample else 0.0
-    scores, start = [], 0
-    for drawn, truth in observed:
-        powers = differences(drawn)  # (s, b, c, pairs)
-        mean = torch.tensordot(mass, powers, dims=1)
-        score = (differences(truth) - mean).square()
-        if is_sample:
-            score = score - sampling * torch.tensordot(mass, (powers - mean).square(), dims=1)
-        scores.append((score * weights[start : start + len(truth)]).sum(-1) if grid.is_batch else score @ weights)
-        start += len(truth)
+def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
+    """The negative log density of each whole function (all channels and points jointly), divided by its number of values.
+
+    Unlike the marginal score it rewards the right correlations. It counts grid points, so compare it at one resolution only.
+    An empirical field enters through the Gaussian field of the same mean and covariance.
+
+    Returns:
+        `(n,)`, in nats per value.
+
+    Raises:
+        ArgumentError: If some value, up to rounding, or some direction has no variance: without noise, a field of low rank
+            has no density.
+        UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
+
+    Reference:
+        Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1; Rasmussen and Williams (2006), Gaussian
+        Processes for Machine Learning, equation 2.30.
+    """
+    check_comparison(comparison)
+    _check_density(comparison)
+    u = comparison.distribution
+    field = u.moment_matched() if isinstance(u, EmpiricalField) else u
+    if not isinstance(field, GaussianField | MixtureField):
+        raise UnsupportedError(
+            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="read the marginal score"
+        )
+    if comparison.grid.is_masked:
+        return _observed_nll(comparison, field)
+    values_each = comparison.truth[0].numel()
+    return -field.log_prob(comparison.truth, noise=comparison.noise).detach() / values_each
+
+
+def _observed_nll(comparison: Comparison, field: GaussianField | MixtureField) -> Float64[Tensor, " n"]:
+    """That of the values at points that are not masked, one function at a time."""
+    grid = comparison.grid
+    rows = grid.observed.flatten(-len(grid.shape)).expand(len(comparison.truth), -1)
+    scores = []
+    for number, observed in enumerate(rows):
+        points = observed.nonzero()[:, 0]
+        values_at = ValuesAt(field.grid, points.to(comparison.truth.device))
+        truth, noise = (values_at(part[number : number + 1]) for part in (comparison.truth, comparison.noise))
+        scores.append(-field.marginal(number).apply(values_at).log_prob(truth, noise=noise).detach() / truth.numel())
     return torch.cat(scores)
 
 
-def _pairs(grid: Grid, most: int, *, seed: int) -> tuple[Int64[Tensor, " k"], Int64[Tensor, " k"], Float64[Tensor, " k"]]:
-    """Pairs of different points and the weights of a mean over them: all pairs, or some of very many."""
-    inside = grid.weights.nonzero()[:, 0]
-    count, quadrature = len(inside), grid.weights[inside]
-    if count < 2:
-        raise GridError(expected="two or more points", got=repr(grid), remedy="the CRPS judges a single value")
-    if count * (count - 1) // 2 <= most:
-        first, second = torch.triu_indices(count, count, offset=1, device="cpu")
-        weights = quadrature[first] * quadrature[second]
-        return inside[first], inside[second], weights / weights.sum()
-    generator = stream(seed, "variogram pairs")
-    first, second = quadrature.multinomial(2 * most, replacement=True, generator=generator).unflatten(0, (2, -1))
-    while len(twice := (first == second).nonzero()[:, 0]):  # so different ones come as often as the product of their weights
-        again = quadrature.multinomial(2 * len(twice), replacement=True, generator=generator)
-        first[twice], second[twice] = again.unflatten(0, (2, -1))
-    return inside[first], inside[second], torch.full((most,), 1.0 / most, dtype=torch.float64, device="cpu")
+def _check_density(comparison: Comparison) -> None:
+    none = int(comparison.certain.sum())
+    if none:
+        raise ArgumentError(
+            expected="a positive predictive variance at every value",
+            got=f"none at {none} of {comparison.truth.numel()} values",
+            remedy="pass the observation variance as noise > 0",
+        )
+
+
+def gaussian_nll(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
+    """1/2 (residual²/variance + log(2 π variance)), pointwise, in nats; differentiable.
+
+    Args:
+        residual: Truth minus mean, in physical units.
+        variance: In physical units squared, positive.
+
+    Examples:
+        >>> gaussian_nll(torch.ones(1), torch.ones(1)).item()  # 1/2 + log(2 π)/2
+        1.4189...
+    """
+    return 0.5 * (residual.square() / variance + torch.log(2.0 * math.pi * variance))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_choice, check_integer
+from probneural.checks import check_integer
 from probneural.errors import DataError
 from probneural.metrics.comparison import Comparison, check_comparison, flat_values, flat_weights
 from probneural.randomness import stream, stream_seed
-
-Unit = Literal["values", "functions"]
-"""What is left out one by one: single values of all functions, or whole functions."""
-
 
 _DRAWS = 16
 """Draws behind the attainable values."""
@@ -165,22 +161,6 @@ def _correlation(first: Tensor, second: Tensor) -> Tensor:
     return torch.where(norm > 0, (first * second).sum(-1) / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)
 
 
-class SparsificationCurve(NamedTuple):
-    """Error of what remains, against the fraction that was left out.
-
-    Attributes:
-        removed: Fraction left out, `(k,)`, from 0 to less than 1, dimensionless.
-        error: Root mean squared error of the rest, the most uncertain left out first, `(c, k)`, in physical units.
-        oracle: The same with the largest errors left out first, `(c, k)`.
-        ause: Area between the two, over the error of everything, `(c,)`, dimensionless.
-    """
-
-    removed: Float64[Tensor, " k"]
-    error: Float64[Tensor, "c k"]
-    oracle: Float64[Tensor, "c k"]
-    ause: Float64[Tensor, " c"]
-
-
 class SparsificationError(NamedTuple):
     """Areas under the sparsification error curve: 0 if uncertainties rank as errors do; smaller is better.
 
@@ -227,35 +207,12 @@ def ause(comparison: Comparison) -> SparsificationError:
     """
     check_comparison(comparison)
     areas = []
-    for unit in ("values", "functions"):
-        std, square, weights = _units(comparison, unit)
+    for over_functions in (False, True):
+        std, square, weights = _units(comparison, over_functions=over_functions)
         oracle = _area(_curve(square, square, weights))
         areas.append((_area(_curve(std, square, weights)) - oracle, 1.0 - oracle))
     (values, constant_values), (functions, constant_functions) = areas
     return SparsificationError(values, functions, constant_values, constant_functions)
-
-
-def sparsification_curve(comparison: Comparison, *, over: Unit = "values", steps: int = 100) -> SparsificationCurve:
-    """The curves whose areas [`ause`][probneural.metrics.ranking.ause] compares.
-
-    Args:
-        comparison: Prediction and truth.
-        over: What is left out one by one: "values" of all functions, or whole "functions".
-        steps: Number of points of the curve, at equal distances of the fraction that is left out.
-
-    Raises:
-        ArgumentError: If `over` does not exist, or there are no steps.
-        DataError: If `comparison` is none, there are fewer than two functions, or a channel has no error at all.
-    """
-    check_comparison(comparison)
-    check_choice(over, ("values", "functions"), "over")
-    removed = torch.arange(check_integer(steps, "steps", least=1), dtype=torch.float64, device="cpu") / steps
-    std, square, weights = _units(comparison, over)
-    stated, oracle = (_curve(order, square, weights) for order in (std, square))
-    total = (square @ weights).sqrt()[:, None]
-    at = removed.to(square).expand(len(square), -1).contiguous()
-    error, best = (total * _interpolated(at, curve) for curve in (stated, oracle))
-    return SparsificationCurve(at[0], error, best, _area(stated) - _area(oracle))
 
 
 class _Curve(NamedTuple):
@@ -265,14 +222,13 @@ class _Curve(NamedTuple):
     error: Float64[Tensor, "c m"]
 
 
-def _units(comparison: Comparison, over: Unit) -> tuple[Tensor, Tensor, Tensor]:
-    """Variances and squared errors, `(c, m)`, and their weights, `(m,)`, which sum to one."""
-    check_comparison(comparison)
+def _units(comparison: Comparison, *, over_functions: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Variances and squared errors of values or of whole functions, `(c, m)`, and weights of sum one, `(m,)`."""
     count = len(comparison.truth)
     if count < 2:
         raise DataError(expected="at least two functions", got=str(count), remedy="ranks need some")
     parts = comparison.variance, comparison.residual.square()
-    if over == "functions":
+    if over_functions:
         variance, square = (comparison.average(part).mT for part in parts)
         weights = square.new_full((count,), 1.0 / count)
     else:
@@ -306,13 +262,3 @@ def _shared(order: Float64[Tensor, " m"], square: Float64[Tensor, " m"], mass: F
 def _area(curve: _Curve) -> Float64[Tensor, " c"]:
     """Area over [0, 1]: trapezoids between nodes, and a rectangle after the last one."""
     return torch.trapezoid(curve.error, curve.removed, dim=1) + curve.error[:, -1] * (1.0 - curve.removed[:, -1])
-
-
-def _interpolated(at: Float64[Tensor, "c k"], curve: _Curve) -> Float64[Tensor, "c k"]:
-    """Linear between nodes, constant after the last one."""
-    nodes = curve.removed.contiguous()
-    upper = torch.searchsorted(nodes, at, right=True).clamp(max=nodes.shape[1] - 1)
-    lower = (upper - 1).clamp_min(0)
-    low, high = nodes.gather(1, lower), nodes.gather(1, upper)
-    fraction = ((at - low) / torch.where(high > low, high - low, torch.ones_like(low))).clamp(0.0, 1.0)
-    return torch.lerp(curve.error.gather(1, lower), curve.error.gather(1, upper), fraction)

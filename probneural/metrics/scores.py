@@ -19,8 +19,7 @@ from probneural.fields import Field, check_field
 from probneural.fingerprints import row_fingerprints
 from probneural.metrics.accumulator import Accumulator, Batch, batch_rows, batch_size
 from probneural.metrics.comparison import Comparison, compare, mean_relative_l2
-from probneural.metrics.likelihood import joint_nll, nll
-from probneural.metrics.proper_scores import crps, energy_score
+from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.ranking import RankSums
 from probneural.metrics.reliability import (
     LEVELS,
@@ -30,7 +29,7 @@ from probneural.metrics.reliability import (
     level_coverages,
     simultaneous_coverage,
 )
-from probneural.metrics.spread import ErrorSums, corrected_variance, interval_score, sharpness, spread_skill_ratio
+from probneural.metrics.spread import corrected_variance, interval_score, sharpness, spread_skill_ratio
 from probneural.pairs import Dataset, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys
 
@@ -50,7 +49,6 @@ _ROWS: Mapping[str, tuple[str, str]] = {
     "interval_score": ("interval score @", "field"),
     "sharpness": ("sharpness", "field"),
     "spread_skill": ("spread-skill ratio", "1"),
-    "n_merci": ("n-MeRCI", "1"),
     "energy": ("energy score", "field"),
     "rank_across": ("rank correlation across functions", "1"),
     "rank_across_attainable": ("  attainable as stated", "1"),
@@ -79,8 +77,6 @@ class Scores:
         sharpness: Mean predictive standard deviation, in physical units.
         spread_skill: Root mean predictive variance over RMSE, corrected for the number of members, dimensionless; None if the
             RMSE is zero or a single member has no spread.
-        n_merci: Whether the standard deviation follows the errors: 0 perfectly, 1 as a constant does, dimensionless; None if
-            the errors have one size.
         energy: Energy score of whole functions, in physical units.
         rank_across: Rank correlation of standard deviation and error between functions, dimensionless; None for fewer than
             three functions or points.
@@ -108,7 +104,6 @@ class Scores:
     interval_score: float
     sharpness: float
     spread_skill: float | None
-    n_merci: float | None
     energy: float | None
     rank_across: float | None
     rank_across_attainable: float | None
@@ -220,9 +215,8 @@ def score_pairs(
     """Score a predictor on a data set of any size: predict, compare and forget, a few functions at a time.
 
     The scores are those of `score(predictor(data.inputs), data.outputs, noise=predictor.noise)`, up to rounding, in memory that
-    does not grow with the data but for some numbers per function. With more than 4 million values, n-MeRCI is right within a
-    relative 1e-5. Where fields of two calls do not share their randomness (kernel operators), attainable rank correlations
-    are those of other draws.
+    does not grow with the data but for some numbers per function. Where fields of two calls do not share their randomness
+    (kernel operators), attainable rank correlations are those of other draws.
 
     Args:
         predictor: What any head or calibrator returned.
@@ -268,10 +262,9 @@ def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, wh
         },
         whole=None if whole is None else check_integer(whole, "whole"),
     )
-    errors, ranks, count, is_uncalibrated = ErrorSums(), RankSums(), 0, False
+    ranks, count, is_uncalibrated = RankSums(), 0, False
     for batch in batches:
-        comparison, first = accumulator.add(batch)
-        errors.add(comparison)
+        first = accumulator.add(batch)
         if first is not None:
             ranks.add(first)
         count += len(batch.truth)
@@ -292,7 +285,6 @@ def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, wh
     levels = torch.tensor(LEVELS, device="cpu").to(coverages)[:, None]
     values["calibration_error"] = float((coverages - levels).abs().mean())
     values["rmse"] = float(square.sqrt().mean())
-    derive("n_merci", compute=lambda: [errors.n_merci()])
     if "spread_skill" in means or bool((square == 0).any()):  # an RMSE of zero is the first reason
         derive("spread_skill", compute=lambda: [spread_skill_ratio(means.get("spread_skill", square), square)])
     derive("rank_across", "rank_within", "rank_across_attainable", "rank_within_attainable", compute=ranks.result)

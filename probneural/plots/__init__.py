@@ -4,11 +4,10 @@ Every function returns a new `matplotlib.figure.Figure`. None of them touches `p
 with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots.single.png].
 """
 
-from probneural.plots.active import active_learning
 from probneural.plots.evolution import fan, snapshots, space_time
 from probneural.plots.leads import lead_scores, lead_spread_skill, rank_histograms, variance_shares
 from probneural.plots.quantities import quantity
-from probneural.plots.several import cost, fields, pit, sparsification, spread_skill
+from probneural.plots.several import active_learning, cost, fields, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
 
 __all__ = [
@@ -21,13 +20,11 @@ __all__ = [
     "fields",
     "lead_scores",
     "lead_spread_skill",
-    "pit",
     "png",
     "quantity",
     "rank_histograms",
     "snapshots",
     "space_time",
-    "sparsification",
     "spread_skill",
     "training",
     "variance_shares",

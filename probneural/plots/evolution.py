@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,16 +13,18 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_instance, check_integer, check_sequence, real_tensor
-from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.checks import check_instance, check_integer
+from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, GridError
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
 from probneural.grids import Grid
 from probneural.metrics.lead_alignment import TrueTrajectories, aligned
+from probneural.metrics.lead_table import checked_times, spread_leads
 from probneural.plots.single import (
     BLUE,
+    DASHED,
     ERROR_MAP,
     ORANGE,
     SKY,
@@ -98,7 +100,7 @@ def fan(
             rows.append(functional(states.at(lead)[row].values)[0, column, 0])
         parts.append([*rows, *drawn])
     curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
-    where = np.concatenate([[0.0], lead_times(times, forecast.steps).numpy()])
+    where = np.concatenate([[0.0], checked_times(times, forecast.steps).numpy()])
     figure = new_figure(WIDTH, 3.4)
     axes = figure.subplots()
     for number in reversed(range(len(_LEVELS))):
@@ -110,7 +112,7 @@ def fan(
         axes.plot(where, draw, color=ORANGE, linewidth=0.9, label=None if number else "draws")
     axes.plot(where, curves[0], color=BLUE, linewidth=1.6, label="mean")
     if truth is not None:
-        axes.plot(where, curves[first - 1], color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+        axes.plot(where, curves[first - 1], color=ink(), linewidth=1.3, linestyle=DASHED, label="truth")
     name = "value" if functional.labels is None else functional.labels[0]
     axes.set(xlabel=time_name(times), ylabel=name, xlim=(where[0], where[-1]))
     if times is None:
@@ -159,19 +161,12 @@ def space_time(
     if grid.dimension != 1 or not grid.is_uniform:
         raise GridError(expected="a uniform grid of one dimension", got=repr(grid), remedy="plots.snapshots(forecast)")
     check_axis_names(axes, grid, label=label)
-    row = checked_position(index, len(forecast), name="index")
-    maps: list[list[Tensor]] = []
-    states = None if truth is None else aligned(forecast, truth)
-    for lead, u in _states(forecast):
-        predicted = u[row]
-        column = checked_position(channel, predicted.mean.shape[1], name="channel")
-        observed = noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach()) if lead else 0.0
-        parts = [predicted.mean, (predicted.variance.double() + observed).sqrt(), predicted.rsample(torch.Size([1]), seed=0)[0]]
-        if states is not None:
-            parts.append(states.at(lead)[row].values)
-        maps.append([part[0, column].detach().cpu().double() for part in parts])
-    columns = [torch.stack(column, dim=1) for column in zip(*maps, strict=True)]
-    when = lead_times(times, forecast.steps)
+    columns: dict[str, list[Tensor]] = {}
+    for u, column, maps in _maps(forecast, truth, index=index, channel=channel, noise=noise, leads=range(forecast.steps + 1)):
+        maps["draw"] = u.rsample(torch.Size([1]), seed=0)[0, 0, column].detach().cpu().double()
+        for name, part in maps.items():
+            columns.setdefault(name, []).append(part)
+    when = checked_times(times, forecast.steps)
     gaps = torch.diff(when, prepend=when.new_zeros(1))
     if bool(((gaps - gaps.mean()).abs() > _EVEN * gaps.mean()).any()):
         raise ArgumentError(
@@ -187,9 +182,9 @@ def space_time(
         endpoint=(along.endpoint, True),
         origin=(along.origin, 0.0),
     )
-    mean, sd, drawn = columns[:3]
-    sample = Sample(plane, mean, truth=None if truth is None else columns[3], draws=drawn[None])
-    figure = draw_planes(sample, sd, spread="sd", label=label, axes=(axes[0], time_name(times)))
+    stacked = {name: torch.stack(parts, dim=1) for name, parts in columns.items()}
+    sample = Sample(plane, stacked["mean"], truth=stacked.get("truth"), draws=stacked["draw"][None])
+    figure = draw_planes(sample, stacked["sd"], spread="sd", label=label, axes=(axes[0], time_name(times)))
     return noted(figure, u.is_uncalibrated)
 
 
@@ -199,13 +194,12 @@ def snapshots(
     *,
     index: int = 0,
     channel: int = 0,
-    leads: Sequence[int] | None = None,
     noise: float | Float[Tensor, "..."] = 0.0,
     times: Sequence[float] | Tensor | None = None,
     label: str = "value",
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one sample of a forecast in a plane as maps at several leads: truth, mean, error and deviation, a column per lead.
+    """Draw one sample of a forecast in a plane as maps at up to four leads: truth, mean, error, deviation, a column per lead.
 
     Rows of values share one colour scale, rows of deviations another one, over all leads.
 
@@ -214,7 +208,6 @@ def snapshots(
         truth: The true trajectories.
         index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
-        leads: Which; up to four of them, evenly spread, by default.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         times: Time of each lead, `(steps,)`; the number of the lead by default.
         label: Name of the values, with their unit: "vorticity (1/s)".
@@ -226,35 +219,26 @@ def snapshots(
     Raises:
         DataError: If the forecast is none, or a value is not finite.
         GridError: If the grid has not two dimensions.
-        ArgumentError: If index, channel or a lead is out of range, or the noise is unusable.
+        ArgumentError: If index or channel is out of range, or the noise is unusable.
         ShapeError: If there is not one time per lead.
     """
     grid = _check_forecast(forecast).grid
     if grid.dimension != 2:
         raise GridError(expected="a grid of two dimensions", got=repr(grid), remedy="plots.space_time(forecast) on a line")
     check_axis_names(axes, grid, label=label)
-    row = checked_position(index, len(forecast), name="index")
-    chosen, when = chosen_leads(leads, forecast.steps, most=_SNAPSHOTS), lead_times(times, forecast.steps)
-    maps = []
-    states = None if truth is None else aligned(forecast, truth)
-    for lead, u in forecast.leads():
-        if lead not in chosen:
-            continue
-        predicted = u[row]
-        column = checked_position(channel, predicted.mean.shape[1], name="channel")
-        variance = predicted.variance.double() + noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach())
-        mean, sd = (part[0, column].detach().cpu().double() for part in (predicted.mean, variance.sqrt()))
-        if states is None:
-            maps.append({"mean": mean, "sd": sd})
-        else:
-            true = states.at(lead)[row].values[0, column].detach().cpu().double()
-            maps.append({"truth": true, "mean": mean, "|truth - mean|": (true - mean).abs(), "sd": sd})
-    figure = new_figure(max(WIDTH, 2.2 * len(chosen) + 0.8), 0.4 + 2.0 * len(maps[0]))
-    panels = figure.subplots(len(maps[0]), len(chosen), squeeze=False, sharex=True, sharey=True)
-    _draw_snapshots(figure, panels, grid, maps, label=label, axes=axes)
+    chosen, when = spread_leads(forecast.steps, most=_SNAPSHOTS), checked_times(times, forecast.steps)
+    rows: list[dict[str, Tensor]] = []
+    for u, _, maps in _maps(forecast, truth, index=index, channel=channel, noise=noise, leads=chosen):
+        if "truth" in maps:
+            maps["|truth - mean|"] = (maps["truth"] - maps["mean"]).abs()
+        rows.append({name: maps[name] for name in ("truth", "mean", "|truth - mean|", "sd") if name in maps})
+        is_uncalibrated = u.is_uncalibrated
+    figure = new_figure(max(WIDTH, 2.2 * len(chosen) + 0.8), 0.4 + 2.0 * len(rows[0]))
+    panels = figure.subplots(len(rows[0]), len(chosen), squeeze=False, sharex=True, sharey=True)
+    _draw_snapshots(figure, panels, grid, rows, label=label, axes=axes)
     for panel, lead in zip(panels[0], chosen, strict=True):
         panel.set_title(f"lead {lead}" if times is None else f"time {float(when[lead - 1]):g}", fontsize=10)
-    return noted(figure, predicted.is_uncalibrated)
+    return noted(figure, is_uncalibrated)
 
 
 def _draw_snapshots(
@@ -267,7 +251,7 @@ def _draw_snapshots(
     axes: Sequence[str],
 ) -> None:
     """A row per kind of map, a column per lead."""
-    values = {f"{name} {number}": part[name] for number, part in enumerate(maps) for name in part if name in ("truth", "mean")}
+    values = [part[name] for part in maps for name in part if name in ("truth", "mean")]
     largest = max(float(part[name].max()) for part in maps for name in part if name not in ("truth", "mean"))
     for line, name in zip(panels, maps[0], strict=True):
         is_value = name in ("truth", "mean")
@@ -280,6 +264,30 @@ def _draw_snapshots(
         panel.set_xlabel(axes[0])
 
 
+def _maps(
+    forecast: Forecast,
+    truth: TrueTrajectories | None,
+    *,
+    index: int,
+    channel: int,
+    noise: float | Tensor,
+    leads: Collection[int],
+) -> Iterator[tuple[FieldDistribution, int, dict[str, Float64[Tensor, "*grid"]]]]:
+    """At each of the leads the distribution of one sample, the channel's position, and mean, deviation and truth."""
+    row = checked_position(index, len(forecast), name="index")
+    states = None if truth is None else aligned(forecast, truth)
+    for lead, u in _states(forecast) if 0 in leads else forecast.leads():
+        if lead not in leads:
+            continue
+        predicted = u[row]
+        column = checked_position(channel, predicted.mean.shape[1], name="channel")
+        observed = noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach()) if lead else 0.0
+        parts = {"mean": predicted.mean, "sd": (predicted.variance.double() + observed).sqrt()}
+        if states is not None:
+            parts["truth"] = states.at(lead)[row].values
+        yield predicted, column, {name: part[0, column].detach().cpu().double() for name, part in parts.items()}
+
+
 def _check_forecast(forecast: Forecast) -> Forecast:
     return check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
 
@@ -290,35 +298,6 @@ def _states(forecast: Forecast) -> Iterator[tuple[int, FieldDistribution]]:
     yield from forecast.leads()
 
 
-def lead_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " steps"]:
-    """The time of each lead, its number by default.
-
-    Raises:
-        ShapeError: If there is not one per lead.
-    """
-    where = real_tensor(
-        range(1, steps + 1) if times is None else times, "times", dtype=torch.float64, device=torch.device("cpu")
-    ).detach()
-    check_values(where, (steps,), "times")
-    return where
-
-
 def time_name(times: Sequence[float] | Tensor | None) -> str:
     """Name of the axis of time."""
     return "lead" if times is None else "time"
-
-
-def chosen_leads(leads: Sequence[int] | None, steps: int, *, most: int) -> list[int]:
-    """Leads to be drawn: those given, or up to `most` of them, evenly spread.
-
-    Raises:
-        ArgumentError: If there is no such lead, or none at all.
-    """
-    if leads is None:
-        count = min(most, steps)
-        return sorted({round(1 + (steps - 1) * number / max(count - 1, 1)) for number in range(count)})
-    numbers = check_sequence(leads, "leads", remedy="give a list of numbers")
-    chosen = sorted({check_integer(lead, "lead", most=steps) for lead in numbers})
-    if not chosen:
-        raise ArgumentError(expected="one lead or more", got="none", remedy="leave leads out for some of them")
-    return chosen

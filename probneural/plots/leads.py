@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_choice, check_instance, check_sequence
 from probneural.distributions.forecasts.trajectory import VarianceShares
 from probneural.errors import ArgumentError, DataError
-from probneural.metrics.lead_table import TITLES, LeadScores
-from probneural.plots.evolution import chosen_leads, lead_times, time_name
+from probneural.metrics.lead_table import TITLES, LeadScores, checked_times, spread_leads
+from probneural.plots.evolution import time_name
 from probneural.plots.several import series_colour, series_marker
-from probneural.plots.single import BLUE, SKY, WIDTH, checked_position, ink, legend_above, new_figure, noted, with_unit
+from probneural.plots.single import BLUE, DASHED, SKY, WIDTH, checked_position, ink, legend_above, new_figure, noted, with_unit
 
 _PANELS = 6
 """Leads whose rank histograms a figure has room for."""
@@ -52,23 +54,18 @@ def lead_scores(
     if not names:
         raise ArgumentError(expected=f"names among {', '.join(TITLES)}", got=repr(names), remedy="choose some of them")
     columns = min(2, len(names))
-    rows = math.ceil(len(names) / columns)
-    figure = new_figure(max(WIDTH / 2, WIDTH * columns / 2), 0.5 + 2.3 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    figure, panels = _grid(len(names), columns=columns, width=WIDTH * columns / 2, height=2.3)
     ideals = {"spread_skill": 1.0, "chi2": 1.0, "rank_deviation": 0.0, "spectrum_error": 0.0}
-    for number, name in enumerate(names):
-        panel = panels[number // columns, number % columns]
+    for panel, name in zip(panels.flat, names, strict=False):
         for series, (title, table) in enumerate(named.items()):
             if name in table.scores:
                 _draw_series(panel, table, name, colour=series_colour(series), marker=series_marker(series), label=title)
         level = next(iter(named.values())).level
         ideal = level if name.endswith("coverage") else ideals.get(name)
         if ideal is not None:
-            panel.axhline(ideal, color=ink(), linewidth=0.9, linestyle=(0, (4, 2)))
+            panel.axhline(ideal, color=ink(), linewidth=0.9, linestyle=DASHED)
         title, dimension = TITLES[name]
         panel.set_title(with_unit(title, unit) if dimension == "field" else title, fontsize=10)
-    for spare in range(len(names), rows * columns):
-        panels[spare // columns, spare % columns].remove()
     for panel in panels[-1]:
         _name_abscissa(panel, next(iter(named.values())))
     if len(named) > 1:
@@ -105,41 +102,34 @@ def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: st
     return noted(figure, any(table.is_uncalibrated for table in named.values()))
 
 
-def rank_histograms(scores: LeadScores, *, leads: Sequence[int] | None = None) -> Figure:
-    """Draw how often the truth has each rank among the members, at several leads: flat if calibrated.
+def rank_histograms(scores: LeadScores) -> Figure:
+    """Draw how often the truth has each rank among the members, at up to six leads: flat if calibrated.
 
     High at both ends: the members are too close together. High at one end: they are too low or too high. Without members,
     the bars are those of the probability integral transform.
 
     Args:
         scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead].
-        leads: Which; up to six of them, evenly spread, by default.
 
     Returns:
         The figure; whiskers are two standard errors over the functions.
 
     Raises:
         DataError: If there are no rank histograms.
-        ArgumentError: If there is no such lead.
     """
     check_instance(scores, LeadScores, "scores", remedy="score a forecast: pn.metrics.score_by_lead(forecast, truth)")
     if scores.ranks is None:
         raise DataError(expected="rank histograms", got="none", remedy="give the forecast two members or more")
-    chosen = chosen_leads(leads, scores.steps, most=_PANELS)
+    chosen = spread_leads(scores.steps, most=_PANELS)
     columns = min(3, len(chosen))
-    rows = math.ceil(len(chosen) / columns)
-    figure = new_figure(max(WIDTH / 2, 2.4 * columns), 0.4 + 1.9 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    figure, panels = _grid(len(chosen), columns=columns, width=2.4 * columns, height=1.9, sharey=True)
     ranks = np.arange(scores.ranks.frequencies.shape[1])
-    for number, lead in enumerate(chosen):
-        panel = panels[number // columns, number % columns]
+    for panel, lead in zip(panels.flat, chosen, strict=False):
         heights, errors = (part[lead - 1].numpy() for part in (scores.ranks.frequencies, scores.ranks.errors))
         panel.bar(ranks, heights, width=1.0, color=SKY, edgecolor=BLUE, linewidth=0.6)
         panel.errorbar(ranks, heights, yerr=2.0 * np.nan_to_num(errors), fmt="none", ecolor=BLUE, elinewidth=1.0)
-        panel.axhline(1.0 / len(ranks), color=ink(), linewidth=0.9, linestyle=(0, (4, 2)))
+        panel.axhline(1.0 / len(ranks), color=ink(), linewidth=0.9, linestyle=DASHED)
         panel.set_title(f"lead {lead}", fontsize=10)
-    for spare in range(len(chosen), rows * columns):
-        panels[spare // columns, spare % columns].remove()
     for panel in panels[-1]:
         panel.set_xlabel("rank of the truth")
     for panel in panels[:, 0]:
@@ -166,7 +156,7 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
     """
     check_instance(shares, VarianceShares, "shares", remedy="forecast.variance_shares()")
     steps, _, channels = shares.total.shape
-    column, where = checked_position(channel, channels, name="channel"), lead_times(times, steps)
+    column, where = checked_position(channel, channels, name="channel"), checked_times(times, steps)
     total = shares.total[:, :, column].sum(1)
     if not bool((total > 0).all()):
         raise ArgumentError(expected="a variance > 0 at every lead", got=str(float(total.min())), remedy="draw another channel")
@@ -182,6 +172,16 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_above(figure, axes)
     return figure
+
+
+def _grid(count: int, *, columns: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, NDArray[Any]]:
+    """A figure with so many panels in rows of a height, one abscissa, and no panel in the spare cells."""
+    rows = math.ceil(count / columns)
+    figure = new_figure(max(WIDTH / 2, width), 0.5 + height * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
+    for spare in panels.flat[count:]:
+        spare.remove()
+    return figure, panels
 
 
 def _named(scores: LeadScores | Mapping[str, LeadScores]) -> Mapping[str, LeadScores]:

@@ -1,17 +1,17 @@
-"""Several predictors side by side: their fields, calibration and cost."""
+"""Several predictors or loops side by side: fields, spread against skill, cost and errors by labels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_instance, check_text
@@ -21,12 +21,10 @@ from probneural.fields import Field
 from probneural.functionals.base import check_labels
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
-from probneural.metrics.ranking import sparsification_curve
-from probneural.metrics.reliability import pit_histogram
 from probneural.metrics.spread import spread_skill_curve
 from probneural.plots.single import (
-    BINS,
     BLUE,
+    DASHED,
     ERROR_MAP,
     ORANGE,
     SKY,
@@ -36,12 +34,14 @@ from probneural.plots.single import (
     check_axis_names,
     checked_position,
     draw_map,
-    draw_transform,
     ink,
     limits,
     new_figure,
     with_unit,
 )
+
+if TYPE_CHECKING:
+    import probneural.active.loop.history  # whose package imports BoTorch
 
 _COLOURS = (BLUE, VERMILION, "#009E73", ORANGE, "#CC79A7", SKY)
 _MARKERS = "osD^vP"
@@ -95,40 +95,12 @@ def fields(
             for name, c in compared.items()
         }
         rows = panels[channel * len(compared) : (channel + 1) * len(compared)]
-        draw = _map_row if grid.dimension == 2 else _curve_row
-        shared = list(parts.values())
-        for line, (name, maps) in zip(rows, parts.items(), strict=True):
-            draw(figure, list(line), grid, maps, shared, name, names[channel], axes)
+        if grid.dimension == 2:
+            _draw_maps(figure, rows, grid, parts, label=names[channel], axis=axes[1])
+        else:
+            _draw_curves(rows, grid, parts, label=names[channel])
     for panel in panels[-1]:
         panel.set_xlabel(axes[0])
-    return figure
-
-
-def pit(predictions: Mapping[str, FieldDistribution], truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
-    """Draw histograms of the probability integral transform side by side: flat if calibrated, high at both ends if too sure.
-
-    Args:
-        predictions: Distributions over the same n samples, by name.
-        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
-        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-
-    Returns:
-        The figure; whiskers are two standard errors over the samples.
-
-    Raises:
-        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
-        GridError: If the grids differ.
-        ShapeError: If the numbers of samples or channels differ.
-        ArgumentError: If the noise is unusable.
-        UnsupportedError: If a distribution is neither Gaussian nor empirical.
-    """
-    compared = _compared(predictions, truth, noise)
-    figure = new_figure(max(WIDTH / 2, 2.6 * len(compared)), 2.8)
-    panels = figure.subplots(1, len(compared), squeeze=False, sharey=True)[0]
-    for panel, (name, comparison) in zip(panels, compared.items(), strict=True):
-        draw_transform(panel, pit_histogram(comparison, bins=BINS))
-        panel.set_title(name, fontsize=10)
-        panel.label_outer()
     return figure
 
 
@@ -173,64 +145,9 @@ def spread_skill(
         ends += [float(value) for value in (*x, *y) if value > 0 and math.isfinite(value)]
         panel.plot(x, y, color=series_colour(number), marker=series_marker(number), markersize=4, linewidth=1.4, label=name)
     if ends:
-        panel.plot(
-            [min(ends), max(ends)],
-            [min(ends), max(ends)],
-            color=ink(),
-            linewidth=0.9,
-            linestyle=(0, (4, 2)),
-            label="calibrated",
-        )
+        diagonal = [min(ends), max(ends)]
+        panel.plot(diagonal, diagonal, color=ink(), linewidth=0.9, linestyle=DASHED, label="calibrated")
     panel.set(xlabel=with_unit("predictive standard deviation", unit), ylabel=with_unit("root mean squared error", unit))
-    panel.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def sparsification(
-    predictions: Mapping[str, FieldDistribution],
-    truth: Field,
-    *,
-    over: Literal["values", "functions"] = "values",
-    channel: int = 0,
-    noise: float | Float[Tensor, "..."] = 0.0,
-    unit: str = "",
-) -> Figure:
-    """Draw the error of the remaining values, or samples, without the most uncertain ones, beside the oracle's.
-
-    Args:
-        predictions: Distributions over the same n samples, by name.
-        truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
-        over: Items to leave out: "values" of all samples, or whole "functions".
-        channel: Which of the c channels.
-        noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-        unit: Unit of the values.
-
-    Returns:
-        The figure; oracles, which sort by the errors, are dashed, and the legend has the areas between
-        ([`ause`][probneural.metrics.ranking.ause]).
-
-    Raises:
-        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, a value is not finite, there
-            are fewer than two samples, or no errors.
-        GridError: If the grids differ.
-        ShapeError: If the numbers of samples or channels differ.
-        ArgumentError: If the channel is out of range, `over` does not exist, or the noise is unusable.
-    """
-    compared = _compared(predictions, truth, noise)
-    column = checked_position(channel, truth.channels, name="channel")
-    figure = new_figure(WIDTH * 0.75, 4.2)
-    panel = figure.subplots()
-    for number, (name, comparison) in enumerate(compared.items()):
-        curve = sparsification_curve(comparison, over=over)
-        removed = curve.removed.cpu().numpy()
-        label = f"{name}, AUSE {float(curve.ause[column]):.2g}"
-        colour = series_colour(number)
-        panel.plot(removed, curve.error[column].cpu().numpy(), color=colour, linewidth=1.6, label=label)
-        panel.plot(removed, curve.oracle[column].cpu().numpy(), color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
-    panel.plot([], [], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="oracle")
-    panel.set(
-        xlim=(0, 1), ylim=(0, None), xlabel=f"fraction of {over} left out", ylabel=with_unit("root mean squared error", unit)
-    )
     panel.legend(frameon=False, fontsize=8)
     return figure
 
@@ -304,61 +221,45 @@ def _plane(grid: Grid) -> tuple[Grid, tuple[int | slice, ...]]:
     return flat, (slice(None), slice(None), grid.shape[2] // 2)
 
 
-_Parts = tuple[Tensor, ...]
+_TITLES = ("truth", "mean", "|truth - mean|", "sd")
+_Parts = Mapping[str, tuple[Tensor, ...]]
+"""Truth, mean, size of the error and standard deviation, by predictor."""
 
 
-def _map_row(
-    figure: Figure,
-    panels: Sequence[Axes],
-    grid: Grid,
-    maps: _Parts,
-    shared: list[_Parts],
-    name: str,
-    label: str,
-    axes: Sequence[str],
-) -> None:
-    values = limits({str(key): part for key, part in enumerate(p for parts in shared for p in parts[:2])})
-    errors = Normalize(0.0, max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
-    titles = ("truth", "mean", "|truth - mean|", "sd")
-    for number, (panel, title, part) in enumerate(zip(panels, titles, maps, strict=True)):
-        colours, scale = (VALUE_MAP, values) if number < 2 else (ERROR_MAP, errors)
-        image = draw_map(panel, grid, values=part.numpy(), colours=colours, scaling=scale)
-        panel.set_title(title, fontsize=10)
-        panel.tick_params(labelleft=number == 0)
-        if number % 2:
-            figure.colorbar(image, ax=panels[number - 1 : number + 1], label=label, pad=0.02)
-    panels[0].set_ylabel(f"{name}\n{axes[1]}")
+def _draw_maps(figure: Figure, rows: NDArray[Any], grid: Grid, parts: _Parts, *, label: str, axis: str) -> None:
+    values = limits([part for maps in parts.values() for part in maps[:2]])
+    errors = Normalize(0.0, max(float(part.max()) for maps in parts.values() for part in maps[2:]) or 1.0)
+    for panels, (name, maps) in zip(rows, parts.items(), strict=True):
+        for number, (panel, title, part) in enumerate(zip(panels, _TITLES, maps, strict=True)):
+            colours, scale = (VALUE_MAP, values) if number < 2 else (ERROR_MAP, errors)
+            image = draw_map(panel, grid, values=part.numpy(), colours=colours, scaling=scale)
+            panel.set_title(title, fontsize=10)
+            panel.tick_params(labelleft=number == 0)
+            if number % 2:
+                figure.colorbar(image, ax=list(panels[number - 1 : number + 1]), label=label, pad=0.02)
+        panels[0].set_ylabel(f"{name}\n{axis}")
 
 
-def _curve_row(
-    figure: Figure,
-    panels: Sequence[Axes],
-    grid: Grid,
-    maps: _Parts,
-    shared: list[_Parts],
-    name: str,
-    label: str,
-    axes: Sequence[str],
-) -> None:
-    del figure, axes
+def _draw_curves(rows: NDArray[Any], grid: Grid, parts: _Parts, *, label: str) -> None:
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
-    true, mean, error, sd = (part[order].numpy() for part in maps)
-    curves, deviations = panels
-    curves.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
-    curves.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
-    curves.plot(x, true, color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
-    deviations.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
-    deviations.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=(0, (4, 2)), label="sd")
-    lows = [float((m - 2 * s).min()) for _, m, _, s in shared] + [float(t.min()) for t, *_ in shared]
-    highs = [float((m + 2 * s).max()) for _, m, _, s in shared] + [float(t.max()) for t, *_ in shared]
-    scale = limits({"low": torch.tensor(lows, dtype=torch.float64), "high": torch.tensor(highs, dtype=torch.float64)})
-    margin = 0.05 * ((scale.vmax or 0.0) - (scale.vmin or 0.0))
-    curves.set_ylim((scale.vmin or 0.0) - margin, (scale.vmax or 0.0) + margin)
-    deviations.set_ylim(0.0, 1.05 * max(float(p.max()) for parts in shared for p in parts[2:]) or 1.0)
-    curves.set_ylabel(f"{name}\n{label}")
-    for panel in panels:
-        panel.legend(frameon=False, fontsize=8)
+    ends = [part for true, mean, _, sd in parts.values() for part in (true, mean - 2 * sd, mean + 2 * sd)]
+    scale = limits(ends)
+    low, high = scale.vmin or 0.0, scale.vmax or 0.0
+    margin = 0.05 * (high - low)
+    largest = max(float(part.max()) for maps in parts.values() for part in maps[2:])
+    for (curves, deviations), (name, maps) in zip(rows, parts.items(), strict=True):
+        true, mean, error, sd = (part[order].numpy() for part in maps)
+        curves.fill_between(x, mean - 2 * sd, mean + 2 * sd, color=SKY, alpha=0.35, linewidth=0, label="±2 sd")
+        curves.plot(x, mean, color=BLUE, linewidth=1.6, label="mean")
+        curves.plot(x, true, color=ink(), linewidth=1.3, linestyle=DASHED, label="truth")
+        deviations.plot(x, error, color=VERMILION, linewidth=1.3, label="|truth - mean|")
+        deviations.plot(x, sd, color=BLUE, linewidth=1.3, linestyle=DASHED, label="sd")
+        curves.set_ylim(low - margin, high + margin)
+        deviations.set_ylim(0.0, 1.05 * largest or 1.0)
+        curves.set_ylabel(f"{name}\n{label}")
+        for panel in (curves, deviations):
+            panel.legend(frameon=False, fontsize=8)
 
 
 def series_colour(number: int) -> str:
@@ -369,3 +270,59 @@ def series_colour(number: int) -> str:
 def series_marker(number: int) -> str:
     """Markers move on once the colours are used up, so that pairs stay apart."""
     return _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)]
+
+
+def active_learning(
+    histories: probneural.active.loop.history.LearningHistory | Mapping[str, probneural.active.loop.history.LearningHistory],
+) -> Figure:
+    """Draw the error against the number of labels, on logarithmic axes, for one active learning loop or several.
+
+    The line is the mean relative L2 error, the shade reaches up to its 95 % quantile over the functions, and the dashes are the
+    error that the posterior states: below the line it is too sure.
+
+    Args:
+        histories: The history of [`ActiveLearner.run`][probneural.active.ActiveLearner.run], or several by name.
+
+    Returns:
+        The figure.
+
+    Raises:
+        DataError: If there is no history, one is something else, or one has no errors.
+    """
+    from probneural.active.loop.history import LearningHistory
+
+    named = {"error": histories} if isinstance(histories, LearningHistory) else histories
+    if (
+        not isinstance(named, Mapping)
+        or not named
+        or not all(isinstance(history, LearningHistory) for history in named.values())
+    ):
+        raise DataError(
+            expected="a LearningHistory, or several by name", got=repr(histories)[:200], remedy='{"random": learner.history}'
+        )
+    figure = new_figure(WIDTH, 3.8)
+    axes = figure.subplots()
+    axes.set_xscale("log")
+    axes.set_yscale("log", nonpositive="mask")
+    ticks: set[int] = set()
+    for number, (name, history) in enumerate(named.items()):
+        rounds = [entry for entry in history.rounds if entry.errors.mean is not None]
+        if not rounds:
+            raise DataError(
+                expected=f"errors in the history {name!r}",
+                got="none",
+                remedy="give the learner test= or calibration functions, and run a round",
+            )
+        labels, colour = [entry.labels for entry in rounds], series_colour(number)
+        error, high, stated = ([getattr(entry.errors, part) for entry in rounds] for part in ("mean", "quantile_95", "stated"))
+        axes.plot(labels, error, color=colour, marker=series_marker(number), markersize=4, linewidth=1.5, label=name)
+        axes.fill_between(labels, error, high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(labels, stated, color=colour, linewidth=0.9, linestyle=DASHED)
+        ticks |= {*labels} if len(labels) <= 8 else {labels[0], labels[-1]}
+    axes.plot([], [], color=ink(), linewidth=0.9, linestyle=DASHED, label="stated")
+    axes.set_xticks(sorted(ticks))
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel="labels", ylabel="relative L2 error")
+    axes.legend(frameon=False, fontsize=9)
+    return figure

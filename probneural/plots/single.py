@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
@@ -35,15 +35,18 @@ from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
-from probneural.randomness import check_seed
 from probneural.training.callbacks import History
 
 # The colours of Okabe and Ito, which stay apart for every kind of colour vision; maps that are monotone in lightness.
 BLUE, SKY, ORANGE, VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 VALUE_MAP, ERROR_MAP = "viridis", "cividis"
+DASHED = (0, (4, 2))
+"""Line style of truths and references."""
 WIDTH = 6.4
 """Inches: a figure fills a column of text at 9 points."""
-BINS = 20
+_BINS = 20
+_DRAWS = 3
+"""Draws on a line; a plane shows the first of them."""
 
 
 def field(
@@ -52,8 +55,6 @@ def field(
     *,
     index: int = 0,
     channel: int = 0,
-    draws: int = 3,
-    seed: int = 0,
     noise: float | Float[Tensor, "..."] = 0.0,
     level: float = 0.9,
     label: str = "value",
@@ -61,9 +62,9 @@ def field(
 ) -> Figure:
     """Draw one predicted sample.
 
-    On a line: truth, mean, central interval and draws, and below them the same as deviations from the mean. In a plane: maps of
-    truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another. Draws are of the
-    sample; interval and standard deviation include observation noise, √(variance + noise), as in
+    On a line: truth, mean, central interval and three draws, and below them the same as deviations from the mean. In a plane:
+    maps of truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another. Draws are
+    of the sample; interval and standard deviation include observation noise, √(variance + noise), as in
     [`coverage`][probneural.metrics.reliability.coverage].
 
     Args:
@@ -71,8 +72,6 @@ def field(
         truth: The true samples, `(n, c, *grid)`, on the distribution's grid.
         index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
-        draws: Number of draws on a line; a plane shows the first of them.
-        seed: Makes the draws repeatable.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the interval, between 0 and 1.
         label: Name of the values, with their unit: "velocity (m/s)".
@@ -82,7 +81,7 @@ def field(
         The figure.
 
     Raises:
-        ArgumentError: If index or channel is out of range, `draws` is negative, the level is not between 0 and 1, `axes` has
+        ArgumentError: If index or channel is out of range, the level is not between 0 and 1, `axes` has
             fewer names than the grid dimensions, or the noise is negative or of another shape.
         GridError: If the grid has neither one nor two dimensions, or the truth lives on another.
         ShapeError: If the truth has other numbers of samples or channels.
@@ -92,14 +91,13 @@ def field(
     _check_dimension(u.grid, (1, 2), axes, label)
     shape = tuple(u.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
-    draws = check_integer(draws, "draws", least=0)
     level = check_real(level, "level", above=0.0, below=1.0)
     true = None if truth is None else _one(_checked_truth(truth, u.grid, shape), row, channel)
     predicted = u[row]
     observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
     mean = _one(predicted.mean, 0, channel)
     sd = _one(predicted.variance.detach().double() + observed, 0, channel).sqrt()
-    drawn = predicted.rsample(torch.Size([draws]), seed=check_seed(seed))[:, 0, channel].detach().cpu().double()
+    drawn = predicted.rsample(torch.Size([_DRAWS]), seed=0)[:, 0, channel].detach().cpu().double()
     for values, name in ((mean, "predicted means"), (sd, "predicted variances")):
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
@@ -129,7 +127,7 @@ def band(
     dot at each point outside.
 
     Args:
-        bands: Bands of a calibrated [`Band`][probneural.calibration.bands.bands.Band] for n samples.
+        bands: Bands of a calibrated [`Band`][probneural.calibration.bands.conformal.Band] for n samples.
         truth: The true samples, `(n, c, *grid)`, on the bands' grid.
         index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels. A sample is inside a simultaneous band only if all its channels are.
@@ -150,14 +148,14 @@ def band(
     shape = tuple(bands.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
-    mean, half, middle = (_one(part, row, channel) for part in (bands.mean, bands.half_width, bands.middle))
-    outside = None if true is None else (true - middle).abs() > half
+    mean, half = (_one(part, row, channel) for part in (bands.mean, bands.half_width))
+    outside = None if true is None else (true - mean).abs() > half
     for values, name in ((mean, "predicted means"), (half, "half widths")):
         check_finite(values, name)
     sample = Sample(bands.grid, mean, truth=true, outside=outside)
     if bands.grid.dimension == 2:
         return draw_planes(sample, half, spread="half width", label=label, axes=axes)
-    return _curves(sample, (middle - half, middle + half), "band", label=label, axis=axes[0])
+    return _curves(sample, (mean - half, mean + half), "band", label=label, axis=axes[0])
 
 
 def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
@@ -187,7 +185,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
     figure = new_figure(WIDTH, 3.1)
     first, second = figure.subplots(1, 2)
     _reliability(first, comparison)
-    draw_transform(second, pit_histogram(comparison, bins=BINS))
+    _transform(second, pit_histogram(comparison, bins=_BINS))
     return noted(figure, u.is_uncalibrated)
 
 
@@ -343,12 +341,11 @@ def _curves(
         lower, upper = ((edge - centre)[order] for edge in edges)
         axes.fill_between(x, lower.numpy(), upper.numpy(), color=SKY, alpha=0.35, linewidth=0, label=name)
         for number, draw in enumerate(draws):
-            shown = None if number else "draws" if len(draws) > 1 else "draw"
-            axes.plot(x, (draw - centre)[order].numpy(), color=ORANGE, linewidth=0.9, label=shown)
+            axes.plot(x, (draw - centre)[order].numpy(), color=ORANGE, linewidth=0.9, label=None if number else "draws")
         axes.plot(x, (mean - centre)[order].numpy(), color=BLUE, linewidth=1.6, label="mean")
         if truth is None:
             continue
-        axes.plot(x, (truth - centre)[order].numpy(), color=ink(), linewidth=1.3, linestyle=(0, (4, 2)), label="truth")
+        axes.plot(x, (truth - centre)[order].numpy(), color=ink(), linewidth=1.3, linestyle=DASHED, label="truth")
         if outside is not None and bool(outside.any()):
             excluded = outside[order]
             shown = f"outside at {int(excluded.sum())} of {excluded.numel()} points"
@@ -376,7 +373,7 @@ def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], *, spread: str, la
     figure = new_figure(max(WIDTH, 2.7 * columns), 5.2)
     panels = figure.subplots(2, columns, squeeze=False)
     rows = (
-        (panels[0], values, VALUE_MAP, limits(values), label),
+        (panels[0], values, VALUE_MAP, limits(values.values()), label),
         (panels[1], errors, ERROR_MAP, Normalize(0.0, max(float(part.max()) for part in errors.values()) or 1.0), label),
     )
     for row, maps, colours, scaling, name in rows:
@@ -400,9 +397,9 @@ def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], *, spread: str, la
     return figure
 
 
-def limits(maps: dict[str, Float64[Tensor, "*grid"]]) -> Normalize:
+def limits(maps: Collection[Float64[Tensor, "*grid"]]) -> Normalize:
     """One colour scale for all maps."""
-    low, high = min(float(part.min()) for part in maps.values()), max(float(part.max()) for part in maps.values())
+    low, high = min(float(part.min()) for part in maps), max(float(part.max()) for part in maps)
     return Normalize(low, high) if low < high else Normalize(low - 0.5, low + 0.5)
 
 
@@ -431,7 +428,7 @@ def _reliability(axes: Axes, comparison: Comparison) -> None:
     fractions = torch.stack([coverage(comparison, level=level).mean(1) for level in LEVELS]).cpu()  # (levels, n)
     observed, spread = _mean_and_error(fractions)
     error = float(calibration_error(comparison).mean())
-    axes.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=(0, (4, 2)), label="calibrated")
+    axes.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=DASHED, label="calibrated")
     axes.fill_between(LEVELS, observed - spread, observed + spread, color=SKY, alpha=0.35, linewidth=0, label="±2 s.e.")
     axes.plot(LEVELS, observed, color=BLUE, linewidth=1.5, marker="o", markersize=3, label="observed")
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal", xlabel="level of central interval", ylabel="fraction inside")
@@ -439,14 +436,14 @@ def _reliability(axes: Axes, comparison: Comparison) -> None:
     axes.legend(loc="upper left", frameon=False, fontsize=8)
 
 
-def draw_transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
+def _transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
     """A histogram of the probability integral transform, with two standard errors over the samples."""
     density, spread = _mean_and_error(histogram.mean(1).mT.cpu())
     bins = len(density)
     centres = (np.arange(bins) + 0.5) / bins
     axes.bar(centres, density, width=1 / bins, color=SKY, edgecolor=BLUE, linewidth=0.6)
     axes.errorbar(centres, density, yerr=spread, fmt="none", ecolor=BLUE, elinewidth=1.0)
-    axes.axhline(1.0, color=ink(), linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.axhline(1.0, color=ink(), linewidth=0.9, linestyle=DASHED)
     axes.set(xlim=(0, 1), ylim=(0, None), xlabel="probability integral transform", ylabel="density")
     axes.set_title("flat if calibrated", fontsize=10)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probneural.calibration.bands.bands import Band
+from probneural.calibration.bands.conformal import Band
 from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import DataError, FileError
 from probneural.fields import Field

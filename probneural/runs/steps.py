@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from probneural.calibration import SimultaneousBand, VarianceScale
-from probneural.calibration.bands.bands import Band
+from probneural.calibration.bands.conformal import Band
 from probneural.checks import check_flag, check_instance, check_path
 from probneural.data import list_variables
 from probneural.data.opening import paths_of

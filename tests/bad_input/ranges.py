@@ -35,7 +35,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "metrics.coverage": {"level": LEVEL},
     "metrics.simultaneous_coverage": {"draws": (0,)},
     "metrics.energy_score": {"draws": (0, 1)},
-    "plots.field": {"index": (3, -4), "channel": (1,), "draws": (-1,), "level": (0.0, 1.0), "noise": (-1.0,)},
+    "plots.field": {"index": (3, -4), "channel": (1,), "level": (0.0, 1.0), "noise": (-1.0,)},
     "plots.quantity": {"channel": (1,), "level": (0.0, 90), "noise": (-1.0,)},
     "distributions.GaussianField.interval": {"level": LEVEL, "noise": (-1.0,)},
     "distributions.GaussianField.quantile": {"q": LEVEL, "noise": (-1.0,)},

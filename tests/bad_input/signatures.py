@@ -29,9 +29,8 @@ from probneural import (
     runs,
     training,
 )
-from probneural.calibration.bands.bands import Band
 from probneural.calibration.bands.by_lead import TrajectoryBand
-from probneural.calibration.bands.conditional import GroupBand, WeightedBand
+from probneural.calibration.bands.conformal import Band
 from probneural.calibration.bands.shapes import BandField
 from probneural.calibration.novelty.detector import NoveltyDetector
 from probneural.calibration.variance.by_lead import LeadScaling, ScaledForecast
@@ -300,19 +299,12 @@ OWNERS: dict[type, Callable[[], Any]] = {
     active.Growth: active.Growth,
     Band: world.band,
     BandField: lambda: world.band()(world.pairs().inputs),
-    GroupBand: lambda: calibration.SimultaneousBand(level=0.5).fit(
-        world.build_predictor(), held_out(), groups=torch.arange(10) % 2
-    ),
-    WeightedBand: lambda: calibration.SimultaneousBand(level=0.5).fit(
-        world.build_predictor(), held_out(), weights=torch.ones(10)
-    ),
     calibration.HorizonBand: lambda: calibration.HorizonBand(level=0.5),
     TrajectoryBand: lambda: calibration.HorizonBand(level=0.5).fit(*forecast()),
     calibration.LeadScale: calibration.LeadScale,
     LeadScaling: lambda: calibration.LeadScale().fit(*forecast()),
     ScaledForecast: lambda: calibration.LeadScale().fit(*forecast())(forecast()[0]),
     calibration.Stacking: calibration.Stacking,
-    calibration.MissedExceedance: lambda: calibration.MissedExceedance(0.5),
     calibration.Novelty: calibration.Novelty,
     NoveltyDetector: novelty,
     calibration.NoveltyScale: calibration.NoveltyScale,
@@ -455,20 +447,12 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "calibration.BandField.contains": BANDED,
     "calibration.BandField.fraction_inside": BANDED,
     "calibration.BandField.inside": BANDED,
-    "calibration.GroupBand.__call__": of(groups=lambda: torch.arange(12) % 2),
-    "calibration.GroupBand.coverage": of(groups=lambda: torch.arange(10) % 2),
     "calibration.HorizonBand.fit": BY_LEAD,
     "calibration.LeadScale.fit": BY_LEAD,
-    "calibration.MissedExceedance": of(threshold=0.5),
-    "calibration.MissedExceedance.__call__": BANDED,
     "calibration.Novelty.fit": of(calibration=lambda: held_out(40)),
     "calibration.NoveltyScale.fit": of(calibration=lambda: held_out(40), shifted=lambda: [world.pairs(10, seed=9)]),
     "calibration.RiskControl.controls": of(risk=0.1),
     "calibration.TrajectoryBand.coverage": BY_LEAD,
-    "calibration.WeightedBand.__call__": of(weights=lambda: torch.ones(12)),
-    "calibration.WeightedBand.coverage": of(weights=lambda: torch.ones(10)),
-    "calibration.WeightedBand.quantiles": of(weights=lambda: torch.ones(12)),
-    "calibration.conformal_scores_by_lead": BY_LEAD,
     "calibration.fraction_outside": BANDED,
     "data.from_arrays": ARRAYS,
     "data.Trajectories.from_array": of(values=lambda: np.zeros((2, 3, 16)), grid=lambda: GRID),
@@ -503,16 +487,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "forecasts.Observation": of(values=lambda: torch.zeros(3, 1, 2)),
     "functionals.line_integral": of(path=lambda: [[0.1], [0.5]]),
     "heads.DeepEnsemble": of(train=lambda: halve),
-    "metrics.gaussian_crps": of(residual=lambda: normal(3), variance=lambda: torch.ones(3)),
-    "metrics.gaussian_nll": of(residual=lambda: normal(3), variance=lambda: torch.ones(3)),
-    "metrics.gaussian_mixture_crps": of(
-        means=lambda: normal(4, 3),
-        truth=lambda: normal(3, seed=1),
-        variances=lambda: torch.ones(4, 3),
-        weights=lambda: torch.full((4, 3), 0.25),
-    ),
-    "metrics.mixture_crps": of(samples=lambda: normal(4, 3), truth=lambda: normal(3, seed=1)),
-    "metrics.rank_deviation": of(histogram=lambda: torch.full((4,), 0.25).double()),
     "metrics.rank_histogram": of(comparison=lambda: metrics.compare(world.empirical(), world.truth())),
     "metrics.score_by_lead": BY_LEAD,
     "metrics.score_pairs": of(data=held_out),

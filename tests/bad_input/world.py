@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.calibration.bands.bands import Band
+from probneural.calibration.bands.conformal import Band
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, Predictor
 from probneural.fields import Field

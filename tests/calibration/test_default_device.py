@@ -39,7 +39,6 @@ USES: dict[str, Callable[[], Tensor]] = {
     "widening": lambda: NoveltyScale().fit(HEAD, DATA, shifted=OTHER)(OTHER.inputs).variance,
     "stack": lambda: Stacking().fit([HEAD, WIDER], DATA)(OTHER.inputs).variance,
     "band": lambda: SimultaneousBand().fit(HEAD, DATA)(OTHER.inputs).half_width,
-    "weighted band": lambda: SimultaneousBand().fit(HEAD, DATA, weights=[1.0] * 60).quantiles([1.0]),
     "risk": lambda: RiskControl(fraction_outside, 0.2).fit(HEAD, DATA)(OTHER.inputs).half_width,
     "scores": lambda: numbers(pn.metrics.score(HEAD(DATA.inputs), DATA.outputs, noise=HEAD.noise).to_dict()),
 }

@@ -44,10 +44,8 @@ def mixed(count: int, *, fraction: float, seed: int = 0) -> FieldPairs:
     return FieldPairs(Field(inputs, GRID), Field(inputs + level + NOISE**0.5 * normal(count, 1, 8, seed=seed + 3), GRID))
 
 
-def densities(predictors: list[Predictor], data: FieldPairs, *, joint: bool = True) -> Tensor:
-    return torch.stack(
-        [one(data.inputs).log_prob(data.outputs.values, noise=NOISE, joint=joint).flatten() for one in predictors], -1
-    )
+def densities(predictors: list[Predictor], data: FieldPairs) -> Tensor:
+    return torch.stack([one(data.inputs).log_prob(data.outputs.values, noise=NOISE).flatten() for one in predictors], -1)
 
 
 PAIR: list[Predictor] = [Shifted(0.3), Shifted(-0.3)]
@@ -71,12 +69,11 @@ def test_a_dominating_predictor_gets_all_weight() -> None:
     assert float(weights[0]) == 0.0
 
 
-@pytest.mark.parametrize("score", ["joint", "marginal"])
-def test_no_single_predictor_nor_other_weights_have_a_better_calibration_score(score: str) -> None:
+def test_no_single_predictor_nor_other_weights_have_a_better_calibration_score() -> None:
     predictors = [Shifted(0.3), Shifted(-0.3), Shifted(0.0, sd=0.5), Shifted(0.1, sd=0.05)]
-    data, joint = mixed(100, fraction=0.4, seed=5), score == "joint"
-    stacked = Stacking(score).fit(predictors, data)  # type: ignore[arg-type]
-    logs = densities(predictors, data, joint=joint)
+    data = mixed(100, fraction=0.4, seed=5)
+    stacked = Stacking().fit(predictors, data)
+    logs = densities(predictors, data)
 
     def total(weights: Tensor) -> float:
         return float(torch.logsumexp(logs + weights.log(), 1).mean())
@@ -85,7 +82,7 @@ def test_no_single_predictor_nor_other_weights_have_a_better_calibration_score(s
     others = torch.distributions.Dirichlet(torch.ones(4).double())
     torch.manual_seed(0)
     assert all(total(one) <= best + 1e-7 for one in (*torch.eye(4).double(), *others.sample((50,))))
-    reported = stacked(data.inputs).log_prob(data.outputs.values, noise=stacked.noise, joint=joint).mean()
+    reported = stacked(data.inputs).log_prob(data.outputs.values, noise=stacked.noise).mean()
     assert float(reported) == pytest.approx(best, abs=1e-10)
 
 

@@ -28,7 +28,6 @@ CALIBRATORS: dict[str, Callable[..., Any]] = {
     "stacking": lambda one, data, **flag: C.Stacking().fit([Synthetic(sd=2.0), one], data, **flag),
     "simultaneous band": C.SimultaneousBand(0.8).fit,
     "pointwise band": C.PointwiseBand(0.8, delta=0.2).fit,
-    "band by group": lambda one, data, **flag: C.SimultaneousBand(0.8).fit(one, data, groups=[0] * len(data), **flag),
     "risk control": C.RiskControl(C.fraction_outside, 0.2, delta=0.2).fit,
     "novelty": C.Novelty().fit,
     "novelty scale": lambda one, data, **flag: C.NoveltyScale().fit(one, data, shifted=pairs(30, errors=3.0, seed=31), **flag),
@@ -69,10 +68,6 @@ def test_who_insists_is_warned_once(name: str) -> None:
 
 BANDS: dict[str, Callable[[Synthetic, FieldPairs], Any]] = {
     "simultaneous band": lambda one, data: C.SimultaneousBand(0.8).fit(one, NEW).coverage(data),
-    "band by group": lambda one, data: C.SimultaneousBand(0.8).fit(one, NEW, groups=[0] * 60).coverage(data, groups=[0] * 30),
-    "weighted band": lambda one, data: (
-        C.SimultaneousBand(0.8).fit(one, NEW, weights=[1.0] * 60).coverage(data, weights=[1.0] * 30)
-    ),
     "risk": lambda one, data: C.RiskControl(C.fraction_outside, 0.2, delta=0.2).fit(one, NEW).risk(data),
 }
 
@@ -178,7 +173,6 @@ def test_figures_of_a_predictor_that_nobody_calibrated_say_so() -> None:
     for predictor in (raw, scaled):
         u = predictor(test.inputs)
         figures = [plots.field(u), plots.calibration(u, test.outputs), plots.quantity(u.apply(probe))]
-        figures += [plots.pit({"mine": u}, test.outputs), plots.sparsification({"mine": u}, test.outputs)]
         assert [("uncalibrated" in words(figure)) for figure in figures] == [predictor is raw] * len(figures)
     by_lead = C.LeadScale().fit(forecast, truth)(forecast)
     for one in (forecast, by_lead):

@@ -39,7 +39,6 @@ def test_each_lead_has_the_scores_of_its_field() -> None:
             "nll": metrics.nll(corrected).mean(),
             "crps": metrics.crps(comparison, is_fair=True).mean(),
             "energy": metrics.energy_score(comparison, is_fair=True).mean(),
-            "variogram": metrics.variogram_score(comparison, is_fair=True).mean(),
             "rank_deviation": rank_deviation(metrics.rank_histogram(comparison).mean((0, 1))),
         }
         for name, value in expected.items():
@@ -57,14 +56,14 @@ def test_each_lead_has_the_scores_of_its_field() -> None:
 def test_scores_that_are_not_asked_for_are_not_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forecast, truth = forecast_and_truth(12, steps=3, members=6, channels=2)
     every = score_by_lead(forecast, truth)
-    monkeypatch.setattr(by_lead, "variogram_score", lambda *_, **__: pytest.fail("a variogram score"))
+    monkeypatch.setattr(by_lead, "energy_score", lambda *_, **__: pytest.fail("an energy score"))
     scores = score_by_lead(forecast, truth, scores=[name])
     assert set(scores.scores) == {name}
     torch.testing.assert_close(scores[name].values, every[name].values, rtol=0, atol=0)
     assert (scores.horizon.coverage, scores.horizon.valid_time) == (every.horizon.coverage, every.horizon.valid_time)
     assert (scores.ranks is None) == (name != "rank_deviation")
     assert scores.spectra is None
-    assert scores.reasons["variogram"] == "not asked for"
+    assert scores.reasons["energy"] == "not asked for"
 
 
 def test_the_horizon_is_left_where_one_lead_is() -> None:
@@ -122,7 +121,7 @@ def test_errors_are_standard_errors() -> None:
     found: dict[str, list[tuple[float, float]]] = {"spread_skill": [], "rmse": [], "crps": []}
     for seed in range(60):
         forecast, truth = forecast_and_truth(40, steps=1, members=6, channels=2, seed=seed)
-        scores = score_by_lead(forecast, truth, whole=1)
+        scores = score_by_lead(forecast, truth)
         for name, pairs in found.items():
             pairs.append((float(scores[name].values), float(scores[name].errors)))
     for name, pairs in found.items():
@@ -176,19 +175,14 @@ def test_one_pass_holds_one_lead_at_a_time() -> None:
     assert forecast.most <= 2
 
 
-@pytest.mark.parametrize("whole", [None, 5])
-def test_functions_are_taken_some_at_a_time(whole: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     forecast, truth = forecast_and_truth(7, steps=2, members=3, channels=2)
-    together = score_by_lead(forecast, truth, whole=whole).to_dict()
+    together = score_by_lead(forecast, truth).to_dict()
     monkeypatch.setattr(accumulator, "_BATCH_VALUES", 40)
-    apart = score_by_lead(forecast, truth, whole=whole).to_dict()
+    apart = score_by_lead(forecast, truth).to_dict()
     for name, score in together["scores"].items():
         assert apart["scores"][name]["values"] == pytest.approx(score["values"], rel=1e-12), name
     assert apart["horizon"]["coverage"] == pytest.approx(together["horizon"]["coverage"])
-    if whole is not None:
-        few = score_by_lead(Members(forecast.states[:, :, :5], forecast.start[:5]), Truth(truth.states[:, :5], truth.start[:5]))
-        assert together["scores"]["energy"]["values"] == pytest.approx(few["energy"].values.tolist(), rel=1e-12)
-        assert together["horizon"]["coverage"] == pytest.approx(list(few.horizon.coverage))
 
 
 def test_trajectories_in_memory_and_stored_ones_are_truth() -> None:
@@ -207,7 +201,7 @@ def test_what_does_not_exist_is_said() -> None:
     moved = Members(forecast.states, forecast.start, grid=grid)
     scores = score_by_lead(moved, Truth(0.0 * truth.states, Field(truth.start.values, grid)))
     assert scores.spectra is None
-    assert {"crps", "energy", "variogram", "spectrum_error", "relative_l2", "nll"} <= set(scores.reasons)
+    assert {"crps", "energy", "spectrum_error", "relative_l2", "nll"} <= set(scores.reasons)
     assert "uniform grid" in scores.reasons["spectrum_error"]
     assert set(scores.reasons) <= set(metrics.lead_table.TITLES)  # type: ignore[attr-defined]
     assert "two or more members" in scores.reasons["crps"]

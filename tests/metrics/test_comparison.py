@@ -96,6 +96,6 @@ def test_errors() -> None:
 
 def test_scores_of_something_else_are_refused() -> None:
     names = ("crps", "chi2", "nll", "joint_nll", "pit", "sharpness", "spread_skill", "interval_width", "interval_score")
-    for name in (*names, "calibration_error", "energy_score", "variogram_score", "rank_correlation", "simultaneous_coverage"):
+    for name in (*names, "calibration_error", "energy_score", "rank_correlation", "simultaneous_coverage"):
         with pytest.raises(DataError, match="comparison"):
             getattr(metrics, name)(torch.zeros(2, 1, 4))

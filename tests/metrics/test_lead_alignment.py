@@ -78,7 +78,7 @@ def test_scales_and_bands_compare_states_at_equal_times(of_two_steps: pn.distrib
     forecast = forecast_of(of_two_steps, TRUTH.at(0)[:])
     scales = [pn.calibration.LeadScale(local=False).fit(forecast, truth).scales for truth in (TRUTH, every(2))]
     assert torch.equal(*scales)
-    bands = [pn.calibration.HorizonBand().fit(forecast, truth).quantiles for truth in (TRUTH, every(2))]
+    bands = [pn.calibration.HorizonBand().fit(forecast, truth).quantile for truth in (TRUTH, every(2))]
     assert bands[0] == bands[1]
 
 

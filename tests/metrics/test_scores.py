@@ -157,7 +157,7 @@ def test_missing_scores_print_as_a_dash_with_the_reason() -> None:
     grid = Grid.uniform((4,))
     scores = score(EmpiricalField(torch.ones(1, 2, 1, 4), grid=grid), Field(torch.zeros(2, 1, 4), grid))
     lines = str(scores).splitlines()
-    assert len(lines) == 20
+    assert len(lines) == 19
     assert "score over 2 functions" in lines[0]
     for row, start in ((1, "relative L2"), (4, "NLL per value, marginal"), (5, "NLL per value, joint")):
         assert lines[row].startswith(start)

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from probneural.distributions import EmpiricalField
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import ause, compare
-from probneural.metrics.ranking import sparsification_curve
 from tests.helpers import normal
 from tests.metrics.cases import GRIDS, gaussian, truth_for
 
@@ -103,33 +102,12 @@ def test_does_not_change_with_the_size_of_the_standard_deviation_or_the_unit() -
     torch.testing.assert_close(metres, feet)
 
 
-@pytest.mark.parametrize("over", ["values", "functions"])
-def test_curves_start_at_the_error_and_enclose_the_area(over: str) -> None:
-    u = gaussian(GRIDS["scattered"], n=40)
-    comparison = compare(u, truth_for(u))
-    curve = sparsification_curve(comparison, over=over, steps=4000)
-    total = comparison.average(comparison.residual.square()).mean(0).sqrt()
-    torch.testing.assert_close(curve.error[:, 0], total)
-    torch.testing.assert_close(curve.oracle[:, 0], total)
-    assert (curve.oracle.diff(dim=1) <= 1e-12).all()
-    assert (curve.oracle <= curve.error + 1e-9).all()
-    torch.testing.assert_close((curve.error - curve.oracle).mean(1) / total, curve.ause, atol=2e-3, rtol=0)
-    found = ause(comparison)
-    torch.testing.assert_close(curve.ause, found.values if over == "values" else found.functions)
-    assert curve.removed[:2].tolist() == [0.0, 1 / 4000]
-
-
 @pytest.mark.bad_input
 def test_errors() -> None:
     u = gaussian(GRIDS["periodic"])
-    comparison = compare(u, truth_for(u))
     with pytest.raises(DataError, match="two functions"):
         ause(compare(u[:1], truth_for(u)[:1]))
     with pytest.raises(DataError, match="errors in every channel"):
         ause(compare(u, Field(u.mean, u.grid)))
     with pytest.raises(DataError, match="Comparison"):
         ause(None)
-    with pytest.raises(ArgumentError, match="over among values, functions"):
-        sparsification_curve(comparison, over="channels")
-    with pytest.raises(ArgumentError, match="steps"):
-        sparsification_curve(comparison, steps=0)

@@ -100,51 +100,6 @@ def test_curve_joins_to_the_ratio() -> None:
     torch.testing.assert_close((curve.spread / curve.skill)[:, 0], metrics.spread_skill(comparison))
 
 
-class TestMerci:
-    errors = normal(400, seed=5)
-
-    def test_proportional_deviations_reach_zero(self) -> None:
-        assert metrics.n_merci(known(2.0 * self.errors.abs(), self.errors)).item() == pytest.approx(0.0, abs=1e-9)
-
-    def test_a_constant_deviation_has_one(self) -> None:
-        assert metrics.n_merci(known(torch.full_like(self.errors, 0.3), self.errors)).item() == pytest.approx(1.0)
-
-    def test_is_its_definition_and_has_no_scale(self) -> None:
-        sd = normal(400, seed=6).abs() + 0.1
-        size = self.errors.abs()
-        factor = np.quantile((size / sd).numpy(), 0.9, method="inverted_cdf")
-        constant = np.quantile(size.numpy(), 0.9, method="inverted_cdf")
-        expected = (factor * sd.mean() - size.mean()) / (constant - size.mean())
-        for scale in (1.0, 7.0):
-            assert metrics.n_merci(known(scale * sd, self.errors), level=0.9).item() == pytest.approx(float(expected))
-
-    def test_points_are_weighted(self) -> None:
-        """A weight of two is a point that is there twice; weights of zero are points that are not there."""
-        points, weights = uniform(6, 1), torch.tensor([2.0, 1.0, 0.0, 1.0, 1.0, 1.0])
-        rows = torch.tensor([0, 0, 1, 3, 4, 5])
-        mean, root = normal(1, 1, 6, seed=0), normal(1, 1, 6, 2, seed=1)
-        once = GaussianField(mean, DenseRoot(root), latent="xi", grid=Grid.scattered(points, weights))
-        twice = GaussianField(
-            mean[..., rows], DenseRoot(root[:, :, rows]), latent="xi", grid=Grid.scattered(points[rows], torch.ones(6))
-        )
-        truth = normal(1, 1, 6, seed=9)
-        ratios, expected = (
-            metrics.n_merci(compare(u, Field(values, u.grid), noise=0.1))
-            for u, values in ((once, truth), (twice, truth[..., rows]))
-        )
-        torch.testing.assert_close(ratios, expected, rtol=1e-12, atol=0)
-
-    def test_a_wrong_certainty_is_infinite(self) -> None:
-        sd = torch.ones_like(self.errors)
-        sd[:100] = 0.0
-        assert metrics.n_merci(known(sd, self.errors)).item() == math.inf
-
-    @pytest.mark.bad_input
-    def test_errors_of_one_size_have_none(self) -> None:
-        with pytest.raises(DataError, match="quantile of the errors above their mean"):
-            metrics.n_merci(known(torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)))
-
-
 def test_histogram_of_the_transform() -> None:
     u = gaussian(GRIDS["interval"])
     comparison = compare(u, truth_for(u), noise=0.2)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.calibration.bands.conformal import check_unused, conformal_quantile
+from probneural.calibration.bands.conformal import conformal_quantile
 from probneural.calibration.bands.shapes import FLOOR, BandField, domain_quantile, floored_std, ratios
-from probneural.calibration.predictions import moments
+from probneural.calibration.predictions import check_unused, moments
 from probneural.calibration.variance.by_lead import untrained_steps, used_before
-from probneural.checks import assign, check_choice, check_instance, check_integer, check_real, check_variances
+from probneural.checks import assign, check_instance, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.forecasts.trajectory import Forecast
@@ -43,8 +43,6 @@ class HorizonBand:
 
     Args:
         level: Nominal coverage, between 0 and 1.
-        scope: "horizon": one q for all leads, and the guarantee is for all leads together. "lead": a q for each lead, with the
-            guarantee at each lead by itself; narrower.
         noise: Variance of the measurement noise in the trajectories that the band is for, in physical units squared: a number,
             or one per channel `(c,)`.
         floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function, channel
@@ -61,7 +59,6 @@ class HorizonBand:
 
     level: float = 0.9
     _: KW_ONLY
-    scope: Literal["horizon", "lead"] = "horizon"
     noise: float | Float[Tensor, " c"] = 0.0
     floor: float = FLOOR
 
@@ -70,7 +67,6 @@ class HorizonBand:
         assign(
             self,
             level=check_real(self.level, "level", above=0.0, below=1.0),
-            scope=check_choice(self.scope, ("horizon", "lead"), "scope"),
             noise=check_variances(self.noise, "noise"),
             floor=check_real(self.floor, "floor", least=0.0, most=1.0),
         )
@@ -95,12 +91,8 @@ class HorizonBand:
         """
         scores = conformal_scores_by_lead(forecast, truth, noise=self.noise, floor=self.floor)
         check_unused(untrained_steps(forecast, truth, allow_training_data=allow_training_data), used_before(forecast))
-        if self.scope == "horizon":
-            quantile = conformal_quantile(scores.amax(1), self.level)
-            quantiles = (quantile,) * scores.shape[1]
-        else:
-            quantiles = tuple(conformal_quantile(column, self.level) for column in scores.mT)
-        return TrajectoryBand(quantiles, method=self, times=getattr(forecast, "times", None))
+        quantile, times = conformal_quantile(scores.amax(1), self.level), getattr(forecast, "times", None)
+        return TrajectoryBand(quantile, steps=scores.shape[1], method=self, times=times)
 
 
 class BandCoverage(NamedTuple):
@@ -120,13 +112,15 @@ class TrajectoryBand:
     """A calibrated band, from [`HorizonBand`][probneural.calibration.HorizonBand]; call it on forecasts of the same predictor.
 
     Args:
-        quantiles: Half width at each lead, in standard deviations; dimensionless.
-        method: Level, scope, noise and floor it was calibrated with.
+        quantile: Half width in standard deviations; dimensionless.
+        steps: Number of leads that the band was calibrated at.
+        method: Level, noise and floor it was calibrated with.
         times: Time of each lead since the start, `(leads,)`; None if it is unknown.
     """
 
-    quantiles: tuple[float, ...]
+    quantile: float
     _: KW_ONLY
+    steps: int
     method: HorizonBand
     times: Float64[Tensor, " leads"] | None = None
 
@@ -143,9 +137,9 @@ class TrajectoryBand:
             ArgumentError: If it has not the leads that the band was calibrated at, or has them at other times.
         """
         check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
-        if forecast.steps > len(self.quantiles):
+        if forecast.steps > self.steps:
             raise ArgumentError(
-                expected=f"a forecast of at most {len(self.quantiles)} leads, which the band was calibrated at",
+                expected=f"a forecast of at most {self.steps} leads, which the band was calibrated at",
                 got=str(forecast.steps),
                 remedy="calibrate on trajectories that are as long",
             )
@@ -167,13 +161,12 @@ class TrajectoryBand:
         self(forecast)
         scores = conformal_scores_by_lead(forecast, truth, noise=self.method.noise, floor=self.method.floor)
         untrained_steps(forecast, truth, allow_training_data=True, purpose="coverage")
-        quantiles = torch.tensor(self.quantiles[: scores.shape[1]], dtype=torch.float64, device=scores.device)
-        inside = (scores <= quantiles).to(torch.float64)
+        inside = (scores <= self.quantile).to(torch.float64)
         return BandCoverage(inside.mean(0), float(inside.amin(1).mean()))
 
     def __repr__(self) -> str:
-        """The quantiles' range and how they were found."""
-        return f"TrajectoryBand(quantiles={min(self.quantiles):.4g} to {max(self.quantiles):.4g}, {self.method!r})"
+        """The quantile and the method."""
+        return f"TrajectoryBand(quantile={self.quantile:.4g}, {self.method!r})"
 
 
 class BandTrajectory:
@@ -210,7 +203,7 @@ class BandTrajectory:
         method = self.band.method
         predicted = moments(u, method.noise)
         scale = floored_std(predicted.variance, u.grid, floor=method.floor)
-        return BandField(mean=predicted.mean, half_width=self.band.quantiles[lead - 1] * scale, grid=u.grid)
+        return BandField(mean=predicted.mean, half_width=self.band.quantile * scale, grid=u.grid)
 
     def __len__(self) -> int:
         """Number of functions n."""

@@ -1,46 +1,41 @@
-"""Split conformal prediction for whole functions: scores once, quantiles as often as wanted."""
+"""Conformal bands with a finite-sample guarantee for whole functions, or for most of each function."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.bands.shapes import FLOOR, Modulated, Modulation, band_shape, check_modulation, domain_quantile
-from probneural.calibration.cross_validation import group_numbers, group_sizes, number_of
+from probneural.calibration.bands.shapes import (
+    FLOOR,
+    BandMethod,
+    FittedBand,
+    Modulation,
+    check_modulation,
+    domain_quantile,
+    local_scale,
+    ratios,
+)
 from probneural.calibration.predictions import (
-    check_pairs,
+    check_new,
     distributions,
     domain_average,
-    untrained_keys,
+    group_numbers,
+    group_sizes,
+    moments,
+    number_of,
     warn_of_training_pairs,
 )
-from probneural.checks import check_real
-from probneural.distributions.base import check_values
+from probneural.checks import assign, check_real
+from probneural.contexts import undisturbed
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
 from probneural.pairs import Dataset
-from probneural.pairs.provenance import shared_rows
-
-
-@runtime_checkable
-class BandMethod(Modulated, Protocol):
-    """How a band is calibrated: what it states, and what it is wide in proportion to."""
-
-    @property
-    def probability(self) -> float:
-        """Probability over functions that the band states."""
-        ...
-
-    @property
-    def fraction(self) -> float:
-        """Fraction of the domain that it states."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,21 +46,12 @@ class ConformalScores:
         values: sup over channels and points of |y - mean| / scale, or over the given fraction of the domain, `(n,)`.
         scale: The local scale averaged over the domain, `(n, c)`; a band with quantile q has mean width 2 q scale.
         groups: Which group each function is of, such as its trajectory, `(n,)`; None if they are independent.
-
-    Raises:
-        ShapeError: If they do not describe the same functions.
     """
 
     values: Float64[Tensor, " n"]
     scale: Float64[Tensor, "n c"]
     _: KW_ONLY
     groups: Int64[Tensor, " n"] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that they fit together."""
-        check_values(self.scale, (len(self.values), *self.scale.shape[1:]), "scale")
-        if self.groups is not None:
-            check_values(self.groups, (len(self.values),), "groups")
 
     def quantile(self, level: float) -> float:
         """Return the ⌈(n + 1) level⌉-th smallest score: a band of that half width covers a new function with P >= level.
@@ -110,8 +96,8 @@ def conformal_scores(
         predictor: Fitted without these pairs.
         pairs: Inputs and outputs; the grids may differ.
         modulation: "std" for a local scale max(sd, floor * rms of sd over the domain), sd being the predictive standard
-            deviation; "constant" for a scale that is the same everywhere; "quantiles" for the distances of the quantiles
-            .05 and .95 from the median, which then takes the mean's place (see `SimultaneousBand`).
+            deviation; "constant" for a scale that is the same everywhere (see
+            `SimultaneousBand`).
         floor: Dimensionless, from 0 to 1.
         fraction: Which part of the domain a band has to hold, above 0 and at most 1, dimensionless. Below 1 the score is a
             quantile over the domain, by quadrature, in place of the supremum; the largest one over the channels.
@@ -134,59 +120,14 @@ def conformal_scores(
     fraction = check_real(fraction, "fraction", above=0.0, most=1.0)
     values, scales = [], []
     for u, truth, grid in distributions(predictor, pairs):
-        shape = band_shape(u, predictor, modulation=modulation, floor=floor)
-        values.append(domain_quantile(grid.fill(shape.ratios(truth)), grid, fraction=fraction))
-        scales.append(domain_average(shape.scale, grid))
+        predicted = moments(u, predictor.noise)
+        scale = local_scale(predicted, predictor, modulation=modulation, floor=floor)
+        values.append(domain_quantile(grid.fill(ratios(truth - predicted.mean, scale)), grid, fraction=fraction))
+        scales.append(domain_average(scale, grid))
     if not values:
         raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
     groups = None if getattr(pairs, "groups", None) is None else group_numbers(pairs)
     return ConformalScores(torch.cat(values), torch.cat(scales), groups=groups)
-
-
-def scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset) -> ConformalScores:
-    """Score every pair as a method asks.
-
-    Args:
-        method: Of the band.
-        predictor: Fitted without these pairs.
-        pairs: Inputs and outputs.
-
-    Raises:
-        CalibrationError: As in `conformal_scores`.
-        DataError: Likewise.
-        ShapeError: Likewise.
-    """
-    return conformal_scores(predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction)
-
-
-def new_scores_for(method: BandMethod, predictor: Predictor, *, pairs: Dataset) -> ConformalScores:
-    """The same of new pairs; warn if some trained the predictor."""
-    scores = scores_for(method, predictor, pairs=pairs)
-    warn_of_training_pairs(predictor, pairs, purpose="coverage")
-    return scores
-
-
-def check_new(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool) -> None:
-    """Raise a CalibrationError if the predictor was trained on some of these pairs, or its variances were scaled on some.
-
-    Raises:
-        CalibrationError: If so; `allow_training_data` allows pairs that trained it.
-        DataError: If `predictor` or `pairs` are none.
-        ShapeError: If the outputs do not have the predictor's channels.
-    """
-    check_pairs(predictor, pairs)
-    check_unused(untrained_keys(predictor, pairs, allow_training_data=allow_training_data), predictor.calibrated_on)
-
-
-def check_unused(keys: Int64[Tensor, "n *w k"], used: Int64[Tensor, " m"]) -> None:
-    """Raise a CalibrationError if variances were scaled on some of these samples, given by row keys."""
-    count = shared_rows(keys, used)
-    if count:
-        raise CalibrationError(
-            expected="calibration fields that the predictor's variances were not scaled on",
-            got=f"{count} of {len(keys)} that they were",
-            remedy="split them: scaling, conformal = calibration.split(len(calibration) // 2, seed=0)",
-        )
 
 
 def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: Int64[Tensor, " n"] | None = None) -> float:
@@ -212,7 +153,8 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
     """
     level = check_real(level, "level", above=0.0, below=1.0)
     count = len(scores) if groups is None else number_of(groups := groups.unique(return_inverse=True)[1])
-    rank, things = _rank(count, level), "calibration fields" if groups is None else "groups of calibration fields"
+    rank = math.ceil((count + 1) * level - 1e-9)  # ⌈(n + 1) level⌉: 25 * 0.56 lands just above an integer
+    things = "calibration fields" if groups is None else "groups of calibration fields"
     if rank > count:
         raise CalibrationError(
             expected=f"at least {math.ceil(level / (1.0 - level) - 1e-9)} {things} for a band at level {level:g}",
@@ -233,11 +175,6 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
     return quantile
 
 
-def _rank(count: int, level: float) -> int:
-    """⌈(n + 1) level⌉, safe against products such as 25 * 0.56 that land just above an integer."""
-    return math.ceil((count + 1) * level - 1e-9)
-
-
 def weighted_quantiles(
     scores: Float64[Tensor, " n"], weights: Float64[Tensor, " n"], *, new: Float64[Tensor, " m"], level: float
 ) -> Float64[Tensor, " m"]:
@@ -256,3 +193,191 @@ def weighted_quantiles(
     needed = level * (reached[-1] + new) * (1.0 - 1e-9)
     above = torch.searchsorted(reached, needed)
     return torch.cat([ordered, ordered.new_full((1,), torch.inf)])[above]
+
+
+class _SplitConformal(BandMethod, ABC):
+    """Bands whose quantile is that of the scores of calibration pairs; abstract."""
+
+    @property
+    @abstractmethod
+    def probability(self) -> float:
+        """Probability over functions that the band states."""
+
+    @property
+    @abstractmethod
+    def fraction(self) -> float:
+        """Fraction of the domain that it states."""
+
+    @undisturbed()
+    def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band:
+        """Find the band's quantile on fields that training has not used.
+
+        The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
+        With three channels and nine fields a band at .9 then covers .83.
+
+        Args:
+            predictor: What any head or calibrator returned.
+            calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
+            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
+
+        Raises:
+            CalibrationError: If there are too few fields or groups for the probability p, p / (1 - p) at least (9 at .9, 19 at
+                .95, 99 at .99), too many of them have errors but no predictive variance, or the predictor was trained or
+                scaled on some of them.
+            DataError: If a value is not finite.
+            ShapeError: If the outputs do not have the predictor's channels.
+        """
+        check_new(predictor, calibration, allow_training_data=allow_training_data)
+        scores = conformal_scores(predictor, calibration, modulation=self.modulation, floor=self.floor, fraction=self.fraction)
+        return Band(predictor, quantile=scores.quantile(self.probability), method=self)
+
+
+@dataclass(frozen=True)
+class SimultaneousBand(_SplitConformal):
+    """A band mean ± q scale(x) that contains a whole new function with probability at least `level`, by split conformal.
+
+    q is the ⌈(n + 1) level⌉-th smallest of the n calibration scores sup |y - mean| / scale. If calibration and new pairs are
+    exchangeable, then for any predictor, right or wrong,
+
+        level <= P(y inside everywhere) < level + 1/(n + 1)
+
+    (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set,
+    coverage varies around it like a Beta variable with standard deviation √(level (1 - level)/n). The guarantee holds for the
+    grid it was calibrated on: on a finer one the supremum has more points to fail at. The band is for what was
+    calibrated on, so noisy calibration outputs give a band for noisy observations.
+
+    Pairs with groups, such as windows of trajectories, are not exchangeable, but groups are. Then all functions of a group
+    count as one, and the probability, `level` or more, is that of a function of a new group, with the level-quantile of
+    Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1) for q, of K groups with n_k functions. It takes as many groups as it takes
+    functions otherwise.
+
+    Args:
+        level: Nominal coverage, between 0 and 1.
+        modulation: "std": scale(x) is the predictive standard deviation (field and noise), so the band is wide where the
+            predictor is uncertain. "constant": one width everywhere; with several channels, in proportion to the roots of the
+            predictor's residual variance, or of a sample's mean variance in a channel without residual variance.
+        floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function and
+            channel, from 0 to 1; keeps points without predictive variance from deciding the width of the whole band.
+
+    Raises:
+        ArgumentError: If an argument lies outside these values.
+
+    Reference:
+        Diquigiovanni, Fontana and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2, with
+        the predictive standard deviation as modulation function; Lei et al. (2018), Distribution-free predictive inference
+        for regression, section 2.2 and 5.2 (split conformal, local weights); Vovk, Gammerman and Shafer (2005). Groups: Lee,
+        Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3.
+    """
+
+    level: float = 0.9
+    _: KW_ONLY
+    modulation: Modulation = "std"
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        assign(self, level=check_real(self.level, "level", above=0.0, below=1.0))
+        check_modulation(self.modulation, self.floor)
+
+    @property
+    def probability(self) -> float:
+        """Probability over functions that the band states."""
+        return self.level
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the domain that it states, all of it."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class PointwiseBand(_SplitConformal):
+    """A band that holds a new function on the fraction `level` of the domain or more, with probability at least 1 - δ.
+
+    In the notation of the literature it is an (α, δ) band, α = 1 - level. The score of a function is the least t for which
+    |y - mean| <= t scale on the fraction `level` of the domain, by quadrature, in every channel; q is the ⌈(n + 1)(1 - δ)⌉-th
+    smallest of the n calibration scores. If calibration and new pairs are exchangeable, then for any predictor, right or wrong,
+
+        1 - δ <= P(y inside on the fraction `level` of the domain) < 1 - δ + 1/(n + 1)
+
+    (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set, it
+    follows the Beta distribution with parameters k = ⌈(n + 1)(1 - δ)⌉ and n + 1 - k. As a consequence a new value at a point
+    drawn from the domain lies inside with probability level (1 - δ) at least. Where a function may leave the band is not
+    said: a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`, for pairs with groups, too.
+
+    **Other grids.** The score is a quantile over the domain, which converges as a grid is refined; a supremum does not stop
+    growing in general. On another grid of the same domain the statement holds with `level` less the error of quadrature of the
+    part inside: at most m (h + h')/2 on a line of length 1 where a function crosses the band's edges m times, h and h' being
+    the two spacings. It does not hold on a part of the domain, nor for other weights.
+
+    Args:
+        level: Least fraction of the domain inside, above 0 and at most 1; dimensionless.
+        delta: Probability of a function for which it is less, between 0 and 1.
+        modulation: As in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
+        floor: Likewise.
+
+    Raises:
+        ArgumentError: If an argument lies outside these values.
+
+    Reference:
+        Ma et al. (2024), Calibrated uncertainty quantification for operator learning via conformal prediction, section 4.
+        Deviations: the head's standard deviation in place of a second network that learns quantiles of the residual, and
+        quadrature on the grid of the outputs in place of a bound for points drawn at random.
+    """
+
+    level: float = 0.9
+    _: KW_ONLY
+    delta: float = 0.05
+    modulation: Modulation = "std"
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        assign(
+            self,
+            level=check_real(self.level, "level", above=0.0, most=1.0),
+            delta=check_real(self.delta, "delta", above=0.0, below=1.0),
+        )
+        check_modulation(self.modulation, self.floor)
+
+    @property
+    def probability(self) -> float:
+        """Probability over functions that the band states, 1 - δ."""
+        return 1.0 - self.delta
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the domain that it states."""
+        return self.level
+
+
+class Band(FittedBand[_SplitConformal]):
+    """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
+
+    Call it on inputs. Its level is the nominal coverage: of functions, or of the domain if that is what the method's level is.
+
+    Args:
+        predictor: The predictor it belongs to.
+        quantile: Half width in units of the local scale: dimensionless, or physical for a constant band of one channel.
+        method: Level, modulation and floor it was calibrated with.
+    """
+
+    def coverage(self, pairs: Dataset) -> float:
+        """The fraction of functions that lie inside, wholly or on the fraction of the domain that the method states.
+
+        Some functions are predicted at a time; dimensionless.
+
+        Raises:
+            CalibrationError: If there are no pairs.
+            DataError: If a value is not finite.
+            ShapeError: If the outputs do not have the predictor's channels.
+
+        Warns:
+            DataWarning: If some pairs trained the predictor.
+        """
+        method = self.method
+        scores = conformal_scores(
+            self.predictor, pairs, modulation=method.modulation, floor=method.floor, fraction=method.fraction
+        )
+        warn_of_training_pairs(self.predictor, pairs, purpose="coverage")
+        return float((scores.values <= self.quantile).to(torch.float64).mean())

@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from probneural.calibration.bands.conformal import conformal_quantile
-from probneural.calibration.bands.shapes import domain_quantile
 from probneural.calibration.predictions import CHUNK_VALUES
 from probneural.checks import assign, check_callable, check_finite, check_flag, check_instance, check_real
 from probneural.contexts import undisturbed
@@ -29,7 +28,7 @@ class ResidualBand:
     """A bound q of what a prediction leaves of its equation: |D(û)(x)| <= q, calibrated on inputs alone.
 
     The physics residual error of a prediction û is D(û), D being the equation with the solution at D(u) = 0. Its score is the
-    supremum of |D(û)|, or a quantile over the domain; q is the ⌈(n + 1) level⌉-th smallest of n calibration scores. No
+    supremum of |D(û)|; q is the ⌈(n + 1) level⌉-th smallest of n calibration scores. No
     solution is needed. If calibration and new inputs are exchangeable, then for any predictor
 
         level <= P(residual of a new prediction within ± q) < level + 1/(n + 1)
@@ -45,7 +44,6 @@ class ResidualBand:
             [`PDEResidual`][probneural.training.losses.PDEResidual]; returns `(n, k, *grid)`. Where it is not defined, near
             boundaries, it returns 0. With k equations, give them comparable units.
         level: Nominal coverage, between 0 and 1.
-        fraction: Which part of the domain the residual is bounded on, above 0 and at most 1; dimensionless.
 
     Raises:
         ArgumentError: If an argument lies outside these values.
@@ -65,8 +63,6 @@ class ResidualBand:
 
     residual: Residual
     level: float = 0.9
-    _: KW_ONLY
-    fraction: float = 1.0
 
     def __post_init__(self) -> None:
         """Validate."""
@@ -76,7 +72,6 @@ class ResidualBand:
                 self.residual, "residual", remedy="give a function of prediction, input functions and grid"
             ),
             level=check_real(self.level, "level", above=0.0, below=1.0),
-            fraction=check_real(self.fraction, "fraction", above=0.0, most=1.0),
         )
 
     @undisturbed()
@@ -111,7 +106,7 @@ class ResidualBound:
     Args:
         predictor: The predictor it belongs to.
         quantile: The bound, in units of the residual.
-        method: Residual, level and fraction it was calibrated with.
+        method: Residual and level it was calibrated with.
     """
 
     predictor: Predictor
@@ -138,15 +133,14 @@ class ResidualBound:
     @undisturbed()
     @torch.no_grad()
     def scores(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, " n"]:
-        """The largest residual of each prediction, or its quantile over the domain, `(n,)`, in units of the residual.
+        """The largest residual of each prediction, `(n,)`, in units of the residual.
 
         Raises:
             CalibrationError: If there are no functions.
             DataError: If a value is not finite.
             ShapeError: If the residual has no value at each point of each function.
         """
-        grid = check_field(inputs, "inputs").grid if query is None else query
-        parts = [domain_quantile(part.abs(), grid, fraction=self.method.fraction) for part in self._parts(inputs, query)]
+        parts = [part.abs().flatten(1).amax(-1) for part in self._parts(inputs, query)]
         if not parts:
             raise CalibrationError(expected="at least one input function", got="none", remedy="hold out some")
         return torch.cat(parts)
@@ -181,4 +175,4 @@ class ResidualBound:
 
     def __repr__(self) -> str:
         """The bound and what it states."""
-        return f"ResidualBound(quantile={self.quantile:.4g}, level={self.level:g}, fraction={self.method.fraction:g})"
+        return f"ResidualBound(quantile={self.quantile:.4g}, level={self.level:g})"

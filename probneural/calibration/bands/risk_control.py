@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.calibration.bands.conformal import check_new, conformal_scores
+from probneural.calibration.bands.conformal import conformal_scores
 from probneural.calibration.bands.shapes import (
     FLOOR,
     BandField,
+    BandMethod,
     FittedBand,
     Modulation,
-    band_around,
-    band_shape,
     check_modulation,
+    local_scale,
 )
-from probneural.calibration.cross_validation import group_means, group_numbers, number_of
-from probneural.calibration.predictions import distributions, domain_average, warn_of_training_pairs
+from probneural.calibration.predictions import (
+    check_new,
+    distributions,
+    group_means,
+    group_numbers,
+    moments,
+    number_of,
+    warn_of_training_pairs,
+)
 from probneural.checks import assign, check_callable, check_instance, check_integer, check_real, real_tensor
 from probneural.contexts import undisturbed
 from probneural.distributions.base import check_values
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import ArgumentError, CalibrationError, DataError
-from probneural.fields import Field, check_field
+from probneural.errors import CalibrationError, DataError
+from probneural.fields import Field
 from probneural.pairs import Dataset
 
 BandLoss = Callable[[BandField, Field], Tensor]
@@ -48,54 +55,6 @@ def fraction_outside(bands: BandField, truth: Field) -> Float64[Tensor, " n"]:
     return 1.0 - bands.fraction_inside(truth).mean(1)
 
 
-@dataclass(frozen=True)
-class MissedExceedance:
-    """Of the part of the domain where the truth exceeds a threshold, the fraction where the band's upper edge does not.
-
-    It is 0 for a function that stays below the threshold: nothing is missed then.
-
-    Args:
-        threshold: In physical units.
-        channel: Which of the channels.
-
-    Raises:
-        ArgumentError: If the threshold is no finite number, or the channel no number.
-
-    Examples:
-        >>> from probneural.grids import Grid
-        >>> grid = Grid.uniform((4,))
-        >>> bands = BandField(torch.zeros(1, 1, 4).double(), torch.tensor([[[1.0, 1.0, 3.0, 3.0]]]).double(), grid=grid)
-        >>> MissedExceedance(2.0)(bands, Field(torch.tensor([[[2.5, 0.0, 2.5, 0.0]]]), grid)).item()
-        0.5
-    """
-
-    threshold: float
-    _: KW_ONLY
-    channel: int = 0
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        assign(self, threshold=check_real(self.threshold, "threshold"), channel=check_integer(self.channel, "channel", least=0))
-
-    def __call__(self, bands: BandField, truth: Field) -> Float64[Tensor, " n"]:
-        """The loss of each function, `(n,)`, dimensionless.
-
-        Raises:
-            ArgumentError: If there is no such channel.
-        """
-        check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
-        if self.channel >= check_field(truth, "truth").channels:
-            raise ArgumentError(
-                expected=f"a channel below {truth.channels}", got=str(self.channel), remedy="channels count from 0"
-            )
-        check_values(truth.values, tuple(bands.mean.shape), "truth")
-        exceeds = truth.values.to(bands.mean) > self.threshold
-        missed = exceeds & (bands.upper <= self.threshold)
-        parts = (domain_average(part.to(torch.float64), truth.grid)[:, self.channel] for part in (missed, exceeds))
-        lost, all_of_it = parts
-        return torch.where(all_of_it > 0, lost / all_of_it, torch.zeros_like(lost))
-
-
 _CANDIDATES, _PASSES = 48, 3
 """Widths that are tried at once, and how often the best interval is divided again: the width is found to 1e-4 of itself."""
 _RANGE, _ABOVE = 1e-4, 2.0
@@ -105,11 +64,11 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class RiskControl:
+class RiskControl(BandMethod):
     """The narrowest band mean ± q scale(x) whose risk, the expected loss of a new function, is kept below a level.
 
     The loss is a function of band and truth, between 0 and 1, that does not grow as the band widens: the fraction of the domain
-    outside, a missed exceedance. q is the least width at which a bound of the risk, from n calibration losses
+    outside, for example. q is the least width at which a bound of the risk, from n calibration losses
     of mean R̂(q), is at most `level`. What is stated, for any predictor:
 
     * With δ, high probability: P(risk <= level) >= 1 - δ over calibration sets of independent pairs. The bound is that of
@@ -124,8 +83,7 @@ class RiskControl:
 
     Args:
         loss: Takes bands around n functions and the true field, and returns `(n,)` numbers between 0 and 1; for example
-            [`fraction_outside`][probneural.calibration.fraction_outside] or
-            [`MissedExceedance`][probneural.calibration.MissedExceedance].
+            [`fraction_outside`][probneural.calibration.fraction_outside].
         level: Largest acceptable risk, between 0 and 1; dimensionless.
         delta: Probability of a calibration set whose band has a larger risk, between 0 and 1; None to control the risk on
             average over calibration sets.
@@ -211,7 +169,7 @@ class RiskControl:
     def _narrowest(self, predictor: Predictor, calibration: Dataset, widths: list[float]) -> float:
         groups = group_numbers(calibration)
         for _ in range(_PASSES):
-            losses = torch.cat(list(self._losses(predictor, calibration, widths)), dim=1)
+            losses = torch.cat(list(_losses(self, predictor, calibration, widths=widths)), dim=1)
             losses = torch.stack([group_means(loss, groups) for loss in losses.cpu()])
             grown = float(losses.diff(dim=0).max())
             if grown > _ROUNDING:
@@ -233,14 +191,6 @@ class RiskControl:
             low, high = widths[enough[0] - 1], widths[enough[0]]
             widths = [low + (high - low) * step / _CANDIDATES for step in range(_CANDIDATES + 1)]
         return high
-
-    def _losses(self, predictor: Predictor, pairs: Dataset, widths: list[float]) -> Iterator[Float64[Tensor, "widths n"]]:
-        """Losses at every width, of some functions at a time."""
-        for u, truth, grid in distributions(predictor, pairs):
-            shape = band_shape(u, predictor, modulation=self.modulation, floor=self.floor)
-            field, count = Field(truth, grid), len(truth)
-            bands = (band_around(shape, shape.mean.new_full((count,), width), grid=u.grid) for width in widths)
-            yield torch.stack([checked_losses(self.loss(band, field), count) for band in bands])
 
 
 class RiskBand(FittedBand[RiskControl]):
@@ -265,11 +215,22 @@ class RiskBand(FittedBand[RiskControl]):
         Warns:
             DataWarning: If some pairs trained the predictor.
         """
-        losses = list(self.method._losses(self.predictor, pairs, [self.quantile]))
+        losses = list(_losses(self.method, self.predictor, pairs, widths=[self.quantile]))
         warn_of_training_pairs(self.predictor, pairs, purpose="coverage")
         if not losses:
             raise CalibrationError(expected="at least one pair", got="none", remedy="hold out some fields")
         return float(torch.cat(losses, dim=1).mean())
+
+
+def _losses(
+    method: RiskControl, predictor: Predictor, pairs: Dataset, *, widths: Sequence[float]
+) -> Iterator[Float64[Tensor, "widths n"]]:
+    """Losses at every width, of some functions at a time."""
+    for u, truth, grid in distributions(predictor, pairs):
+        predicted, field = moments(u, predictor.noise), Field(truth, grid)
+        scale = local_scale(predicted, predictor, modulation=method.modulation, floor=method.floor)
+        bands = (BandField(mean=predicted.mean, half_width=width * scale, grid=u.grid) for width in widths)
+        yield torch.stack([checked_losses(method.loss(band, field), len(truth)) for band in bands])
 
 
 def hoeffding_bentkus(risk: float, *, level: float, count: int) -> float:

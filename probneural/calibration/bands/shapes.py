@@ -1,97 +1,44 @@
-"""Bands on a grid, and their shapes: the local unit of width, and deviations in it."""
+"""Bands on a grid, and the local scale of their width."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, runtime_checkable
+from typing import Generic, Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.predictions import domain_average, moments
+from probneural.calibration.predictions import PredictedMoments, domain_average, moments
 from probneural.checks import check_choice, check_finite, check_real
 from probneural.contexts import Undisturbed
-from probneural.distributions.base import FieldDistribution, check_values
+from probneural.distributions.base import check_values
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 
-Modulation = Literal["std", "constant", "quantiles"]
+Modulation = Literal["std", "constant"]
 FLOOR = 0.1
 """Default floor of a band's local scale, as a fraction of its root mean square over the domain."""
-QUANTILES = (0.05, 0.5, 0.95)
-"""What "quantiles" reads off a distribution: the band of half width 1 is its central interval of 90 %, about the median."""
 _ROUNDING = 1e-12
 """By how much a sum of quadrature weights may fall short of the fraction of the domain that it stands for."""
 
 
-@runtime_checkable
-class Modulated(Protocol):
-    """A method whose bands are a multiple of a local scale wide."""
+def local_scale(
+    predicted: PredictedMoments, predictor: Predictor, *, modulation: Modulation, floor: float
+) -> Float64[Tensor, "n c *grid"]:
+    """Half width of a band of quantile 1, `(n, c, *grid)`, a function of one input and the predictor only.
 
-    @property
-    def level(self) -> float:
-        """Nominal level."""
-        ...
-
-    @property
-    def modulation(self) -> Modulation:
-        """What the local scale is."""
-        ...
-
-    @property
-    def floor(self) -> float:
-        """Its least value, as a fraction of its root mean square over the domain; dimensionless."""
-        ...
-
-
-class BandShape(NamedTuple):
-    """A band of half width 1 in units of its local scale, which may differ below and above.
-
-    Attributes:
-        mean: What was predicted, `(n, c, *grid)`, in physical units.
-        centre: Where the two sides meet, likewise.
-        below: Local scale below the centre, likewise.
-        above: Local scale above it, likewise.
+    Args:
+        predicted: Moments of n functions.
+        predictor: The predictor of these moments.
+        modulation: As in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
+        floor: Likewise.
     """
-
-    mean: Float64[Tensor, "n c *grid"]
-    centre: Float64[Tensor, "n c *grid"]
-    below: Float64[Tensor, "n c *grid"]
-    above: Float64[Tensor, "n c *grid"]
-
-    @property
-    def scale(self) -> Float64[Tensor, "n c *grid"]:
-        """Half the width of the band, `(n, c, *grid)`, in physical units."""
-        return 0.5 * (self.below + self.above)
-
-    @property
-    def is_symmetric(self) -> bool:
-        """Whether it reaches equally far below and above what was predicted."""
-        return self.below is self.above and self.centre is self.mean
-
-    def ratios(self, truth: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
-        """By what factor the band has to grow to reach each value; dimensionless, or physical if the scale is 1."""
-        deviation = truth - self.centre
-        return ratios(deviation, torch.where(deviation > 0, self.above, self.below))
-
-
-def band_shape(u: FieldDistribution, predictor: Predictor, *, modulation: Modulation, floor: float) -> BandShape:
-    """Read the shape of a band off a prediction: a function of one input and the predictor only.
-
-    Raises:
-        DataError: If a prediction is not finite.
-    """
-    predicted = moments(u, predictor.noise)
-    if modulation == "quantiles":
-        return _between_quantiles(u, predictor, mean=predicted.mean, floor=floor)
     if modulation == "std":
-        scale = floored_std(predicted.variance, u.grid, floor=floor)
-    else:
-        scale = _constant_scale(predicted.variance, predictor, u.grid)
-    return BandShape(predicted.mean, predicted.mean, scale, scale)
+        return floored_std(predicted.variance, predicted.grid, floor=floor)
+    return _constant_scale(predicted.variance, predictor, predicted.grid)
 
 
 def ratios(deviation: Float64[Tensor, "n c *grid"], scale: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
@@ -122,29 +69,14 @@ def domain_quantile(ratios: Float64[Tensor, "n c *grid"], grid: Grid, *, fractio
 
 def floored_std(variance: Float64[Tensor, "n c *grid"], grid: Grid, *, floor: float) -> Float64[Tensor, "n c *grid"]:
     """The standard deviation, at least the fraction `floor` of its root mean square over the domain."""
-    return _floored(variance.sqrt(), domain_average(variance, grid).sqrt(), floor=floor)
+    least = floor * domain_average(variance, grid).sqrt()
+    return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *(1,) * (variance.ndim - 2)))
 
 
 def check_modulation(modulation: str, floor: float) -> None:
     """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
     check_choice(modulation, get_args(Modulation), "modulation")
     check_real(floor, "floor", least=0.0, most=1.0)
-
-
-def _floored(scale: Tensor, size: Float64[Tensor, "n c"], *, floor: float) -> Tensor:
-    least = floor * size
-    return torch.maximum(scale, least.reshape(*least.shape, *(1,) * (scale.ndim - 2)))
-
-
-def _between_quantiles(
-    u: FieldDistribution, predictor: Predictor, *, mean: Float64[Tensor, "n c *grid"], floor: float
-) -> BandShape:
-    lower, centre, upper = u.quantile(QUANTILES, noise=predictor.noise).detach()
-    check_finite(lower, "predicted quantiles")
-    check_finite(upper, "predicted quantiles")
-    size = domain_average((0.5 * (upper - lower)).square(), u.grid).sqrt()
-    below, above = (_floored(side, size, floor=floor) for side in (centre - lower, upper - centre))
-    return BandShape(mean, centre, below, above)
 
 
 def _constant_scale(variance: Float64[Tensor, "n c *grid"], predictor: Predictor, grid: Grid) -> Float64[Tensor, "n c *grid"]:
@@ -164,8 +96,6 @@ class BandField(Undisturbed):
         mean: What was predicted, `(n, c, *grid)`, in physical units.
         half_width: Half the bands' width, `(n, c, *grid)`, in physical units.
         grid: Where they live.
-        offset: By how much the middle of the bands lies above the mean, `(n, c, *grid)`, in physical units; None for bands
-            that reach equally far below and above.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -175,29 +105,21 @@ class BandField(Undisturbed):
     half_width: Float64[Tensor, "n c *grid"]
     _: KW_ONLY
     grid: Grid
-    offset: Float64[Tensor, "n c *grid"] | None = None
 
     def __post_init__(self) -> None:
         """Check that the shapes fit together."""
         check_values(self.mean, (*self.mean.shape[:2], *self.grid.shape), "mean")
         check_values(self.half_width, tuple(self.mean.shape), "half width")
-        if self.offset is not None:
-            check_values(self.offset, tuple(self.mean.shape), "offset")
-
-    @property
-    def middle(self) -> Float64[Tensor, "n c *grid"]:
-        """What lies half-way between the edges, `(n, c, *grid)`, in physical units."""
-        return self.mean if self.offset is None else self.mean + self.offset
 
     @property
     def lower(self) -> Float64[Tensor, "n c *grid"]:
         """Lower edge, `(n, c, *grid)`, in physical units."""
-        return self.middle - self.half_width
+        return self.mean - self.half_width
 
     @property
     def upper(self) -> Float64[Tensor, "n c *grid"]:
         """Upper edge, `(n, c, *grid)`, in physical units."""
-        return self.middle + self.half_width
+        return self.mean + self.half_width
 
     def contains(self, truth: Field) -> Bool[Tensor, " n"]:
         """Which functions lie inside at every point and in every channel, edges included.
@@ -233,7 +155,7 @@ class BandField(Undisturbed):
             )
         check_values(truth.values, tuple(self.mean.shape), "truth")
         check_finite(truth.values, "true values")
-        distance = (truth.values.detach().to(self.mean) - self.middle).abs()
+        distance = (truth.values.detach().to(self.mean) - self.mean).abs()
         return truth.grid.fill(distance) <= self.half_width
 
     def width(self) -> Float64[Tensor, "n c"]:
@@ -249,38 +171,21 @@ class BandField(Undisturbed):
         return f"BandField({len(self)} x {self.mean.shape[1]} on {self.grid!r})"
 
 
-def band_around(shape: BandShape, quantile: Float64[Tensor, " n"], *, grid: Grid) -> BandField:
-    """The band of each function's own quantile; an infinite one is the whole line, also where the local scale is zero."""
-    q = quantile.to(shape.mean).reshape(-1, *(1,) * (shape.mean.ndim - 1))
-    half = torch.where(torch.isinf(q), q, q * shape.scale)
-    if shape.is_symmetric:
-        return BandField(mean=shape.mean, half_width=half, grid=grid)
-    finite = torch.where(torch.isinf(q), torch.zeros_like(q), q)  # an infinite band has no middle
-    offset = shape.centre - shape.mean + 0.5 * finite * (shape.above - shape.below)
-    return BandField(mean=shape.mean, half_width=half, grid=grid, offset=offset)
+class BandMethod:
+    """Settings of bands whose half width is a multiple of a local scale.
 
-
-def predicted_bands(
-    predictor: Predictor,
-    inputs: Field,
-    *,
-    query: Grid | None,
-    method: Modulated,
-    quantiles: float | Float64[Tensor, " n"],
-) -> BandField:
-    """Predict n functions, and put around each the band of a quantile, or of its own one.
-
-    Raises:
-        DataError: If the inputs or predictions are not finite.
-        ShapeError: If the number of channels is not the predictor's.
+    Attributes:
+        level: Nominal level.
+        modulation: Choice of the local scale.
+        floor: Least local scale, as a fraction of its root mean square over the domain; dimensionless.
     """
-    u = predictor(inputs, query)
-    shape = band_shape(u, predictor, modulation=method.modulation, floor=method.floor)
-    multiples = quantiles if isinstance(quantiles, Tensor) else shape.mean.new_full((len(inputs),), quantiles)
-    return band_around(shape, multiples, grid=u.grid)
+
+    level: float
+    modulation: Modulation
+    floor: float
 
 
-Method = TypeVar("Method", bound=Modulated)
+Method = TypeVar("Method", bound=BandMethod)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -314,7 +219,10 @@ class FittedBand(Undisturbed, Generic[Method]):
             DataError: If the inputs or predictions are not finite.
             ShapeError: If the number of channels is not the predictor's.
         """
-        return predicted_bands(self.predictor, inputs, query=query, method=self.method, quantiles=self.quantile)
+        u = self.predictor(inputs, query)
+        predicted = moments(u, self.predictor.noise)
+        scale = local_scale(predicted, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
+        return BandField(mean=predicted.mean, half_width=self.quantile * scale, grid=u.grid)
 
     def __repr__(self) -> str:
         """The quantile and how it was found."""

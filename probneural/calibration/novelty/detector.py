@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.cross_validation import group_numbers, group_sizes, number_of
 from probneural.calibration.novelty.scores import (
     Describer,
     Descriptions,
@@ -19,7 +18,7 @@ from probneural.calibration.novelty.scores import (
     described_on,
     standards,
 )
-from probneural.calibration.predictions import check_pairs, untrained_keys
+from probneural.calibration.predictions import check_pairs, group_numbers, group_sizes, number_of, untrained_keys
 from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictors.base import Predictor
@@ -136,25 +135,7 @@ class Novelty:
         """
         check_pairs(predictor, calibration)
         untrained_keys(predictor, calibration, allow_training_data=allow_training_data)
-        return self._fitted(predictor, calibration, reference=reference)
-
-    def _fitted(self, predictor: Predictor, calibration: Dataset, *, reference: Dataset | None) -> NoveltyDetector:
-        """Fit scores on checked pairs, and rank those of some of them."""
-        fitting, ranked = divided(self, calibration, reference=reference)
-        head = uncalibrated(predictor)
-        inputs, outputs = calibration.inputs.grid.unmasked, calibration.outputs.grid.shared
-        describer = Describer(inputs, outputs)
-        fitting = fitting.subset(evenly_spread_rows(len(fitting), _MOST))
-        held_out = _described(describer, head, fitting)
-        if reference is None:
-            fitted, units = FittedScores.fit(held_out), cross_fitted_standards(held_out, groups=group_numbers(fitting))
-        else:
-            described = _described(describer, head, reference.subset(evenly_spread_rows(len(reference), _MOST)))
-            fitted = FittedScores.fit(described, stated=held_out)
-            units = standards(fitted(held_out))
-        measure = NoveltyMeasure(inputs=inputs, outputs=outputs, fitted=fitted, standards=units)
-        scores = measure.of(_described(describer, head, ranked))
-        return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores, groups=group_numbers(ranked))
+        return fitted_detector(self, predictor, calibration=calibration, reference=reference)
 
 
 @stored(on_cpu=("fitted",))
@@ -283,6 +264,27 @@ class NoveltyDetector(Undisturbed):
         functions, groups = len(self.groups), number_of(self.groups)
         among = f"{functions} functions" + (f" of {groups} groups" if groups < functions else "")
         return f"NoveltyDetector({', '.join(self.names)}; ranks among {among})"
+
+
+def fitted_detector(
+    novelty: Novelty, predictor: Predictor, *, calibration: Dataset, reference: Dataset | None
+) -> NoveltyDetector:
+    """Fit scores on checked pairs, and rank those of some of them."""
+    fitting, ranked = divided(novelty, calibration, reference=reference)
+    head = uncalibrated(predictor)
+    inputs, outputs = calibration.inputs.grid.unmasked, calibration.outputs.grid.shared
+    describer = Describer(inputs, outputs)
+    fitting = fitting.subset(evenly_spread_rows(len(fitting), _MOST))
+    held_out = _described(describer, head, fitting)
+    if reference is None:
+        fitted, units = FittedScores.fit(held_out), cross_fitted_standards(held_out, groups=group_numbers(fitting))
+    else:
+        described = _described(describer, head, reference.subset(evenly_spread_rows(len(reference), _MOST)))
+        fitted = FittedScores.fit(described, stated=held_out)
+        units = standards(fitted(held_out))
+    measure = NoveltyMeasure(inputs=inputs, outputs=outputs, fitted=fitted, standards=units)
+    scores = measure.of(_described(describer, head, ranked))
+    return NoveltyDetector(predictor=predictor, measure=measure, calibration=scores, groups=group_numbers(ranked))
 
 
 def conformal_p_values(

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure, divided
+from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure, divided, fitted_detector
 from probneural.calibration.novelty.scores import log_score
 from probneural.calibration.predictions import CHUNK_VALUES, are_rounding, check_pairs, distributions, moments, untrained_keys
 from probneural.checks import assign, check_instance
@@ -151,7 +151,7 @@ class NoveltyScale:
             )
         check_pairs(inner, calibration)
         keys = [untrained_keys(inner, data, allow_training_data=allow_training_data) for data in (calibration, *sets)]
-        detector = self.novelty._fitted(inner, calibration, reference=reference)
+        detector = fitted_detector(self.novelty, inner, calibration=calibration, reference=reference)
         initial = Inflation.at(detector.calibration)
         _, ordinary = divided(self.novelty, calibration, reference=reference)
         distances = [initial.distances(detector.calibration), *(_distances(detector, initial, pairs) for pairs in sets)]
@@ -230,12 +230,10 @@ class InflatedPredictor(Calibrated):
             discrepancy=None if u.discrepancy is None else _inflated(u.discrepancy, factor),
         )
 
-    def _description(self) -> str:
-        """What is inflated, and how much of it."""
-        exponents = ", ".join(
-            f"{name} {size:.3g}" for name, size in zip(self.inflation.names, self.inflation.exponents, strict=True)
-        )
-        return f"InflatedPredictor({self.inner._description()}, exponents: {exponents})"
+    def _details(self) -> str:
+        """The exponents of the scores."""
+        sizes = zip(self.inflation.names, self.inflation.exponents, strict=True)
+        return f"exponents: {', '.join(f'{name} {size:.3g}' for name, size in sizes)}"
 
 
 def _inflated(root: Root, factor: Float[Tensor, " n"]) -> Root:

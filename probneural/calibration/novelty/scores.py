@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.cross_validation import FOLDS, number_of
-from probneural.calibration.predictions import CHUNK_VALUES
+from probneural.calibration.predictions import CHUNK_VALUES, FOLDS, number_of
 from probneural.calibration.variance.stationary_process import Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.gaussian import GaussianField

@@ -159,10 +159,6 @@ class LeadScaling(Undisturbed):
         noise: Variance of the measurement noise that h was fitted beside, `(c,)`, in physical units squared; none by default.
         size_factor: (s + 1)/(s - 1) of the s members that h was fitted with; 1 for a Gaussian forecast.
         times: Time of each lead since the start, `(steps,)`; None if it is unknown.
-
-    Raises:
-        ArgumentError: If a scale is not positive and finite, or a saturation negative or not finite.
-        ShapeError: If there is not one local scale for each lead, of as many channels, or not one saturation for each scale.
     """
 
     scales: Float64[Tensor, "steps c"]
@@ -173,34 +169,6 @@ class LeadScaling(Undisturbed):
     noise: Float64[Tensor, " c"] | None = None
     size_factor: float = 1.0
     times: Float64[Tensor, " steps"] | None = None
-
-    def __post_init__(self) -> None:
-        """Check the scales."""
-        if not bool(_are_scales(self.scales).all()):
-            raise ArgumentError(
-                expected="positive finite scales", got=str(self.scales.tolist())[:200], remedy="fit them with LeadScale"
-            )
-        channels = [len(local.units) for local in self.local if local is not None]
-        if len(self.local) not in (0, len(self.scales)) or any(count != self.scales.shape[1] for count in channels):
-            raise ShapeError(
-                expected=f"{len(self.scales)} local scales of {self.scales.shape[1]} channels",
-                got=f"{len(self.local)} of {channels[:10]}",
-                remedy="fit them with LeadScale",
-            )
-        if self.saturations is None:
-            return
-        if self.saturations.shape != self.scales.shape:
-            raise ShapeError(
-                expected=f"saturations {tuple(self.scales.shape)}, as scales are",
-                got=str(tuple(self.saturations.shape)),
-                remedy="fit them with LeadScale",
-            )
-        if not bool((torch.isfinite(self.saturations) & (self.saturations >= 0)).all()):
-            raise ArgumentError(
-                expected="finite saturations, not negative",
-                got=str(self.saturations.tolist())[:200],
-                remedy="fit them with LeadScale",
-            )
 
     @property
     def steps(self) -> int:

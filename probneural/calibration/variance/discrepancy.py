@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.cross_validation import group_numbers, number_of
-from probneural.calibration.predictions import CalibrationPredictions, gaussian_of
+from probneural.calibration.predictions import CalibrationPredictions, gaussian_of, group_numbers, number_of
 from probneural.calibration.variance.local_scale import LocalScale
 from probneural.calibration.variance.stationary_process import LARGEST_RANK, StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution

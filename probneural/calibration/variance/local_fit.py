@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.cross_validation import FOLDS, group_means, is_gain, mean_size, number_of
-from probneural.calibration.predictions import domain_average
+from probneural.calibration.predictions import FOLDS, domain_average, group_means, is_gain, mean_size, number_of
 from probneural.calibration.variance.local_scale import (
     FINE,
     POINTWISE,

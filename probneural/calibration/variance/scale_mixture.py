@@ -250,9 +250,7 @@ class ScaleMixturePredictor(Calibrated):
     def _map(self, inputs: Field, field: FieldDistribution) -> ScaleMixtureField:
         return ScaleMixtureField(gaussian_of(field), self.scales, weights=self.weights)
 
-    def _description(self) -> str:
-        """What is scaled, and by how much."""
-        parts = (
-            f"{weight:.3g} x {scale:.3g}" for weight, scale in zip(self.weights.tolist(), self.scales.tolist(), strict=True)
-        )
-        return f"ScaleMixturePredictor({self.inner._description()}, scales: {', '.join(parts)})"
+    def _details(self) -> str:
+        """The scales with their weights."""
+        pairs = zip(self.weights.tolist(), self.scales.tolist(), strict=True)
+        return f"scales: {', '.join(f'{weight:.3g} x {scale:.3g}' for weight, scale in pairs)}"

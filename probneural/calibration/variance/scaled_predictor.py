@@ -139,10 +139,9 @@ class ScaledPredictor(Calibrated):
         rough = square_root(white).to(u.mean).expand(shape)
         return ModulatedRoot(square_root(smooth), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 
-    def _description(self) -> str:
-        """The scales and what they scale."""
-        scales = f"scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()}"
-        return f"ScaledPredictor({self.inner._description()}, {scales})"
+    def _details(self) -> str:
+        """The scales."""
+        return f"scale={self.scale.tolist()}, noise_scale={self.noise_scale.tolist()}"
 
 
 def _weighed(root: Root, ratio: Float64[Tensor, "n c p"] | None) -> Root:

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.cross_validation import group_numbers
 from probneural.calibration.predictions import (
     MOSTLY,
     ROUNDING,
@@ -19,6 +18,7 @@ from probneural.calibration.predictions import (
     are_rounding,
     check_pairs,
     domain_average,
+    group_numbers,
     likelihood_profile,
     standardised_squares,
     untrained_keys,

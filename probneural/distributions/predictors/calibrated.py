@@ -41,3 +41,11 @@ class Calibrated(Predictor):
     @abstractmethod
     def _map(self, inputs: Field, field: FieldDistribution) -> FieldDistribution:
         """Map the inner predictor's field of inputs `(n, in_channels, *grid)` to the calibrated field."""
+
+    def _details(self) -> str:
+        """Parameters of the map, for the description."""
+        return ""
+
+    def _description(self) -> str:
+        """The class, the inner predictor and the parameters of the map."""
+        return f"{type(self).__name__}({', '.join(filter(None, (self.inner._description(), self._details())))})"

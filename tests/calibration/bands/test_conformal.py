@@ -121,8 +121,6 @@ def test_errors() -> None:
     for floor in (-0.1, 1.1, math.nan):
         with pytest.raises(ArgumentError, match="at least 0 and at most 1 as floor"):
             conformal_scores(Synthetic(), data, floor=floor)
-    with pytest.raises(ShapeError, match="scale of shape"):
-        ConformalScores(torch.ones(3).double(), torch.ones(2, 1).double())
     broken = Field(torch.full((12, 1, 16), math.inf).double(), GRID)
     with pytest.raises(DataError, match="calibration outputs"):
         conformal_scores(Synthetic(), FieldPairs(data.inputs, broken))

@@ -11,8 +11,8 @@ from torch import Tensor
 import probneural as pn
 from probneural.calibration import Novelty, RiskControl, SimultaneousBand, VarianceScale, fraction_outside
 from probneural.calibration.bands.conformal import conformal_quantile
-from probneural.calibration.cross_validation import group_means, group_numbers
 from probneural.calibration.novelty.detector import conformal_p_values
+from probneural.calibration.predictions import group_means, group_numbers
 from probneural.calibration.variance.discrepancy import likelihood_rows
 from probneural.errors import CalibrationError
 from probneural.fields import Field
@@ -68,14 +68,6 @@ def test_bands_and_risks_count_groups() -> None:
     for method in (SimultaneousBand(0.9), SimultaneousBand(0.9, modulation="constant"), RiskControl(fraction_outside, 0.2)):
         one, two = method.fit(Synthetic(), data), method.fit(Synthetic(), twice(data))
         assert two.quantile == one.quantile
-    weights = torch.linspace(0.5, 2.0, 40)
-    one, two = (
-        SimultaneousBand(0.8).fit(Synthetic(), some, weights=given)
-        for some, given in ((data, weights), (twice(data), weights.repeat_interleave(2)))
-    )
-    torch.testing.assert_close(two.quantiles([0.5, 3.0]), one.quantiles([0.5, 3.0]))
-    labelled = SimultaneousBand(0.8).fit(Synthetic(), twice(data), groups=["a"] * 40 + ["b"] * 40)
-    assert labelled.quantiles["a"] == SimultaneousBand(0.8).fit(Synthetic(), data[:20]).quantile
     with pytest.raises(CalibrationError, match="at least 9 groups of calibration fields"):
         SimultaneousBand(0.9).fit(Synthetic(), twice(data[:8]))
     with pytest.raises(CalibrationError, match="at least 9 calibration fields"):

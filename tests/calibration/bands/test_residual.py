@@ -31,8 +31,6 @@ def test_the_bound_is_the_conformal_quantile_of_residuals() -> None:
     torch.testing.assert_close(bound.residuals(data.inputs), -0.3 * data.inputs.values)
     torch.testing.assert_close(bound.scores(data.inputs), largest)
     assert bound.holds(data.inputs).double().mean().item() == pytest.approx(41 / 50)
-    most = ResidualBand(gap, 0.8, fraction=0.75).fit(predictor, data.inputs)
-    assert most.quantile < bound.quantile
     fine = GRID.resized((48,))
     finer = ResidualBand(gap, 0.8).fit(predictor, data.inputs, query=fine)
     assert finer.residuals(data.inputs, fine).shape == (50, 2, 48)
@@ -131,8 +129,6 @@ def test_errors() -> None:
         ResidualBand(3.0)
     with pytest.raises(ArgumentError, match="as level"):
         ResidualBand(gap, 1.0)
-    with pytest.raises(ArgumentError, match="as fraction"):
-        ResidualBand(gap, fraction=0.0)
     with pytest.raises(CalibrationError, match="at least 19"):
         ResidualBand(gap, 0.95).fit(Synthetic(), inputs)
     with pytest.raises(CalibrationError, match="input function"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from probneural.calibration import (
     VarianceScale,
     fraction_outside,
 )
-from probneural.calibration.bands.conditional import GroupBand
 from probneural.calibration.bands.shapes import BandField
 from probneural.calibration.variance.by_lead import LeadScaling
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
@@ -106,16 +104,9 @@ STATED: dict[str, Callable[[], Callable[[Field], Tensor]]] = {
     "NoveltyScale": lambda: _std(NoveltyScale().fit(Walled(), DATA, shifted=pairs(40, seed=31, size=2.0))),
     "SimultaneousBand": lambda: _width(SimultaneousBand().fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
     "PointwiseBand": lambda: _width(PointwiseBand().fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
-    "GroupBand": lambda: _of_groups(
-        SimultaneousBand(0.8).fit(VarianceScale().fit(Walled(), DATA), OTHERS, groups=torch.arange(60) % 2)
-    ),
-    "WeightedBand": lambda: _of_groups(
-        SimultaneousBand(0.8).fit(VarianceScale().fit(Walled(), DATA), OTHERS, weights=torch.linspace(0.5, 2.0, 60))
-    ),
     "LeadScale": lambda: lambda inputs: _lead_scaling()(WalledForecast(inputs)).at(2).std,
     "HorizonBand": lambda: _horizon_width(HorizonBand()),
     "ResidualBand": lambda: _residual_bound(ResidualBand(_residual, 0.8)),
-    "ResidualBand on most of the domain": lambda: _residual_bound(ResidualBand(_residual, 0.8, fraction=0.9)),
     "RiskControl": lambda: _width(RiskControl(fraction_outside, level=0.2).fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
 }
 
@@ -141,12 +132,6 @@ def _residual_bound(method: ResidualBand) -> Callable[[Field], Tensor]:
 
 def _residual(predicted: Tensor, inputs: Field, grid: Grid) -> Tensor:
     return predicted - 1.3 * inputs.resample(grid).values
-
-
-def _of_groups(band: Any) -> Callable[[Field], Tensor]:
-    if isinstance(band, GroupBand):
-        return lambda inputs: band(inputs, groups=torch.ones(len(inputs), dtype=torch.int64)).half_width
-    return lambda inputs: band(inputs, weights=torch.ones(len(inputs), dtype=torch.float64)).half_width
 
 
 def _width(band: Callable[[Field], BandField]) -> Callable[[Field], Tensor]:
