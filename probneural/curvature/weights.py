@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import LatentMap
-from probneural.errors import UnsupportedError
+from probneural.errors import ShapeError, UnsupportedError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.conjugate_gradients import solve
 from probneural.linear_algebra.symmetric_maps import Map
@@ -159,6 +159,15 @@ class LowRankPlusDiagonalWeights(WeightRoot):
 
     std: Float[Tensor, " P"]
     columns: Float[Tensor, "P r"]
+
+    def __post_init__(self) -> None:
+        """Check the shapes."""
+        if self.columns.shape[0] != len(self.std):
+            raise ShapeError(
+                expected=f"columns of {len(self.std)} parameters",
+                got=str(self.columns.shape[0]),
+                remedy="one row per parameter",
+            )
 
     @property
     def rank(self) -> int:
