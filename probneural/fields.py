@@ -86,9 +86,9 @@ class Field(Undisturbed):
                 )
         if self.grid.is_batch and len(self.grid.weights) != len(self.values):
             raise ShapeError(
-                expected=f"one mask for each of {len(self.values)} samples",
-                got=f"masks of {len(self.grid.weights)}",
-                remedy="select the masks of these samples: grid.select(rows)",
+                expected=f"one mask, or one mesh, for each of {len(self.values)} samples",
+                got=f"{len(self.grid.weights)}",
+                remedy="select those of these samples: grid.select(rows)",
             )
         if self.grid.is_masked:
             object.__setattr__(self, "values", _filled(self.values, self.grid))
@@ -124,8 +124,9 @@ class Field(Undisturbed):
         """
         fields = check_parts(parts, cls)
         first = fields[0]
+        grid = Grid.batch([field.grid for field in fields]) if first.grid.has_own_points else first.grid
         for field in fields[1:]:
-            if not field.grid.has_points_of(first.grid):
+            if not first.grid.has_own_points and not field.grid.has_points_of(first.grid):
                 raise GridError(
                     expected=f"fields on one grid, {first.grid!r}",
                     got=repr(field.grid),
@@ -143,13 +144,15 @@ class Field(Undisturbed):
                     got=f"{field.dtype} on {field.device}",
                     remedy=f"convert them: field.to({first.dtype}).to({str(first.device)!r})",
                 )
-        grid = first.grid
-        if grid.is_batch or any(field.grid != grid for field in fields):  # masks differ
+        values = [field.values for field in fields]
+        if grid.has_own_points:  # padding is at the end
+            values = [nn.functional.pad(part, (0, grid.size - part.shape[-1])) for part in values]
+        elif grid.is_batch or any(field.grid != grid for field in fields):  # masks differ
             masks = [field.grid.observed.expand(len(field), *grid.shape) for field in fields]
             grid = grid.masked(torch.cat(masks))
         is_alike = all((field.names, field.units) == (first.names, first.units) for field in fields)
         labelled = first if is_alike else replace(first, names=(), units=())
-        return labelled._selected(torch.cat([field.values for field in fields]), grid)
+        return labelled._selected(torch.cat(values), grid)
 
     @classmethod
     def from_numpy(

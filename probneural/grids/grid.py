@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -26,17 +26,20 @@ from probneural.checks import (
 from probneural.contexts import Undisturbed, outside_of_export, outside_of_transforms, undisturbed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
+from probneural.grids.mesh import boundary_facets, check_cells, lumped_weights, triangulated
 from probneural.registry import stored
 
 
-@stored(build="_from_parts", on_cpu=("_points", "_weights", "_observed"))
+@stored(build="_from_parts", on_cpu=("_points", "_weights", "_observed", "_cells"))
 @dataclass(frozen=True, eq=False, repr=False)
 class Grid(Undisturbed):
     """Points, quadrature weights, and the shape of values on them.
 
-    Build one with [`Grid.uniform`][probneural.grids.Grid.uniform] or [`Grid.scattered`][probneural.grids.Grid.scattered].
-    Coordinates and weights are float64 on the CPU for values of any dtype and device. A mask sets weights to zero, see
-    [`masked`][probneural.grids.Grid.masked]; with one mask per sample, the grid is a batch of grids with the same points.
+    Build one with [`Grid.uniform`][probneural.grids.Grid.uniform], [`Grid.mesh`][probneural.grids.Grid.mesh] or
+    [`Grid.scattered`][probneural.grids.Grid.scattered]. Coordinates and weights are float64 on the CPU for values of any dtype
+    and device. A mask sets weights to zero, see [`masked`][probneural.grids.Grid.masked]; with one mask per sample, the grid is
+    a batch of grids with the same points. [`Grid.batch`][probneural.grids.Grid.batch] makes a batch of grids with points of
+    their own, such as one mesh per sample.
 
     Attributes:
         shape: Lengths of the grid axes of a field's values; `(p,)` for scattered points.
@@ -49,25 +52,53 @@ class Grid(Undisturbed):
     _points: Tensor | None = None
     _weights: Tensor | None = None
     _observed: Tensor | None = None
+    _cells: Tensor | None = None
 
     @classmethod
     def _from_parts(
         cls,
         shape: tuple[int, ...],
         axes: tuple[Axis, ...],
-        _points: Float64[Tensor, "p d"] | None,
-        _weights: Float64[Tensor, " p"] | None,
+        _points: Float64[Tensor, "*n p d"] | None,
+        _weights: Float64[Tensor, "*n p"] | None,
         _observed: Bool[Tensor, " p"] | Bool[Tensor, "n p"] | None = None,
+        _cells: Int64[Tensor, "*n m k"] | None = None,
     ) -> Grid:
         """Build the grid from the parts in a file."""
-        grid = cls.of_axes(axes) if _points is None or _weights is None else cls.scattered(_points, _weights)
+        if _points is None or _weights is None:
+            grid = cls.of_axes(axes)
+        elif _points.ndim == 2:
+            grid = cls.scattered(_points, _weights)
+            grid = grid if _cells is None else cls.mesh(_points, _cells)
+        else:
+            grid = cls._from_batch(_points, _weights, _observed, _cells)
         if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
             raise GridError(
                 expected="the axes of a uniform grid, or points and weights",
                 got=f"a mixture of shape {shape}",
                 remedy="make it anew",
             )
-        return grid if _observed is None else grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
+        if _observed is None or grid.has_own_points:
+            return grid
+        return grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
+
+    @classmethod
+    def _from_batch(
+        cls,
+        points: Float64[Tensor, "n p d"],
+        weights: Float64[Tensor, "n p"],
+        observed: Bool[Tensor, "n p"] | None,
+        cells: Int64[Tensor, "n m k"] | None,
+    ) -> Grid:
+        """Build a batch from padded tensors, each grid being checked."""
+        grids = []
+        for index in range(len(points)):
+            used = slice(None) if observed is None else observed[index]
+            if cells is None:
+                grids.append(cls.scattered(points[index][used], weights[index][used]))
+            else:
+                grids.append(cls.mesh(points[index][used], cells[index][(cells[index] >= 0).all(1)]))
+        return cls.batch(grids)
 
     @classmethod
     def uniform(
@@ -204,41 +235,129 @@ class Grid(Undisturbed):
         return Grid.of_axes(axes)
 
     @classmethod
-    def scattered(cls, points: Tensor | Sequence[Sequence[float]], weights: Tensor | Sequence[float]) -> Grid:
+    def scattered(cls, points: Tensor | Sequence[Sequence[float]], weights: Tensor | Sequence[float] | None = None) -> Grid:
         """Make a grid of scattered points.
 
         Args:
             points: Coordinates, `(p, d)`.
-            weights: Quadrature weights, `(p,)`, not negative, in units of the domain's volume.
+            weights: Quadrature weights, `(p,)`, not negative, in units of the domain's volume. By default those of a
+                triangulation of the points' convex hull, with a warning.
 
         Returns:
             The grid, with `shape == (p,)`.
 
         Raises:
             ShapeError: If the two do not have the shapes above.
-            DataError: If either is not finite, or a weight is negative.
+            DataError: If either is not finite, a weight is negative, or points without weights have no triangulation.
         """
-        host = torch.device("cpu")
-        with undisturbed():  # autograd refuses inference tensors, and the grid outlives the mode
-            where = real_tensor(points, "points", dtype=torch.float64, device=host).detach() + 0.0  # -0.0 would break the hash
-            mass = real_tensor(weights, "weights", dtype=torch.float64, device=host).detach().clone()
-        if where.ndim != 2 or 0 in where.shape:
-            raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
+        where = _coordinates(points)
+        if weights is None:
+            return cls.mesh(where, triangulated(where))
+        with undisturbed():
+            mass = real_tensor(weights, "weights", dtype=torch.float64, device=torch.device("cpu")).detach().clone()
         if mass.shape != where.shape[:1]:
             raise ShapeError(
                 expected=f"weights of shape ({where.shape[0]},)", got=str(tuple(mass.shape)), remedy="one weight per point"
             )
-        if not bool(torch.isfinite(where).all() and torch.isfinite(mass).all() and (mass >= 0).all() and mass.sum() > 0):
+        if not bool(torch.isfinite(mass).all() and (mass >= 0).all() and mass.sum() > 0):
             raise DataError(
-                expected="finite points and weights >= 0 that are not all zero",
+                expected="finite weights >= 0 that are not all zero",
                 got="others",
-                remedy="check the arrays; equal weights volume / p are a safe choice",
+                remedy="check the array; equal weights volume / p are a safe choice",
             )
         return cls(shape=(where.shape[0],), axes=(), _points=where, _weights=mass)
 
+    @classmethod
+    def mesh(cls, points: Tensor | Sequence[Sequence[float]], cells: Tensor | Sequence[Sequence[int]]) -> Grid:
+        """Make a grid of the points of a mesh; each simplex gives every one of its points an equal part of its volume.
+
+        Args:
+            points: Coordinates, `(p, d)`.
+            cells: Indices of the points of each simplex, `(m, k)`: k = d + 1 for a domain, fewer for a curve or a surface.
+
+        Returns:
+            The grid, with `shape == (p,)`. Values are linear in each cell.
+
+        Raises:
+            ShapeError: If the two do not have the shapes above.
+            DataError: If points are not finite, or cells are no integers, out of range, degenerate, or repeated.
+
+        Examples:
+            >>> square = Grid.mesh([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [[0, 1, 2], [1, 2, 3]])
+            >>> round(square.volume, 12), square.boundary.shape
+            (1.0, torch.Size([4, 2]))
+        """
+        where = _coordinates(points)
+        checked = check_cells(where, cells if isinstance(cells, Tensor) else torch.as_tensor(cells))
+        return cls(shape=(len(where),), axes=(), _points=where, _weights=lumped_weights(where, checked), _cells=checked)
+
+    @classmethod
+    def batch(cls, grids: Sequence[Grid]) -> Grid:
+        """Put one grid of scattered points or mesh per sample side by side, for a `Field` of as many samples.
+
+        Smaller ones are padded to the largest by points of weight zero, which are masked.
+
+        Args:
+            grids: One per sample, or batches of them; in one number of dimensions, all with cells or all without.
+
+        Returns:
+            The batch, of points `(n, p, d)`.
+
+        Raises:
+            GridError: If there is none, one is uniform, or they differ in dimension or kind of cells.
+        """
+        parts = [part for grid in grids for part in check_grid(grid, "grids")._singles()]
+        kinds = {(part.is_uniform, part.dimension, None if part._cells is None else part._cells.shape[1]) for part in parts}
+        if len(kinds) != 1 or next(iter(kinds))[0]:
+            raise GridError(
+                expected="one grid or more of scattered points, of one dimension and kind of cells",
+                got=", ".join(sorted({repr(part) for part in parts})[:3]) or "none",
+                remedy="make each by Grid.mesh(points, cells) or Grid.scattered(points, weights)",
+            )
+        sizes = torch.tensor([part.size for part in parts])
+        tensors = [part._unmasked_tensors for part in parts]
+        observed = torch.arange(int(sizes.max())) < sizes[:, None]
+        return cls(
+            shape=(int(sizes.max()),),
+            axes=(),
+            _points=_padded([points for points, _ in tensors], 0),
+            _weights=_padded([weights for _, weights in tensors], 0),
+            _observed=None if bool(observed.all()) else observed,
+            _cells=None if parts[0]._cells is None else _padded([_present(part._cells) for part in parts], -1),
+        )
+
+    def _singles(self) -> list[Grid]:
+        """The grids of a batch with points of their own, without padding; itself, if it is one grid."""
+        if not self.has_own_points:
+            return [self]
+        points, weights = self._unmasked_tensors
+        singles = []
+        for index in range(len(points)):
+            used = slice(None) if self._observed is None else self._observed[index]
+            cells = None if self._cells is None else self._cells[index][(self._cells[index] >= 0).all(1)]
+            where, mass = points[index][used], weights[index][used]
+            singles.append(Grid(shape=(len(where),), axes=(), _points=where, _weights=mass, _cells=cells))
+        return singles
+
+    @property
+    def cells(self) -> Tensor | None:
+        """Indices of the points of each cell, `(m, k)`, or `(n, m, k)` of a batch, padded by -1; None without a mesh."""
+        return None if self._cells is None else _lazy_copy(self._cells)
+
+    @property
+    def boundary(self) -> Tensor:
+        """Facets of a mesh that belong to one cell only, `(b, k - 1)`: indices of their points.
+
+        Raises:
+            GridError: If this is no mesh, or a batch.
+        """
+        if self._cells is None or self.has_own_points:
+            raise GridError(expected="one mesh", got=repr(self), remedy="make it by Grid.mesh(points, cells)")
+        return boundary_facets(self._cells)
+
     @property
     def points(self) -> Tensor:
-        """Coordinates, `(p, d)`, float64, last axis fastest; a copy, which may be changed in place."""
+        """Coordinates, `(p, d)`, or `(n, p, d)` of a batch with points of their own; float64, last axis fastest; a copy."""
         return _lazy_copy(self._unmasked_tensors[0])
 
     @property
@@ -274,7 +393,12 @@ class Grid(Undisturbed):
     @property
     def dimension(self) -> int:
         """Number of space dimensions d."""
-        return len(self.axes) if self.axes else self._unmasked_tensors[0].shape[1]
+        return len(self.axes) if self.axes else self._unmasked_tensors[0].shape[-1]
+
+    @property
+    def has_own_points(self) -> bool:
+        """Whether this is a batch of grids whose points differ."""
+        return self._points is not None and self._points.ndim == 3
 
     def masked(self, observed: Tensor) -> Grid:
         """Return the grid with weights of zero at points whose values are missing: land, or gaps of some samples.
@@ -298,6 +422,12 @@ class Grid(Undisturbed):
             >>> grid.masked(torch.tensor([True, True, False, True])).weights.tolist()
             [0.25, 0.25, 0.0, 0.25]
         """
+        if self.has_own_points:
+            raise GridError(
+                expected="points without a mask, where each sample has its own",
+                got=repr(self),
+                remedy="leave points without values out of their sample",
+            )
         mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)")
         mask = mask.detach().cpu().clone()
         if mask.dtype != torch.bool:
@@ -333,8 +463,13 @@ class Grid(Undisturbed):
 
     @property
     def shared(self) -> Grid:
-        """One grid for all samples: without masks that differ from sample to sample, itself otherwise."""
+        """The grid without masks that differ from sample to sample, itself otherwise; of a batch of meshes, a batch."""
         return self.unmasked if self.is_batch else self
+
+    @property
+    def first(self) -> Grid:
+        """The grid of the first sample of a batch with points of their own, without padding; else one for all samples."""
+        return self.select(slice(0, 1))._singles()[0] if self.has_own_points else self.shared
 
     @property
     def is_masked(self) -> bool:
@@ -343,8 +478,8 @@ class Grid(Undisturbed):
 
     @property
     def is_batch(self) -> bool:
-        """Whether there is one mask per sample, so that weights are `(n, p)`."""
-        return self._observed is not None and self._observed.ndim == 2
+        """Whether there is one mask, or one set of points, per sample, so that weights are `(n, p)`."""
+        return self.has_own_points or (self._observed is not None and self._observed.ndim == 2)
 
     @property
     def observed(self) -> Tensor:
@@ -355,10 +490,15 @@ class Grid(Undisturbed):
 
     def select(self, index: slice | Tensor) -> Grid:
         """Select grids of a batch; one grid for all samples is returned unchanged."""
-        if self._observed is None or self._observed.ndim == 1:
+        if not self.is_batch:
             return self
         rows = index.cpu() if isinstance(index, Tensor) else index
-        return self._with_mask(self._observed[rows])
+        observed = None if self._observed is None else self._observed[rows]
+        if not self.has_own_points:
+            return self._with_mask(observed)
+        points, weights = self._unmasked_tensors
+        cells = None if self._cells is None else self._cells[rows]
+        return replace(self, _points=points[rows], _weights=weights[rows], _observed=observed, _cells=cells)
 
     def has_points_of(self, grid: Grid) -> bool:
         """Whether the two differ in their masks at most."""
@@ -495,7 +635,9 @@ class Grid(Undisturbed):
     def description(self) -> str:
         """Names, points, extents and boundaries in words: `x 64 x y 32 over 1 x 2, periodic in x`."""
         if not self.is_uniform:
-            return f"{self.size} points in {self.dimension} dimensions"
+            cells = "" if self._cells is None else f" and {self._cells.shape[-2]} cells"
+            most = f"{len(self.weights)} grids of at most " if self.has_own_points else ""
+            return f"{most}{self.size} points{cells} in {self.dimension} dimensions"
         names = [axis.name or f"x{number}" for number, axis in enumerate(self.axes)]
         units = list(dict.fromkeys(axis.unit for axis in self.axes))
         unit = f" {units[0]}" if len(units) == 1 and units[0] else ""
@@ -516,12 +658,14 @@ class Grid(Undisturbed):
         """Whether both describe the same points, weights and shape."""
         if not isinstance(other, Grid):
             return NotImplemented
-        if not _same_mask(self._observed, other._observed):
+        if not _are_equal(self._observed, other._observed):
             return False
         if self.axes or other.axes:
             return self.axes == other.axes
         with outside_of_export():
-            return all(map(torch.equal, self._unmasked_tensors, other._unmasked_tensors))
+            return _are_equal(self._cells, other._cells) and all(
+                map(torch.equal, self._unmasked_tensors, other._unmasked_tensors)
+            )
 
     def __hash__(self) -> int:
         """Hash on the axes, or on the scattered points."""
@@ -529,18 +673,42 @@ class Grid(Undisturbed):
 
     def __repr__(self) -> str:
         """A short description."""
+        if self.has_own_points:
+            return f"Grid.batch({self.description})"
         if self.is_masked:
             if not self.observed.numel():
                 return f"{self.unmasked!r}, with masks that are read with the values"
             of = f" in {len(self.weights)} samples" if self.is_batch else ""
             return f"{self.unmasked!r}, masked ({1.0 - self.observed.double().mean().item():.0%} of the points{of})"
         if not self.is_uniform:
-            return f"Grid.scattered({self.size} points in {self.dimension} dimensions)"
+            return f"Grid.{'scattered' if self._cells is None else 'mesh'}({self.description})"
         origin = tuple(axis.origin for axis in self.axes)
         start = f", origin={origin}" if any(origin) else ""
         text = f"Grid.uniform({self.shape}, lengths={self.lengths}, periodic={self.periodic}, endpoint={self.endpoint}{start})"
         latitudes = [number for number, axis in enumerate(self.axes) if axis.latitudes is not None]
         return f"{text}.on_sphere(latitude={latitudes[0]})" if latitudes else text
+
+
+def _coordinates(points: Tensor | Sequence[Sequence[float]]) -> Float64[Tensor, "p d"]:
+    """Coordinates as float64 on the CPU, checked."""
+    with undisturbed():  # autograd refuses inference tensors, and the grid outlives the mode
+        host = torch.device("cpu")
+        where = real_tensor(points, "points", dtype=torch.float64, device=host).detach() + 0.0  # -0.0 would break the hash
+    if where.ndim != 2 or 0 in where.shape:
+        raise ShapeError(expected="points of shape (p, d)", got=str(tuple(where.shape)), remedy="one row per point")
+    if not bool(torch.isfinite(where).all()):
+        raise DataError(expected="finite points", got="NaN or infinity", remedy="check the array")
+    return where
+
+
+def _padded(parts: Sequence[Tensor], number: float) -> Tensor:
+    """Tensors `(p_i, ...)` as one `(n, p, ...)`, padded at the end."""
+    return torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=number)
+
+
+def _present(cells: Tensor | None) -> Tensor:
+    assert cells is not None  # all grids of a batch have cells
+    return cells
 
 
 def _lazy_copy(tensor: Tensor) -> Tensor:
@@ -553,8 +721,8 @@ def _lazy_copy(tensor: Tensor) -> Tensor:
         return torch._lazy_clone(tensor)
 
 
-def _same_mask(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether two masks are equal, or both are missing."""
+def _are_equal(first: Tensor | None, second: Tensor | None) -> bool:
+    """Whether two tensors are equal, or both are missing."""
     if first is None or second is None:
         return first is second
     with outside_of_export():

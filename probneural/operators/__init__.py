@@ -11,6 +11,7 @@ from probneural.operators.neuraloperator import from_neuraloperator, to_neuralop
 from probneural.operators.noise_conditioned import NoiseConditionedOperator
 from probneural.operators.noise_field import NoiseField
 from probneural.operators.pod_deeponet import PODDeepONet
+from probneural.operators.point_fno import PointFNO
 from probneural.operators.recurrent import RecurrentOperator
 from probneural.operators.rollout import Rollout
 from probneural.operators.suggestion import suggest
@@ -26,6 +27,7 @@ __all__ = [
     "ODESolver",
     "Operator",
     "PODDeepONet",
+    "PointFNO",
     "RecurrentOperator",
     "Rollout",
     "from_neuraloperator",

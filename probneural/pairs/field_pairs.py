@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -27,7 +27,7 @@ from probneural.arrays.reading import (
     to_tensor,
 )
 from probneural.checks import assign, check_finite, check_flag, described, optional
-from probneural.errors import DataError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import MISSING, Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
@@ -285,6 +285,55 @@ class FieldPairs(Paired):
         if axes is None and grid is None:
             check_not_parameters(first[1], second[1])
         return cls(Field(*first), Field(*second))._looked_at()
+
+    @classmethod
+    def from_meshes(
+        cls,
+        *,
+        points: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        cells: Sequence[Tensor] | None = None,
+        weights: Sequence[Tensor] | None = None,
+    ) -> FieldPairs:
+        """Make pairs of samples with a mesh, or a set of points, each.
+
+        Args:
+            points: Coordinates of each sample, `(p_i, d)`.
+            inputs: Values of each sample, `(c, p_i)`, in physical units.
+            outputs: Likewise, `(c', p_i)`.
+            cells: Simplices of each sample, `(m_i, k)`: see `Grid.mesh`.
+            weights: Quadrature weights of each sample in place of cells, `(p_i,)`; without both, triangulations give them.
+
+        Returns:
+            The pairs, on a batch of grids.
+
+        Raises:
+            ArgumentError: If both cells and weights are given.
+            ShapeError: If there are not as many of each, or values do not have as many points.
+            DataError: If a mesh is not valid, or values are not finite.
+
+        Examples:
+            >>> line, cells = torch.linspace(0.0, 1.0, 3)[:, None], torch.tensor([[0, 1], [1, 2]])
+            >>> values = [torch.ones(1, 3), torch.ones(1, 3)]
+            >>> pairs = FieldPairs.from_meshes(points=[line, 2.0 * line], inputs=values, outputs=values, cells=[cells, cells])
+            >>> pairs.outputs.grid.weights.sum(1).tolist()
+            [1.0, 2.0]
+        """
+        if cells is not None and weights is not None:
+            raise ArgumentError(expected="cells or weights", got="both", remedy="cells determine the weights")
+        kinds = (("inputs", inputs), ("outputs", outputs), ("cells", cells), ("weights", weights))
+        for name, entries in kinds:
+            if entries is not None and len(entries) != len(points):
+                raise ShapeError(
+                    expected=f"{len(points)} entries of {name}, one per sample", got=str(len(entries)), remedy="or leave it out"
+                )
+        if cells is not None:
+            grids = [Grid.mesh(*sample) for sample in zip(points, cells, strict=True)]
+        else:
+            grids = [Grid.scattered(*sample) for sample in zip(points, weights or [None] * len(points), strict=True)]
+        grid = Grid.batch(grids)
+        return cls(*(Field(_padded_values(values, grids, name), grid) for name, values in kinds[:2]))  # type: ignore[arg-type]
 
     @classmethod
     def from_parameters(
@@ -550,6 +599,19 @@ def _read_groups(inputs: xarray.DataArray | xarray.Dataset) -> Int64[Tensor, " n
 def _are_whole(values: NDArray[Any]) -> bool:
     """Whether floats are numbers that int64 holds exactly."""
     return values.dtype.kind == "f" and bool((abs(values) < 2.0**53).all()) and bool((values % 1 == 0).all())
+
+
+def _padded_values(values: Sequence[Tensor], grids: Sequence[Grid], name: str) -> Float[Tensor, "n c p"]:
+    """Values `(c, p_i)` of samples with points of their own, padded to the largest."""
+    for number, (sample, grid) in enumerate(zip(values, grids, strict=True)):
+        if sample.ndim != 2 or tuple(sample.shape) != (values[0].shape[0], grid.size):
+            raise ShapeError(
+                expected=f"{name} of sample {number} of shape ({values[0].shape[0]}, {grid.size}): channels and points",
+                got=str(tuple(sample.shape)),
+                remedy="one value per channel and point of its mesh",
+            )
+        check_finite(sample, f"{name} of sample {number}")
+    return torch.nn.utils.rnn.pad_sequence([sample.mT for sample in values], batch_first=True).mT.contiguous()
 
 
 def _channels(side: Any) -> str:

@@ -23,6 +23,7 @@ from probneural.problems.korteweg_de_vries import KortewegDeVries
 from probneural.problems.kuramoto_sivashinsky import KuramotoSivashinsky
 from probneural.problems.method_of_lines import MethodOfLines
 from probneural.problems.navier_stokes import NavierStokesShell
+from probneural.problems.poisson_on_shapes import PoissonOnShapes
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.signal_separation import SignalSeparation
@@ -52,6 +53,7 @@ __all__ = [
     "KuramotoSivashinsky",
     "MethodOfLines",
     "NavierStokesShell",
+    "PoissonOnShapes",
     "Problem",
     "ShallowWater",
     "SignalSeparation",

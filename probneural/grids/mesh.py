@@ -1,0 +1,144 @@
+"""Simplicial meshes: volumes of cells, quadrature weights, boundaries, triangulation of points."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import combinations
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.errors import DataError, DataWarning, ShapeError
+
+_DEGENERATE = 1e-12
+"""Volume of a simplex in units of its longest edge to the power of its dimension, up to which it is degenerate."""
+
+
+def cell_volumes(points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"]) -> Float64[Tensor, " m"]:
+    """Volumes of simplices of k points: lengths, areas or volumes, also of curves and surfaces in a space of more dimensions.
+
+    Examples:
+        >>> cell_volumes(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double(), torch.tensor([[0, 1, 2]])).item()
+        0.5
+    """
+    edges = points[cells[:, 1:]] - points[cells[:, :1]]
+    order = edges.shape[1]
+    # volume = det(E E^T)^1/2 / (k - 1)!, as the product of the diagonal of a QR decomposition of E^T
+    triangle = torch.linalg.qr(edges.mT, mode="r").R
+    return triangle.diagonal(dim1=-2, dim2=-1).prod(-1).abs() / math.factorial(order)
+
+
+def lumped_weights(points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"]) -> Float64[Tensor, " p"]:
+    """Quadrature weights of the points: each cell gives every one of its points an equal part of its volume.
+
+    The sum over points is exact for functions that are linear in each cell.
+    """
+    each = cell_volumes(points, cells) / cells.shape[1]
+    return torch.zeros(len(points), dtype=torch.float64).index_add_(0, cells.flatten(), each.repeat_interleave(cells.shape[1]))
+
+
+def check_cells(points: Float64[Tensor, "p d"], cells: Tensor) -> Int64[Tensor, "m k"]:
+    """Return the cells of a mesh as int64 on the CPU.
+
+    Raises:
+        ShapeError: If they are not `(m, k)` with k from 2 to d + 1.
+        DataError: If they are no integers, name points that do not exist, are degenerate, or occur twice.
+    """
+    if cells.dtype == torch.bool or cells.is_floating_point() or cells.is_complex():
+        raise DataError(expected="cells of integers", got=str(cells.dtype), remedy="give the indices of each cell's points")
+    cells = cells.detach().to("cpu", torch.int64)
+    count, dimension = points.shape
+    if cells.ndim != 2 or not len(cells) or not 2 <= cells.shape[1] <= dimension + 1:
+        raise ShapeError(
+            expected=f"cells of shape (m, k), simplices of 2 to {dimension + 1} points",
+            got=str(tuple(cells.shape)),
+            remedy="split other cells into simplices, as pn.data.open does for files",
+        )
+    if bool((cells < 0).any() or (cells >= count).any()):
+        raise DataError(
+            expected=f"indices from 0 to {count - 1}",
+            got=f"{int(cells.min())} to {int(cells.max())}",
+            remedy="cells count points from 0",
+        )
+    edges = points[cells[:, 1:]] - points[cells[:, :1]]
+    longest = edges.square().sum(-1).amax(-1).sqrt()
+    flat = cell_volumes(points, cells) <= _DEGENERATE * longest ** (cells.shape[1] - 1)
+    if bool(flat.any()):
+        raise DataError(
+            expected="cells with a volume",
+            got=f"{int(flat.sum())} degenerate cells, the first with points {cells[flat][0].tolist()}",
+            remedy="remove them, or merge points that coincide",
+        )
+    if len(cells.sort(1).values.unique(dim=0)) < len(cells):
+        raise DataError(expected="each cell once", got="repeated cells", remedy="remove repetitions: cells.unique(dim=0)")
+    return cells
+
+
+def boundary_facets(cells: Int64[Tensor, "m k"]) -> Int64[Tensor, "b f"]:
+    """Return the facets that belong to one cell only, as indices of their points.
+
+    Examples:
+        >>> boundary_facets(torch.tensor([[0, 1, 2], [1, 2, 3]])).tolist()
+        [[0, 1], [0, 2], [1, 3], [2, 3]]
+    """
+    size = cells.shape[1]
+    facets = torch.cat([cells[:, list(choice)] for choice in combinations(range(size), size - 1)]).sort(1).values
+    unique, counts = facets.unique(dim=0, return_counts=True)
+    return unique[counts == 1]
+
+
+def triangulated(points: Float64[Tensor, "p d"]) -> Int64[Tensor, "m k"]:
+    """Return the Delaunay triangulation of points, which fills their convex hull, with a warning that says so.
+
+    Raises:
+        DataError: If points coincide, or lie in a subspace.
+    """
+    from scipy.spatial import Delaunay, QhullError  # a third of a second to import, and few need it
+
+    count, dimension = points.shape
+    if len(points.unique(dim=0)) < count:
+        raise DataError(expected="points that differ", got="points that coincide", remedy="give weights=, or merge the points")
+    if dimension == 1:
+        order = points[:, 0].argsort()
+        cells = torch.stack([order[:-1], order[1:]], 1)
+    else:
+        try:
+            cells = torch.from_numpy(Delaunay(points.numpy()).simplices).to(torch.int64)
+        except QhullError as error:
+            raise DataError(
+                expected=f"{dimension + 2} points or more that span {dimension} dimensions",
+                got=f"{count} points without a triangulation",
+                remedy="give weights=, or cells by Grid.mesh(points, cells)",
+            ) from error
+    if not len(cells):
+        raise DataError(expected="two points or more", got="one", remedy="give weights=")
+    warnings.warn(
+        "quadrature weights come from a triangulation of the points' convex hull: give cells, Grid.mesh(points, cells), or "
+        "weights for a domain that is not convex",
+        DataWarning,
+        stacklevel=4,
+    )
+    return cells
+
+
+def triangulated_disk(
+    count: int, *, graded: bool = False
+) -> tuple[Float64[Tensor, "p 2"], Int64[Tensor, "m 3"], Float64[Tensor, " p"]]:
+    """Return points of the unit disk, their triangulation, and 1 at points of the boundary, 0 elsewhere.
+
+    Points inside follow Vogel's spiral, about uniformly; graded ones lie at r^(1/2) of its radii, dense near the boundary.
+    """
+    rim = round(2.0 * math.sqrt(math.pi * count) * 0.9)
+    inner = count - rim
+    radii = ((torch.arange(inner, dtype=torch.float64) + 0.5) / inner).sqrt() * (1.0 - math.sqrt(math.pi / count) * 0.8)
+    radii = radii.sqrt() if graded else radii
+    angles = torch.arange(inner, dtype=torch.float64) * math.pi * (3.0 - math.sqrt(5.0))
+    around = 2.0 * math.pi * torch.arange(rim, dtype=torch.float64) / rim
+    radii, angles = torch.cat([radii, torch.ones(rim, dtype=torch.float64)]), torch.cat([angles, around])
+    points = torch.stack([radii * angles.cos(), radii * angles.sin()], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataWarning)  # the disk is convex
+        cells = triangulated(points)
+    return points, cells, (torch.arange(count) >= inner).to(torch.float64)
