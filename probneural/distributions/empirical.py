@@ -199,7 +199,7 @@ class EmpiricalField(FieldDistribution):
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
         """Select functions of every member."""
         rows = select_rows(index, self.samples.shape[1])
-        return inherit_rows(EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid), self, rows)
+        return inherit_rows(EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid.select(rows)), self, rows)
 
 
 class LazyEmpiricalField(EmpiricalField):

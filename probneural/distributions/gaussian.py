@@ -509,7 +509,8 @@ class GaussianField(FieldDistribution):
         rows = select_rows(index, len(self))
         discrepancy = None if self.discrepancy is None else self.discrepancy.select(rows)
         root = self.root.select(rows)
-        field = GaussianField(self._mean[rows], root, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
+        grid = self.grid.select(rows)
+        field = GaussianField(self._mean[rows], root, latent=self.latent, grid=grid, discrepancy=discrepancy)
         return of_functions(inherit_rows(field, self, rows), self._functions.select(rows))
 
     def marginal(self, index: int) -> GaussianField:
@@ -525,7 +526,8 @@ class GaussianField(FieldDistribution):
             latent = Latent(id=name, rank=rank, is_shared_across_calls=latent.is_shared_across_calls, source=latent.key)
         discrepancy = None if self.discrepancy is None else self.discrepancy.marginal(index)
         mean = self._mean[index : index + 1]
-        alone = GaussianField(mean, root, latent=latent, grid=self.grid, discrepancy=discrepancy)
+        grid = self.grid.select(slice(index, index + 1))
+        alone = GaussianField(mean, root, latent=latent, grid=grid, discrepancy=discrepancy)
         alone = inherit_rows(alone, self, index)
         if discrepancy is None or self.discrepancy is None or discrepancy.shape[3] != self.discrepancy.shape[3]:
             return alone

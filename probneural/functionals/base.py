@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from jaxtyping import Float, Float64
@@ -124,21 +124,27 @@ class Functional(Undisturbed, ABC):
 
 @dataclass(frozen=True, eq=False)
 class MatrixFunctional(Functional):
-    """A functional given by its matrix, `(m, p)`, float64, over the grid's p points, and names of its numbers, if any."""
+    """A functional given by its matrix, `(m, p)`, float64, over the grid's p points, and names of its numbers, if any.
+
+    On a batch of grids with points of their own the matrix is `(n, m, p)`, and values are `(..., n, c, p)`.
+    """
 
     grid: Grid
-    matrix: Float64[Tensor, "m p"]
+    matrix: Float64[Tensor, "*n m p"]
     _: KW_ONLY
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the matrix against the grid."""
-        if self.matrix.ndim != 2 or self.matrix.shape[1] != self.grid.size:
+        own = (len(self.grid.weights),) if self.grid.has_own_points else ()
+        if self.matrix.ndim != 2 + len(own) or (*self.matrix.shape[:-2], self.matrix.shape[-1]) != (*own, self.grid.size):
             raise ShapeError(
-                expected=f"a matrix of shape (m, {self.grid.size})",
+                expected=f"a matrix of shape ({'n, ' if own else ''}m, {self.grid.size})",
                 got=str(tuple(self.matrix.shape)),
                 remedy="one column per grid point",
             )
+        if own:
+            return
         check_unbatched(self.grid)
         if self.grid.is_masked:
             size = self.matrix.abs()
@@ -153,13 +159,24 @@ class MatrixFunctional(Functional):
     @property
     def size(self) -> int:
         """Rows of the matrix."""
-        return self.matrix.shape[0]
+        return self.matrix.shape[-2]
+
+    def row_norms(self, *, order: int = 2) -> Float64[Tensor, "*n m"]:
+        """Norms of the rows of the matrix, of each sample's if samples have points of their own; see the base class."""
+        return self.matrix.norm(check_integer(order, "order"), dim=-1)
 
     def _forward(self, values: Tensor) -> Tensor:
         return values.flatten(values.ndim - len(self.grid.shape)) @ self.matrix.to(values).mT
 
     def _adjoint(self, numbers: Tensor) -> Tensor:
         return (numbers @ self.matrix.to(numbers)).unflatten(-1, self.grid.shape)
+
+    def select(self, index: slice | Tensor) -> MatrixFunctional:
+        """The functional on some samples' grids."""
+        if not self.grid.has_own_points:
+            return self
+        rows = index.cpu() if isinstance(index, Tensor) else index
+        return replace(self, grid=self.grid.select(rows), matrix=self.matrix[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,9 +279,19 @@ class Stack(Functional):
         return torch.stack([part.adjoint(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
 
+def on_each(grid: Grid, make: Callable[[Grid], Functional]) -> Functional:
+    """The functional of each sample's grid, on a batch of grids with points of their own."""
+    rows = []
+    for single in grid.singles():
+        functional = make(single)
+        matrix = functional.adjoint(torch.eye(functional.size, dtype=torch.float64, device="cpu"))
+        rows.append(torch.nn.functional.pad(matrix, (0, grid.size - single.size)))
+    return MatrixFunctional(grid, torch.stack(rows), labels=functional.labels)
+
+
 def check_unbatched(grid: Grid) -> None:
     """Raise a GridError if masks differ between samples: a functional is the same for all."""
-    if grid.is_batch:
+    if grid.is_batch and not grid.has_own_points:
         raise GridError(
             expected="one grid for all samples of a functional",
             got=repr(grid),

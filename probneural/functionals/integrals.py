@@ -15,7 +15,7 @@ from torch import Tensor
 from probneural.checks import check_choice, check_finite, check_integer, real_tensor
 from probneural.contexts import undisturbed
 from probneural.errors import ArgumentError, GridError, ShapeError
-from probneural.functionals.base import AlongAxis, Functional, MatrixFunctional, check_unbatched
+from probneural.functionals.base import AlongAxis, Functional, MatrixFunctional, check_unbatched, on_each
 from probneural.functionals.regions import (
     Corner,
     Indicator,
@@ -45,7 +45,7 @@ def integral(grid: Grid) -> Functional:
         2.0
     """
     check_unbatched(check_grid(grid))
-    return MatrixFunctional(grid, grid.weights[None, :].clone(), labels=("integral",))
+    return MatrixFunctional(grid, grid.weights[..., None, :].clone(), labels=("integral",))
 
 
 @undisturbed()
@@ -112,6 +112,8 @@ def region(
     if where is not None and is_box:
         raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
     check_unbatched(check_grid(grid))
+    if grid.has_own_points:
+        return on_each(grid, lambda single: region(single, where, lower=lower, upper=upper, reduction=reduction))
     if is_box and grid.is_uniform and not grid.is_masked:
         low, high = box_corners(grid, lower, upper)
         weights, volume = torch.ones(1, dtype=torch.float64), box_volume(grid, low, high)

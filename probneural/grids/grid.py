@@ -306,7 +306,7 @@ class Grid(Undisturbed):
         Raises:
             GridError: If there is none, one is uniform, or they differ in dimension or kind of cells.
         """
-        parts = [part for grid in grids for part in check_grid(grid, "grids")._singles()]
+        parts = [part for grid in grids for part in check_grid(grid, "grids").singles()]
         kinds = {(part.is_uniform, part.dimension, None if part._cells is None else part._cells.shape[1]) for part in parts}
         if len(kinds) != 1 or next(iter(kinds))[0]:
             raise GridError(
@@ -326,7 +326,7 @@ class Grid(Undisturbed):
             _cells=None if parts[0]._cells is None else _padded([_present(part._cells) for part in parts], -1),
         )
 
-    def _singles(self) -> list[Grid]:
+    def singles(self) -> list[Grid]:
         """The grids of a batch with points of their own, without padding; itself, if it is one grid."""
         if not self.has_own_points:
             return [self]
@@ -458,8 +458,8 @@ class Grid(Undisturbed):
 
     @property
     def unmasked(self) -> Grid:
-        """The grid without its mask, or masks."""
-        return self if self._observed is None else self._with_mask(None)
+        """The grid without its mask, or masks; padding of a batch stays."""
+        return self if self._observed is None or self.has_own_points else self._with_mask(None)
 
     @property
     def shared(self) -> Grid:
@@ -469,7 +469,7 @@ class Grid(Undisturbed):
     @property
     def first(self) -> Grid:
         """The grid of the first sample of a batch with points of their own, without padding; else one for all samples."""
-        return self.select(slice(0, 1))._singles()[0] if self.has_own_points else self.shared
+        return self.select(slice(0, 1)).singles()[0] if self.has_own_points else self.shared
 
     @property
     def is_masked(self) -> bool:

@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.errors import DataError, DataWarning, ShapeError
+from probneural.errors import DataError, DataWarning, GridError, ShapeError
 
 _DEGENERATE = 1e-12
 """Volume of a simplex in units of its longest edge to the power of its dimension, up to which it is degenerate."""
+_SLACK = 1e-9
+"""Barycentric coordinate below zero up to which a location counts as inside a cell."""
 
 
 def cell_volumes(points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"]) -> Float64[Tensor, " m"]:
@@ -23,11 +25,17 @@ def cell_volumes(points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"]) ->
         >>> cell_volumes(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double(), torch.tensor([[0, 1, 2]])).item()
         0.5
     """
-    edges = points[cells[:, 1:]] - points[cells[:, :1]]
-    order = edges.shape[1]
-    # volume = det(E E^T)^1/2 / (k - 1)!, as the product of the diagonal of a QR decomposition of E^T
+    return simplex_volumes(points[cells])
+
+
+def simplex_volumes(vertices: Float64[Tensor, "*m k d"]) -> Float64[Tensor, "*m"]:
+    """Volumes of simplices from their corners."""
+    edges = vertices[..., 1:, :] - vertices[..., :1, :]
+    # volume = det(E E^T)^1/2 / (k - 1)!
+    if edges.shape[-2] == edges.shape[-1]:
+        return torch.linalg.det(edges).abs() / math.factorial(edges.shape[-2])
     triangle = torch.linalg.qr(edges.mT, mode="r").R
-    return triangle.diagonal(dim1=-2, dim2=-1).prod(-1).abs() / math.factorial(order)
+    return triangle.diagonal(dim1=-2, dim2=-1).prod(-1).abs() / math.factorial(edges.shape[-2])
 
 
 def lumped_weights(points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"]) -> Float64[Tensor, " p"]:
@@ -142,3 +150,52 @@ def triangulated_disk(
         warnings.simplefilter("ignore", DataWarning)  # the disk is convex
         cells = triangulated(points)
     return points, cells, (torch.arange(count) >= inner).to(torch.float64)
+
+
+def barycentric(
+    points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"], where: Float64[Tensor, "q d"], *, extrapolates: bool = False
+) -> tuple[Int64[Tensor, "q k"], Float64[Tensor, "q k"]]:
+    """Return the points of the cell that holds each location, and its barycentric coordinates there, which add up to 1.
+
+    Args:
+        points: Points of the mesh.
+        cells: Simplices of d + 1 points.
+        where: Locations.
+        extrapolates: Whether locations outside of the mesh, as of a finer mesh of a curved domain, read the linear function of
+            the cell next to them.
+
+    Raises:
+        GridError: If cells are not full-dimensional, or a location lies outside of all.
+    """
+    from scipy.spatial import cKDTree
+
+    if cells.shape[1] != points.shape[1] + 1 or where.ndim != 2 or where.shape[1] != points.shape[1]:
+        raise GridError(
+            expected=f"cells and locations of {points.shape[1]} dimensions",
+            got=f"{cells.shape[1] - 1} and {tuple(where.shape)}",
+            remedy="curves and surfaces have no interpolant: evaluate the operator there by query=",
+        )
+    # x = x_0 + E^T b for the edges E of a cell
+    inverse = torch.linalg.inv(points[cells[:, 1:]] - points[cells[:, :1]])
+    tree = cKDTree(points[cells].mean(1).numpy())
+    best = torch.full((len(where),), -1)
+    inside = torch.full((len(where),), -math.inf, dtype=torch.float64)
+    coordinates = torch.zeros(len(where), cells.shape[1], dtype=torch.float64)
+    for count in (min(8, len(cells)), min(64, len(cells))):
+        rows = (inside < -_SLACK).nonzero()[:, 0]
+        if not len(rows):
+            break
+        near = torch.from_numpy(tree.query(where[rows].numpy(), k=count)[1]).reshape(len(rows), count)
+        offset = where[rows][:, None] - points[cells[near][..., 0]]
+        weights = torch.einsum("qne,qned->qnd", offset, inverse[near])
+        weights = torch.cat([1.0 - weights.sum(-1, keepdim=True), weights], -1)
+        inside[rows], place = weights.amin(-1).max(1)
+        number = torch.arange(len(rows))
+        best[rows], coordinates[rows] = near[number, place], weights[number, place]
+    if not extrapolates and bool((inside < -_SLACK).any()):
+        raise GridError(
+            expected="locations inside the mesh",
+            got=f"{int((inside < -_SLACK).sum())} outside, the first {where[inside < -_SLACK][0].tolist()}",
+            remedy="move them into the domain",
+        )
+    return cells[best], coordinates

@@ -12,6 +12,7 @@ from probneural.contexts import outside_of_export
 from probneural.errors import GridError
 from probneural.grids.axes import read_line, transfer
 from probneural.grids.grid import Grid, check_grid, check_on_grid
+from probneural.grids.mesh import barycentric
 
 _CHUNK_ELEMENTS = 2**21
 """Largest interpolation matrix built at once (16 MiB in float64)."""
@@ -21,7 +22,7 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
     """Return the matrix that reads the interpolant of a field (or a partial derivative of it) at points.
 
     Args:
-        grid: A uniform grid of p points in d dimensions.
+        grid: A uniform grid, or one mesh, of p points in d dimensions.
         points: Coordinates, `(m, d)`, float64, in the grid's units, within the domain; the two ends of a periodic axis are
             one point.
         orders: Order of the derivative along each axis; all zero by default.
@@ -32,6 +33,9 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
     Raises:
         GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
+    if grid.cells is not None and not orders:
+        indices, weights = barycentric(grid.points, grid.cells, points)
+        return torch.zeros(len(points), grid.size, dtype=torch.float64).scatter_add_(1, indices, weights)
     _check_readable(grid, points)
     matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
     for number, axis in enumerate(grid.axes):
@@ -74,12 +78,12 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
     """Evaluate the interpolant of values on one grid at the points of another.
 
     The interpolant is trigonometric on periodic axes, so a field whose frequencies the source resolves is moved exactly, up
-    or down; elsewhere it is a local polynomial of degree 5.
+    or down; elsewhere it is a local polynomial of degree 5. On a mesh it is linear in each cell, and goes on so beyond it.
 
     Args:
-        values: `(..., *source.shape)`.
-        source: A uniform grid.
-        target: Any grid in the same domain.
+        values: `(..., *source.shape)`; `(..., n, c, p)` for a batch of n meshes.
+        source: A uniform grid, a mesh, or a batch of meshes.
+        target: Any grid in the same domain, or a batch of as many.
 
     Returns:
         `(..., *target.shape)`.
@@ -93,6 +97,8 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
     check_grid(target, "target")
     if source == target or ((source.is_masked or target.is_masked) and source.has_points_of(target)):
         return values
+    if source.cells is not None:
+        return _read_mesh(values, source, target)
     if source.is_masked:
         raise GridError(
             expected="values without a mask to interpolate",
@@ -118,6 +124,21 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
     lines = values.numel() // max(1, source.shape[-1]) * (math.isqrt(source.shape[-1]) + 1)
     parts = target.points.split(max(1, _CHUNK_ELEMENTS // max(1, lines)))
     return torch.cat([_read(values, source, part) for part in parts], dim=-1).unflatten(-1, target.shape)
+
+
+def _read_mesh(values: Tensor, source: Grid, target: Grid) -> Tensor:
+    """Values of the piecewise linear interpolant of a mesh, or of one mesh per sample."""
+    sources, targets = source.singles(), target.singles()
+    count = max(len(sources), len(targets))
+    read = []
+    for index in range(count):
+        mesh, where = sources[index % len(sources)], targets[index % len(targets)]
+        assert mesh.cells is not None  # all grids of a batch have cells
+        indices, weights = barycentric(mesh.points, mesh.cells, where.points, extrapolates=True)
+        sample = values if count == 1 else values.select(-3, index % values.shape[-3])
+        parts = (sample[..., indices.to(values.device)] * weights.to(values)).sum(-1)
+        read.append(torch.nn.functional.pad(parts, (0, target.size - where.size)))
+    return (read[0] if count == 1 else torch.stack(read, -3)).unflatten(-1, target.shape)
 
 
 def _read(values: Tensor, source: Grid, points: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -165,6 +166,10 @@ class PointFNO(Operator):
         hidden = (result + local).unflatten(-1, (where if query is None else query).shape)
         features = nn.functional.gelu(self.projection(hidden))
         return self.output_normalizer.inverse(self.readout(features))
+
+    def configuration(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return super().configuration() | {"projection": self.projection.out_channels}
 
     def fit_normalizers(self, *train: Dataset) -> None:
         """Take means, scales and the box from training data."""

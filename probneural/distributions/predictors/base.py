@@ -87,7 +87,8 @@ class Predictor(Undisturbed, ABC):
     """Conditions a predictor; `conditioned` sets it, whose class derives from this one."""
 
     def __init__(self, traits: PredictorTraits) -> None:
-        self.traits = replace(traits, domain=traits.domain.unmasked) if traits.domain.is_masked else traits
+        domain = traits.domain.first.unmasked
+        self.traits = traits if domain is traits.domain else replace(traits, domain=domain)
 
     if not TYPE_CHECKING:
         __getattr__ = missing_attribute

@@ -208,8 +208,8 @@ class DenseRoot(Root):
 
     def push(self, functional: Functional) -> Root:
         """Apply the functional to each latent column."""
-        columns = self.matrix.movedim(-1, 1).unflatten(-1, grid_shape(functional, self.shape[2]))
-        return DenseRoot(functional(columns).movedim(1, -1))
+        columns = self.matrix.movedim(-1, 0).unflatten(-1, grid_shape(functional, self.shape[2]))
+        return DenseRoot(functional(columns).movedim(0, -1))
 
     def compose(self, transform: LowRankUpdate) -> Root:
         """Multiply on the latent side."""

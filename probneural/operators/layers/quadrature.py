@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import ClassVar
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from probneural.checks import check_integer
 from probneural.grids import Grid
+from probneural.grids.mesh import simplex_volumes
 from probneural.operators.checks import check_modes
 
 
@@ -92,21 +92,55 @@ class FourierBasis:
     """
 
     def __init__(self, modes: Sequence[int], origin: Float64[Tensor, " d"], lengths: Float64[Tensor, " d"]) -> None:
-        axes = [[*range(mode), *range(1 - mode, 0)] for mode in modes[:-1]]
-        self.frequencies = torch.tensor(list(itertools.product(*axes, range(modes[-1]))), dtype=torch.float64)
+        self.axes = [torch.tensor([*range(mode), *range(1 - mode, 0)]) for mode in modes[:-1]] + [torch.arange(modes[-1])]
         self.origin, self.lengths = origin.cpu(), lengths.cpu()
 
     def synthesis(self, grid: Grid, like: Tensor) -> Float[Tensor, "b q k2"]:
         """Values of the basis at a grid's points, cosines first; frequencies of both signs of the last axis are joined."""
-        waves, factors = self._waves(grid), torch.where(self.frequencies[:, -1] > 0, 2.0, 1.0)
-        return (waves * factors.repeat(2)).to(like)
+        factors = torch.where(self.axes[-1] > 0, 2.0, 1.0).repeat(2 * math.prod(len(axis) for axis in self.axes[:-1]))
+        return self._waves(_of_samples(grid.points), like) * factors.to(like)
 
     def analysis(self, grid: Grid, like: Tensor) -> Float[Tensor, "b p k2"]:
-        """Values of the basis at a grid's points times its quadrature weights over the volume of the box."""
-        weights = grid.weights / self.lengths.prod()
-        return (self._waves(grid) * (weights if grid.is_batch else weights[None])[..., None]).to(like)
+        """Weights of values at a grid's points in their Fourier coefficients on the box.
 
-    def _waves(self, grid: Grid) -> Float64[Tensor, "b p k2"]:
-        points = grid.points if grid.has_own_points else grid.points[None]
-        phases = 2.0 * math.pi * ((points - self.origin) / self.lengths) @ self.frequencies.mT
-        return torch.cat([phases.cos(), phases.sin()], -1)
+        On a mesh, values are linear in each cell, and the product with a wave is integrated by the rule of degree 2 with one
+        node per corner, x_q = a x_q' + b (sum of the other corners). Elsewhere the grid's quadrature weights are used.
+
+        Reference:
+            Stroud (1971), Approximate calculation of multiple integrals, rule T_n: 2-1.
+        """
+        volume = self.lengths.prod()
+        if grid.cells is None or grid.cells.shape[-1] != grid.dimension + 1:
+            weights = _of_samples(grid.weights, axes=1) / volume
+            return self._waves(_of_samples(grid.points), like) * weights.to(like)[..., None]
+        points, cells = _of_samples(grid.points), _of_samples(grid.cells)
+        is_cell, corners = cells[..., 0] >= 0, cells.shape[-1]
+        rows = torch.arange(len(points))[:, None, None]
+        vertices = points[rows, cells.clamp_min(0)]  # (b, m, k, d)
+        volumes = torch.where(is_cell, simplex_volumes(vertices), 0.0) / volume / corners
+        small = (corners + 1 - math.sqrt(corners + 1)) / (corners * (corners + 1))
+        large = 1.0 - (corners - 1) * small
+        centre = vertices.sum(2, keepdim=True)
+        nodes = small * centre + (large - small) * vertices
+        waves = self._waves(nodes.flatten(1, 2), like).unflatten(1, nodes.shape[1:3]) * volumes.to(like)[..., None, None]
+        total = waves.sum(2, keepdim=True)
+        parts = small * total + (large - small) * waves  # (b, m, k, 2K): of each corner's value
+        flat = (rows * points.shape[1] + cells.clamp_min(0)).flatten().to(like.device)
+        gathered = torch.zeros(len(points) * points.shape[1], parts.shape[-1], dtype=like.dtype, device=like.device)
+        return gathered.index_add_(0, flat, parts.flatten(0, 2)).unflatten(0, points.shape[:2])
+
+    def _waves(self, points: Float64[Tensor, "b p d"], like: Tensor) -> Float[Tensor, "b p k2"]:
+        """Cosines and sines of 2 pi k.x / L, as products of the exponentials along each axis."""
+        turns = 2.0 * math.pi * (points - self.origin) / self.lengths
+        product: Tensor | None = None
+        for number, frequencies in enumerate(self.axes):
+            phases = turns[..., number, None] * frequencies
+            along = torch.complex(phases.cos().to(like), phases.sin().to(like))
+            product = along if product is None else (product[..., :, None] * along[..., None, :]).flatten(-2)
+        assert product is not None  # there is an axis
+        return torch.cat([product.real, product.imag], -1)
+
+
+def _of_samples(tensor: Tensor, *, axes: int = 2) -> Tensor:
+    """A tensor of a grid with a leading axis of samples, of length 1 if all share it."""
+    return tensor if tensor.ndim > axes else tensor[None]
