@@ -122,7 +122,7 @@ def decompose(
         ratio = torch.ones_like(total) if factor is None else factor(stated.mean.cpu(), total.unflatten(-1, grid.shape))
         residual = residual / ratio.sqrt()
         standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
-        squares = waves.powers(standardised)
+        squares = waves.powers(standardised, stated.grid)
         halves_of = side[start : start + len(residual)]
         powers += torch.stack([squares.sum(0), squares[halves_of == 0].sum(0), squares[halves_of == 1].sum(0)])
         # Residuals are zero at masked points, so the spectrum is that of the process times the mask. In likelihoods, masked
@@ -147,7 +147,8 @@ def decompose(
         processes = [waves.process(half, most=candidate) for half in halves]
         if ranks == (ranks := [process.modes.shape[1] for process in processes]):
             continue  # there are no more waves than that
-        roots = [process.at(grid.points[points]) for process in processes]
+        where = grid.points[rows][:, points] if grid.has_own_points else grid.points[points][None]
+        roots = [[process.at(sample) for sample in where] for process in processes]
         best, height = search(examples, roots, scale=scale, noise=noise, starts=starts)
         if height <= highest:
             break
@@ -242,7 +243,7 @@ class Example:
 
 def search(
     examples: Sequence[Example],
-    waves: Sequence[Float64[Tensor, "c p _"]],
+    waves: Sequence[Sequence[Float64[Tensor, "c p _"]]],
     *,
     scale: Float64[Tensor, " c"],
     noise: Float64[Tensor, " c"],
@@ -252,20 +253,21 @@ def search(
 
     Args:
         examples: Some functions.
-        waves: The root of the process of each half at the same points.
+        waves: The root of the process of each half at the same points: once, or for each example.
         scale: a.
         noise: b n, in physical units squared.
         starts: Candidates to begin with, one pair for each channel.
     """
     candidates, total = [], 0.0
     for channel, start in enumerate(starts):
-        halves = [_Half(root[channel]) for root in waves]
+        halves = [[_Half(root[channel]) for root in roots] for roots in waves]
         cases = []
-        for example in examples:
+        for number, example in enumerate(examples):
             # Points without variance carry no information on w and f.
             points = ((example.explained[channel] + noise[channel]) > 0).nonzero()[:, 0]
             root, gram = example.shared.of_channel(channel, scale=scale[channel], points=points)
-            half = halves[1 - example.side]
+            roots = halves[1 - example.side]
+            half = roots[number % len(roots)]
             half = half if len(points) == len(half.waves) else _Half(half.waves[points])
             cases.append(
                 _Case(example.residual[channel, points], example.explained[channel, points], noise[channel], half, root, gram)

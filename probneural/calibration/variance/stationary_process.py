@@ -73,8 +73,8 @@ class StationaryProcess:
         waves = Waves(grid)
         return waves.process(waves.powers(values).sum(0) / len(values))
 
-    def evaluate(self, grid: Grid) -> Float64[Tensor, "c p r"]:
-        """The process's root on a grid: row sums of squares are 1.
+    def evaluate(self, grid: Grid) -> Float64[Tensor, "*n c p r"]:
+        """The process's root on a grid, or on those of a batch with points of their own: row sums of squares are 1.
 
         Raises:
             GridError: If the grid has another number of dimensions.
@@ -83,7 +83,7 @@ class StationaryProcess:
             raise GridError(
                 expected=f"a grid in {len(self.periodic)} dimensions", got=repr(grid), remedy="evaluate on the outputs' domain"
             )
-        return self.at(grid.points)
+        return torch.stack([self.at(points) for points in grid.points]) if grid.has_own_points else self.at(grid.points)
 
     def at(self, points: Float64[Tensor, "p d"]) -> Float64[Tensor, "c p r"]:
         """The process's root at some points."""
@@ -107,14 +107,22 @@ class Waves:
         self.lower, self.lengths = box_of(grid)
         self.candidates, self.frequencies = waves_of(grid)
         self._counts = (self.candidates.amax(0) + 1).tolist()
-        self._weighted = None if grid.is_uniform else self._scattered()
+        self._weighted = None if grid.is_uniform or grid.has_own_points else self._scattered(grid)
 
     def __len__(self) -> int:
         """Number K of waves."""
         return len(self.candidates)
 
-    def coefficients(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
-        """Coefficients of samples, by quadrature: axis by axis, so that no matrix of points and waves is formed."""
+    def coefficients(self, values: Float64[Tensor, "n c p"], grid: Grid | None = None) -> Float64[Tensor, "n c K"]:
+        """Coefficients of samples, by quadrature: axis by axis, so that no matrix of points and waves is formed.
+
+        Args:
+            values: The samples.
+            grid: Their grids, if samples have points of their own.
+        """
+        if grid is not None and grid.has_own_points:
+            rows = [sample @ self._scattered(grid.select(slice(i, i + 1))) for i, sample in enumerate(values)]
+            return torch.stack(rows) if rows else values.new_zeros(*values.shape[:2], len(self))
         if self._weighted is not None:
             return values @ self._weighted
         spectrum = values.unflatten(-1, self.grid.shape)
@@ -125,14 +133,14 @@ class Waves:
             place = place * count + number
         return spectrum.flatten(2)[..., place]
 
-    def powers(self, values: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c K"]:
+    def powers(self, values: Float64[Tensor, "n c p"], grid: Grid | None = None) -> Float64[Tensor, "n c K"]:
         """Squared coefficients of samples."""
-        return self.coefficients(values).square()
+        return self.coefficients(values, grid).square()
 
-    def _scattered(self) -> Float64[Tensor, "p K"]:
-        grid = self.grid
-        waves = evaluate_waves(self.candidates, grid.points, lower=self.lower, lengths=self.lengths, periodic=grid.periodic)
-        return grid.mean_weights[:, None] * waves
+    def _scattered(self, grid: Grid) -> Float64[Tensor, "p K"]:
+        points, weights = grid.points.flatten(0, -2), grid.sample_weights.flatten()
+        waves = evaluate_waves(self.candidates, points, lower=self.lower, lengths=self.lengths, periodic=grid.periodic)
+        return weights[:, None] * waves
 
     def process(self, power: Float64[Tensor, "c K"], *, most: int = LARGEST_RANK) -> StationaryProcess:
         """The process with these mean powers, averaged over cosine and sine: its waves of most power are kept.
@@ -177,7 +185,8 @@ def box_of(grid: Grid) -> tuple[Tensor, Tensor]:
     if grid.is_uniform:
         origins = torch.tensor([axis.origin for axis in grid.axes], dtype=torch.float64)
         return origins, torch.tensor(grid.lengths, dtype=torch.float64)
-    lower, upper = grid.points.amin(0), grid.points.amax(0)
+    points = grid.points[grid.weights > 0] if grid.has_own_points else grid.points
+    lower, upper = points.amin(0), points.amax(0)
     return lower, torch.where(upper > lower, upper - lower, torch.ones_like(upper))
 
 

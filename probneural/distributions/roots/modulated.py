@@ -23,7 +23,8 @@ class ModulatedRoot(Root):
 
     Args:
         std: Standard deviations, `(n, c, p)`, in physical units.
-        modes: `(c, p, r)`, dimensionless, with squares that add up to 1 at every point.
+        modes: `(c, p, r)`, or `(n, c, p, r)` where inputs have points of their own; dimensionless, with squares that add up to
+            1 at every point.
 
     Raises:
         ShapeError: If the two do not fit together.
@@ -34,9 +35,13 @@ class ModulatedRoot(Root):
 
     def __post_init__(self) -> None:
         """Check that the two fit together."""
-        if self.std.ndim != 3 or self.modes.ndim != 3 or self.std.shape[1:] != self.modes.shape[:2]:
+        if (
+            self.std.ndim != 3
+            or self.modes.ndim not in (3, 4)
+            or self.std.shape[4 - self.modes.ndim :] != self.modes.shape[:-1]
+        ):
             raise ShapeError(
-                expected="standard deviations (n, c, p) and modes (c, p, r)",
+                expected="standard deviations (n, c, p) and modes (c, p, r) or (n, c, p, r)",
                 got=f"{tuple(self.std.shape)} and {tuple(self.modes.shape)}",
                 remedy="evaluate both on the same grid",
             )
@@ -45,7 +50,7 @@ class ModulatedRoot(Root):
     def shape(self) -> tuple[int, int, int, int]:
         """`(n, c, p, c r)`."""
         inputs, channels, points = self.std.shape
-        return inputs, channels, points, channels * self.modes.shape[2]
+        return inputs, channels, points, channels * self.modes.shape[-1]
 
     @property
     def like(self) -> Tensor:
@@ -53,27 +58,38 @@ class ModulatedRoot(Root):
         return self.std
 
     @property
+    def _are_own(self) -> bool:
+        """Whether inputs have modes of their own."""
+        return self.modes.ndim == 4
+
+    @property
     def _modes(self) -> Tensor:
         return self.modes.to(self.std)
 
     def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s n c p"]:
         """Map s latent vectors to s coherent draws."""
+        if self._are_own:
+            return torch.einsum("ncpr,scr->sncp", self._modes, self._by_channel(latents)) * self.std
         waves = torch.einsum("cpr,scr->scp", self._modes, self._by_channel(latents))
         return waves[:, None] * self.std
 
     def product_each(self, latents: Float[Tensor, "n k"]) -> Float[Tensor, "n c p"]:
         """Map one latent vector per input."""
-        return torch.einsum("cpr,ncr->ncp", self._modes, self._by_channel(latents)) * self.std
+        formula = "ncpr,ncr->ncp" if self._are_own else "cpr,ncr->ncp"
+        return torch.einsum(formula, self._modes, self._by_channel(latents)) * self.std
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
+        if self._are_own:
+            return torch.einsum("ncpr,sncp->scr", self._modes, values.to(self.std) * self.std).flatten(1)
         weighted = (values.to(self.std) * self.std).sum(1)
         return torch.einsum("cpr,scp->scr", self._modes, weighted).flatten(1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
         """Apply each input's own transpose."""
         weighted = cotangents.to(self.std) * self.std[:, None]
-        return torch.einsum("cpr,nmcp->nmcr", self._modes, weighted).flatten(2)
+        formula = "ncpr,nmcp->nmcr" if self._are_own else "cpr,nmcp->nmcr"
+        return torch.einsum(formula, self._modes, weighted).flatten(2)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
         """Row sums of squares."""
@@ -82,10 +98,10 @@ class ModulatedRoot(Root):
     def push(self, functional: Functional) -> Root:
         """Apply the functional to each latent column, function by function and channel by channel."""
         inputs, channels, _ = self.std.shape
-        rank = self.modes.shape[2]
+        rank = self.modes.shape[-1]
         pushed = self.std.new_zeros(inputs, channels, functional.size, channels, rank)
         for channel in range(channels):
-            columns = (self.std[:, channel, :, None] * self._modes[channel]).mT.unflatten(-1, functional.grid.shape)
+            columns = (self.std[:, channel, :, None] * self._modes[..., channel, :, :]).mT.unflatten(-1, functional.grid.shape)
             pushed[:, channel, :, channel] = functional(columns).mT
         return DenseRoot(pushed.flatten(3))
 
@@ -99,18 +115,18 @@ class ModulatedRoot(Root):
 
     def select(self, index: slice | Tensor) -> ModulatedRoot:
         """Select inputs."""
-        return ModulatedRoot(self.std[index], self.modes)
+        return ModulatedRoot(self.std[index], self.modes[index] if self._are_own else self.modes)
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root: a block per channel."""
         inputs, channels, points, rank = self.shape
         formed = self.std.new_zeros(inputs, channels, points, channels, rank // channels)
         for channel in range(channels):
-            formed[:, channel, :, channel] = self.std[:, channel, :, None] * self._modes[channel]
+            formed[:, channel, :, channel] = self.std[:, channel, :, None] * self._modes[..., channel, :, :]
         return formed.flatten(3)
 
     def _by_channel(self, latents: Tensor) -> Tensor:
-        return latents.to(self.std).unflatten(-1, (self.modes.shape[0], -1))
+        return latents.to(self.std).unflatten(-1, (self.modes.shape[-3], -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +174,7 @@ class DiagonalRoot(Root):
         """Weigh the functional's matrix by the standard deviations: a block per channel."""
         inputs, channels, points = self.std.shape
         identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
-        matrix = functional.adjoint(identity).flatten(1).to(self.std)
+        matrix = functional.adjoint(identity).flatten(-len(functional.grid.shape)).to(self.std)
         pushed = self.std.new_zeros(inputs, channels, functional.size, channels, points)
         for channel in range(channels):
             pushed[:, channel, :, channel] = matrix * self.std[:, channel, None]

@@ -96,7 +96,7 @@ class WeightedRoot(Root):
         """Pull the functional's weights, times g, back to the latent side, channel by channel."""
         inputs, channels, points, rank = self.shape
         identity = torch.eye(functional.size, dtype=torch.float64, device="cpu")
-        matrix = functional.adjoint(identity).flatten(1).to(self.weights)
+        matrix = functional.adjoint(identity).flatten(-len(functional.grid.shape)).to(self.weights)
         pushed = []
         for channel in range(channels):
             cotangents = self.weights.new_zeros(inputs, functional.size, channels, points)
