@@ -10,8 +10,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_flag, check_instance, check_integer
-from probneural.errors import ArgumentError, GridError
-from probneural.grids import Grid, resample
+from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.grids import Grid, check_on_grid, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_input, check_modes, check_where
 from probneural.operators.fno import FNO
@@ -141,6 +141,13 @@ class PointFNO(Operator):
         where = Grid.uniform(tuple(values.shape[2:])) if grid is None else grid
         check_where(where, query)
         check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=self.readout.weight.dtype)
+        check_on_grid(values, where)
+        if where.has_own_points and len(where.weights) != len(values):
+            raise ShapeError(
+                expected=f"one grid for each of {len(values)} samples",
+                got=str(len(where.weights)),
+                remedy="select those of these samples: grid.select(rows)",
+            )
         basis = FourierBasis(self.modes, self.origin, self.lengths)
         for part in (where, query):
             if part is not None and part.dimension != len(self.modes):
