@@ -70,7 +70,7 @@ class TestBadMeshes:
             (SQUARE, [[0, 1, 1]], "cells with a volume"),
             ([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]], [[0, 1, 2]], "cells with a volume"),
             (SQUARE, [[0, 1, 2], [2, 0, 1]], "each cell once"),
-            (SQUARE, [[0.0, 1.0, 2.0]], "cells of integers"),
+            (SQUARE, torch.tensor([[0.0, 1.0, 2.0]]), "cells of integers"),
             (SQUARE, [[0, 1, 2, 3]], "simplices of 2 to 3 points"),
             (SQUARE, [[0], [1]], "simplices of 2 to 3 points"),
             (SQUARE, torch.zeros(0, 3, dtype=torch.int64), "simplices of 2 to 3 points"),
@@ -152,14 +152,18 @@ class TestInterpolation:
     def test_sensors_read_it(self) -> None:
         grid = disk(100)
         probe = sensors(grid, [[0.1, -0.2], [0.0, 0.3]])
-        torch.testing.assert_close(probe(grid.points.mT), torch.tensor([[0.1, 0.0], [-0.2, 0.3]], dtype=torch.float64), rtol=0, atol=1e-14)
+        torch.testing.assert_close(
+            probe(grid.points.mT), torch.tensor([[0.1, 0.0], [-0.2, 0.3]], dtype=torch.float64), rtol=0, atol=1e-14
+        )
         with pytest.raises(GridError, match="inside the mesh"):
             sensors(grid, [[2.0, 0.0]])
 
     def test_in_three_dimensions(self) -> None:
         grid = Grid.mesh(cube(), TETRAHEDRA)
         probe = sensors(grid, [[0.2, 0.3, 0.4]])
-        torch.testing.assert_close(probe(grid.points.mT)[:, 0], torch.tensor([0.2, 0.3, 0.4], dtype=torch.float64), rtol=0, atol=1e-14)
+        torch.testing.assert_close(
+            probe(grid.points.mT)[:, 0], torch.tensor([0.2, 0.3, 0.4], dtype=torch.float64), rtol=0, atol=1e-14
+        )
 
 
 class TestFunctionals:

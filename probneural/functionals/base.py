@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Float, Float64
@@ -170,13 +170,6 @@ class MatrixFunctional(Functional):
 
     def _adjoint(self, numbers: Tensor) -> Tensor:
         return (numbers @ self.matrix.to(numbers)).unflatten(-1, self.grid.shape)
-
-    def select(self, index: slice | Tensor) -> MatrixFunctional:
-        """The functional on some samples' grids."""
-        if not self.grid.has_own_points:
-            return self
-        rows = index.cpu() if isinstance(index, Tensor) else index
-        return replace(self, grid=self.grid.select(rows), matrix=self.matrix[rows])
 
 
 @dataclass(frozen=True, eq=False)

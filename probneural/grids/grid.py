@@ -288,7 +288,10 @@ class Grid(Undisturbed):
             (1.0, torch.Size([4, 2]))
         """
         where = _coordinates(points)
-        checked = check_cells(where, cells if isinstance(cells, Tensor) else torch.as_tensor(cells))
+        if not isinstance(cells, Tensor):
+            cells = real_tensor(cells, "cells", dtype=torch.float64)
+            cells = cells.to(torch.int64) if bool((cells == cells.trunc()).all()) else cells
+        checked = check_cells(where, cells)
         return cls(shape=(len(where),), axes=(), _points=where, _weights=lumped_weights(where, checked), _cells=checked)
 
     @classmethod
@@ -306,7 +309,8 @@ class Grid(Undisturbed):
         Raises:
             GridError: If there is none, one is uniform, or they differ in dimension or kind of cells.
         """
-        parts = [part for grid in grids for part in check_grid(grid, "grids").singles()]
+        listed = check_sequence(grids, "grids", remedy="give a list with one grid per sample")
+        parts = [part for grid in listed for part in check_grid(grid, "grids").singles()]
         kinds = {(part.is_uniform, part.dimension, None if part._cells is None else part._cells.shape[1]) for part in parts}
         if len(kinds) != 1 or next(iter(kinds))[0]:
             raise GridError(

@@ -33,8 +33,8 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
     Raises:
         GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
-    if grid.cells is not None and not orders:
-        indices, weights = barycentric(grid.points, grid.cells, points)
+    if (cells := check_grid(grid).cells) is not None and not orders:
+        indices, weights = barycentric(grid.points, cells, points)
         return torch.zeros(len(points), grid.size, dtype=torch.float64).scatter_add_(1, indices, weights)
     _check_readable(grid, points)
     matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")

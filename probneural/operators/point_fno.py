@@ -10,6 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import check_flag, check_instance, check_integer
+from probneural.contexts import outside_of_export
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.grids import Grid, check_on_grid, resample
 from probneural.operators.base import Operator, initial_weights
@@ -23,6 +24,10 @@ from probneural.registry import stored
 _MARGIN = 0.25
 """Extent of the box beyond the training points on axes that are not periodic, in units of their extent: the Fourier series of
 a function on the box is periodic, and the margin is where it may return."""
+
+
+_SLACK = 1e-6
+"""Distance outside the box that counts as rounding, in units of its lengths."""
 
 
 @stored(parts="configuration")
@@ -130,7 +135,7 @@ class PointFNO(Operator):
 
         Args:
             values: `(n, in_channels, *grid)`, in physical units.
-            grid: Where they live: one grid for all samples or a batch; by default the unit box.
+            grid: Where they live: one grid for all samples or a batch; by default a uniform periodic grid of the box.
             query: Where to evaluate the output: one grid or a batch of as many.
 
         Raises:
@@ -138,9 +143,10 @@ class PointFNO(Operator):
             DataError: If they are of another dtype than the operator.
             GridError: If the grid has another number of dimensions, or points outside of the box.
         """
-        where = Grid.uniform(tuple(values.shape[2:])) if grid is None else grid
-        check_where(where, query)
-        check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=self.readout.weight.dtype)
+        check_where(grid, query)
+        dimension = len(self.modes) if grid is None else len(grid.shape)
+        check_input(values, channels=self.in_channels, dimension=dimension, dtype=self.readout.weight.dtype)
+        where = self._uniform(values.shape[2:]) if grid is None else grid
         check_on_grid(values, where)
         if where.has_own_points and len(where.weights) != len(values):
             raise ShapeError(
@@ -148,14 +154,10 @@ class PointFNO(Operator):
                 got=str(len(where.weights)),
                 remedy="select those of these samples: grid.select(rows)",
             )
-        basis = FourierBasis(self.modes, self.origin, self.lengths)
-        for part in (where, query):
-            if part is not None and part.dimension != len(self.modes):
-                raise GridError(
-                    expected=f"points of {len(self.modes)} coordinates",
-                    got=repr(part),
-                    remedy="build it with modes per coordinate",
-                )
+        basis = FourierBasis(self.modes, origin=self.origin, lengths=self.lengths)
+        self._check_inside(where)
+        if query is not None:
+            self._check_inside(query)
         hidden = self.input_normalizer(values).flatten(2)
         if self.embeds_position:
             position = self._position(where, hidden)
@@ -190,6 +192,27 @@ class PointFNO(Operator):
     def _set_box(self, origin: Float64[Tensor, " d"], lengths: Float64[Tensor, " d"]) -> None:
         self.origin.copy_(origin)
         self.lengths.copy_(lengths)
+
+    def _check_inside(self, grid: Grid) -> None:
+        """Raise a GridError unless points have as many coordinates as the box, and lie inside it."""
+        if grid.dimension != len(self.modes):
+            raise GridError(
+                expected=f"points of {len(self.modes)} coordinates", got=repr(grid), remedy="build it with modes per coordinate"
+            )
+        with outside_of_export():
+            position = (grid.points - self.origin.cpu()) / self.lengths.cpu()
+            position = position[grid.weights > 0] if grid.has_own_points else position
+            if bool(((position < -_SLACK) | (position > 1.0 + _SLACK)).any()):
+                ends = [f"[{low:g}, {low + length:g}]" for low, length in zip(self.origin, self.lengths, strict=True)]
+                raise GridError(
+                    expected=f"points in the domain of training, the box {' x '.join(ends)}",
+                    got=repr(grid),
+                    remedy="train on data that cover the domain: the Fourier series repeats outside",
+                )
+
+    def _uniform(self, shape: Sequence[int]) -> Grid:
+        """The periodic grid of the box with this many points per axis."""
+        return Grid.uniform(tuple(shape), lengths=self.lengths.tolist(), origin=self.origin.tolist())
 
     def _position(self, grid: Grid, like: Tensor) -> Float[Tensor, "b d p"]:
         points = grid.points if grid.has_own_points else grid.points[None]

@@ -26,7 +26,7 @@ from probneural.arrays.reading import (
     to_array,
     to_tensor,
 )
-from probneural.checks import assign, check_finite, check_flag, described, optional
+from probneural.checks import assign, check_finite, check_flag, check_sequence, described, optional, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import MISSING, Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
@@ -322,18 +322,21 @@ class FieldPairs(Paired):
         """
         if cells is not None and weights is not None:
             raise ArgumentError(expected="cells or weights", got="both", remedy="cells determine the weights")
-        kinds = (("inputs", inputs), ("outputs", outputs), ("cells", cells), ("weights", weights))
-        for name, entries in kinds:
-            if entries is not None and len(entries) != len(points):
-                raise ShapeError(
-                    expected=f"{len(points)} entries of {name}, one per sample", got=str(len(entries)), remedy="or leave it out"
-                )
+        count = len(check_sequence(points, "points", remedy=_ONE_PER_SAMPLE))
+        for name, entries in (("inputs", inputs), ("outputs", outputs), ("cells", cells), ("weights", weights)):
+            if entries is None and name in ("cells", "weights"):
+                continue
+            length = len(check_sequence(entries, name, remedy=_ONE_PER_SAMPLE))
+            if length != count:
+                raise ShapeError(expected=f"{count} entries of {name}, one per sample", got=str(length), remedy=_ONE_PER_SAMPLE)
         if cells is not None:
             grids = [Grid.mesh(*sample) for sample in zip(points, cells, strict=True)]
         else:
-            grids = [Grid.scattered(*sample) for sample in zip(points, weights or [None] * len(points), strict=True)]
+            masses: Sequence[Tensor | None] = [None] * count if weights is None else weights
+            grids = [Grid.scattered(where, mass) for where, mass in zip(points, masses, strict=True)]
         grid = Grid.batch(grids)
-        return cls(*(Field(_padded_values(values, grids, name), grid) for name, values in kinds[:2]))  # type: ignore[arg-type]
+        first, second = (_padded_values(values, grids, name) for name, values in (("inputs", inputs), ("outputs", outputs)))
+        return cls(Field(first, grid), Field(second, grid))
 
     @classmethod
     def from_parameters(
@@ -601,17 +604,21 @@ def _are_whole(values: NDArray[Any]) -> bool:
     return values.dtype.kind == "f" and bool((abs(values) < 2.0**53).all()) and bool((values % 1 == 0).all())
 
 
+_ONE_PER_SAMPLE = "give a list with one entry per sample"
+
+
 def _padded_values(values: Sequence[Tensor], grids: Sequence[Grid], name: str) -> Float[Tensor, "n c p"]:
     """Values `(c, p_i)` of samples with points of their own, padded to the largest."""
-    for number, (sample, grid) in enumerate(zip(values, grids, strict=True)):
-        if sample.ndim != 2 or tuple(sample.shape) != (values[0].shape[0], grid.size):
+    tensors = [real_tensor(sample, f"{name} of sample {number}") for number, sample in enumerate(values)]
+    for number, (sample, grid) in enumerate(zip(tensors, grids, strict=True)):
+        if sample.ndim != 2 or tuple(sample.shape) != (tensors[0].shape[0], grid.size):
             raise ShapeError(
-                expected=f"{name} of sample {number} of shape ({values[0].shape[0]}, {grid.size}): channels and points",
+                expected=f"{name} of sample {number} of shape ({tensors[0].shape[0]}, {grid.size}): channels and points",
                 got=str(tuple(sample.shape)),
                 remedy="one value per channel and point of its mesh",
             )
         check_finite(sample, f"{name} of sample {number}")
-    return torch.nn.utils.rnn.pad_sequence([sample.mT for sample in values], batch_first=True).mT.contiguous()
+    return torch.nn.utils.rnn.pad_sequence([sample.mT for sample in tensors], batch_first=True).mT.contiguous()
 
 
 def _channels(side: Any) -> str:

@@ -22,6 +22,7 @@ from probneural.operators import (
     ODESolver,
     Operator,
     PODDeepONet,
+    PointFNO,
     RecurrentOperator,
 )
 from probneural.pairs import FieldPairs
@@ -55,6 +56,7 @@ class Case:
             axis is periodic it stands for the frequencies that the activations add beyond `resolved`; an axis with ends has
             second order, because hidden states have a slope there, and their even continuation a kink.
         equivariant: Whether the operator commutes with translations.
+        takes_points: Whether inputs may live on scattered points.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Case:
     resolved: Grid
     difference: float
     equivariant: bool = False
+    takes_points: bool = False
 
     def operator(self, dtype: torch.dtype = torch.float64) -> Operator:
         return self.build().to(dtype)
@@ -74,6 +77,17 @@ class Case:
 
 def fno(*modes: int, channels: tuple[int, int] = (1, 1), **options: Any) -> Callable[[], Operator]:
     return lambda: FNO(*channels, modes=modes, width=4, depth=2, projection=4, **options)
+
+
+def point_fno(*modes: int, channels: tuple[int, int] = (1, 1)) -> Callable[[], Operator]:
+    def build() -> Operator:
+        operator = PointFNO(*channels, modes=modes, width=4, depth=2, projection=4, embeds_position=False)
+        grid = LINE if len(modes) == 1 else PLANE
+        operator.lengths.copy_(torch.tensor(grid.lengths))
+        operator.origin.copy_(torch.tensor([axis.origin for axis in grid.axes]))
+        return operator
+
+    return build
 
 
 def regression(in_grid: Grid, out_grid: Grid, *, channels: tuple[int, int], components: int) -> Callable[[], Operator]:
@@ -152,6 +166,16 @@ CASES = [
         1e-3,
     ),
     Case("FNO-3-D", fno(2, 2, 2), Grid.uniform((4, 3, 5)), Grid.uniform((16, 16, 16)), 1e-4, equivariant=True),
+    Case("PointFNO-1-D", point_fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True, takes_points=True),
+    Case(
+        "PointFNO-2-D-channels",
+        point_fno(2, 3, channels=(2, 3)),
+        PLANE,
+        PLANE.resized((32, 32)),
+        1e-6,
+        equivariant=True,
+        takes_points=True,
+    ),
     Case("regression-1-D", regression(LINE, LINE, channels=(1, 1), components=4), LINE, LINE.resized(16), 1e-12),
     Case(
         "regression-2-D-channels",

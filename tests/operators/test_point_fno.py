@@ -63,8 +63,8 @@ def test_permuting_splitting_and_padding_points_changes_nothing() -> None:
 
 def test_coefficients_converge_at_second_order_on_graded_meshes() -> None:
     """Those of a smooth function on the unit disk, on meshes that are dense near its boundary."""
-    box = torch.full((2,), -1.25).double(), torch.full((2,), 2.5).double()
-    basis = FourierBasis((4, 4), *box)
+    corner, lengths = (torch.full((2,), number, dtype=torch.float64) for number in (-1.25, 2.5))
+    basis = FourierBasis((4, 4), origin=corner, lengths=lengths)
 
     def coefficients(count: int) -> torch.Tensor:
         points, cells, _ = triangulated_disk(count, graded=True)
@@ -105,3 +105,5 @@ def test_bad_inputs() -> None:
         network(torch.zeros(1, 1, 10), grid=grid)
     with pytest.raises(ShapeError):
         network(torch.zeros(1, 1, 11).double(), grid=grid)
+    with pytest.raises(GridError, match="domain of training"):
+        network(torch.zeros(1, 1, 10).double(), grid=Grid.scattered(grid.points + 1.0, grid.weights))

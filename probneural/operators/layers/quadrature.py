@@ -91,7 +91,7 @@ class FourierBasis:
         lengths: Lengths of the box, `(d,)`, in those units.
     """
 
-    def __init__(self, modes: Sequence[int], origin: Float64[Tensor, " d"], lengths: Float64[Tensor, " d"]) -> None:
+    def __init__(self, modes: Sequence[int], *, origin: Float64[Tensor, " d"], lengths: Float64[Tensor, " d"]) -> None:
         self.axes = [torch.tensor([*range(mode), *range(1 - mode, 0)]) for mode in modes[:-1]] + [torch.arange(modes[-1])]
         self.origin, self.lengths = origin.cpu(), lengths.cpu()
 
