@@ -258,3 +258,36 @@ class TestPosteriors:
         pn.save(predictor, tmp_path / "predictor.safetensors")
         loaded = pn.load(tmp_path / "predictor.safetensors")
         assert torch.equal(loaded(pairs.inputs).variance, predictor(pairs.inputs).variance)
+
+    def test_plots_show_the_mesh_of_the_sample(self, predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> None:
+        figure = pn.plots.field(predictor(pairs.inputs), pairs.outputs, index=0)
+        meshes = [part for axes in figure.axes for part in axes.collections if type(part).__name__ == "TriMesh"]
+        assert len(meshes) == 5
+        assert all(len(part.get_array()) == 80 for part in meshes)
+        bands = pn.calibration.SimultaneousBand(level=0.8).fit(predictor, mapping(20, resolution=60, seed=3))
+        assert pn.plots.band(bands(pairs.inputs), pairs.outputs, index=1).axes
+
+    def test_queries_are_divided_with_their_samples(
+        self, predictor: pn.distributions.Predictor, pairs: pn.FieldPairs, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        query = mapping(4, resolution=90, seed=1).inputs.grid
+        whole = predictor(pairs.inputs, query)
+        monkeypatch.setattr("probneural.heads.last_layer.laplace._BATCH_ELEMENTS", 1)
+        monkeypatch.setattr("probneural.distributions.predictors.base._DRAWN_VALUES", 1)
+        parts = predictor(pairs.inputs, query)
+        torch.testing.assert_close(parts.mean, whole.mean, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            predictor.evaluate_draws(pairs.inputs, query, seeds=[3]), whole.draw([3]), rtol=1e-3, atol=1e-5
+        )
+
+    def test_what_needs_one_mesh_for_all_samples_says_so(self, predictor: pn.distributions.Predictor) -> None:
+        train = mapping(30, resolution=60, seed=0)
+        for refused in (
+            lambda: pn.heads.KernelOperator().fit(None, train),
+            lambda: pn.heads.Laplace().fit(predictor.inner.operator, train),
+            lambda: pn.operators.LinearRegression.fitted(train),
+            lambda: pn.calibration.Novelty().fit(predictor, mapping(30, resolution=60, seed=3)),
+            lambda: pn.fit(pn.operators.FNO(1, 1, modes=(3,)), train, epochs=1),
+        ):
+            with pytest.raises(GridError):
+                refused()

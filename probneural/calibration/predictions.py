@@ -88,11 +88,10 @@ def distributions(
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_pairs(predictor, pairs)
-    query = pairs.outputs.grid.shared
     for part in batches(pairs, _chunk_size(pairs)):
         check_squares(part.outputs.values, "calibration outputs")
         grid = part.outputs.grid
-        u = predictor(part.inputs.detached(), query)
+        u = predictor(part.inputs.detached(), grid.shared)
         yield u, grid.fill(part.outputs.values.detach().to(u.mean.device, torch.float64)), grid
 
 

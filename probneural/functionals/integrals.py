@@ -254,10 +254,10 @@ def _weighted_rows(grid: Grid, points: Tensor, weights: Tensor) -> Tensor:
 
 
 def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:
-    """The values at m locations, of the field's interpolant: spectral on periodic axes, quintic on others.
+    """The values at m locations, of the field's interpolant: spectral on periodic axes, quintic on others, linear in cells.
 
     Args:
-        grid: A uniform grid.
+        grid: A uniform grid, a mesh, or a batch of meshes.
         locations: Coordinates, `(m, d)`, in the grid's units, within the domain; the two ends of a periodic axis are one point.
 
     Returns:
@@ -273,6 +273,8 @@ def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functi
         1.0
     """
     points = _locations(locations)
+    if check_grid(grid).has_own_points:
+        return on_each(grid, lambda single: sensors(single, points))
     return MatrixFunctional(grid, interpolation_matrix(grid, points), labels=_labels("at", points))
 
 

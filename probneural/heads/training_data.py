@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_scale
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import DataError, DataWarning, warn
+from probneural.errors import DataError, DataWarning, GridError, warn
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, FieldPairs, FieldSource, Rows, batches, check_dataset
@@ -123,9 +123,16 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
         is_shared: Whether processes take a part each; by default, where there are several.
 
     Raises:
+        GridError: If samples have meshes of their own that differ between inputs and outputs.
         DataError: If data are no pairs, none, fewer than there are processes, not finite, or beyond the operator's dtype.
     """
     pairs = check_dataset(data)
+    if pairs.outputs.grid.has_own_points and pairs.outputs.grid != pairs.inputs.grid:
+        raise GridError(
+            expected="inputs and outputs of each sample on the same mesh",
+            got=f"{pairs.inputs.grid!r} and {pairs.outputs.grid!r}",
+            remedy="interpolate the inputs to the outputs' meshes: inputs.resample(outputs.grid)",
+        )
     functions, own = len(pairs), own_rows(len(pairs)) if is_shared else range(len(pairs))
     if is_shared and functions < world_size():
         raise DataError(

@@ -243,9 +243,12 @@ def score_pairs(
     check_units(record, data.outputs, name="output")
     if record is not None:
         check_untrained(row_keys(data), record, allow_training_data=is_allowed, purpose="scores", error=DataError)
-    query = None if pairs.inputs.grid == pairs.outputs.grid else pairs.outputs.grid.shared
+    is_alike = pairs.inputs.grid == pairs.outputs.grid
     parts = ((rows, pairs[rows]) for rows in batch_rows(pairs.outputs))
-    batches = (Batch(u=predictor(part.inputs, query), truth=part.outputs, rows=rows) for rows, part in parts)
+    batches = (
+        Batch(u=predictor(part.inputs, None if is_alike else part.outputs.grid.shared), truth=part.outputs, rows=rows)
+        for rows, part in parts
+    )
     return _scored(batches, noise=predictor.noise, level=level, whole=whole)
 
 

@@ -17,6 +17,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from matplotlib.tri import Triangulation
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -101,14 +102,18 @@ def field(
     for values, name in ((mean, "predicted means"), (sd, "predicted variances")):
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
-    if u.grid.dimension == 2:
-        spread, sample = "sd with noise" if noisy else "sd", Sample(u.grid, mean, truth=true, draws=drawn[:1])
+    grid = predicted.grid.first
+    if predicted.grid.has_own_points:  # without padding
+        mean, sd, drawn = mean[: grid.size], sd[: grid.size], drawn[:, : grid.size]
+        true = None if true is None else true[: grid.size]
+    if grid.dimension == 2:
+        spread, sample = "sd with noise" if noisy else "sd", Sample(grid, mean, truth=true, draws=drawn[:1])
         return noted(draw_planes(sample, sd, spread=spread, label=label, axes=axes), u.is_uncalibrated)
     half = float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64))) * sd
     name = f"{100 * level:g} % interval" + (" with noise" if noisy else "")
     edges = (mean - half, mean + half)
     return noted(
-        _curves(Sample(u.grid, mean, truth=true, draws=drawn), edges, name, label=label, axis=axes[0]), u.is_uncalibrated
+        _curves(Sample(grid, mean, truth=true, draws=drawn), edges, name, label=label, axis=axes[0]), u.is_uncalibrated
     )
 
 
@@ -149,11 +154,15 @@ def band(
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
     mean, half = (_one(part, row, channel) for part in (bands.mean, bands.half_width))
+    grid = bands.grid.select(slice(row, row + 1)).first
+    if bands.grid.has_own_points:  # without padding
+        mean, half = mean[: grid.size], half[: grid.size]
+        true = None if true is None else true[: grid.size]
     outside = None if true is None else (true - mean).abs() > half
     for values, name in ((mean, "predicted means"), (half, "half widths")):
         check_finite(values, name)
-    sample = Sample(bands.grid, mean, truth=true, outside=outside)
-    if bands.grid.dimension == 2:
+    sample = Sample(grid, mean, truth=true, outside=outside)
+    if grid.dimension == 2:
         return draw_planes(sample, half, spread="half width", label=label, axes=axes)
     return _curves(sample, (mean - half, mean + half), "band", label=label, axis=axes[0])
 
@@ -404,10 +413,14 @@ def limits(maps: Collection[Float64[Tensor, "*grid"]]) -> Normalize:
 
 
 def draw_map(axes: Axes, grid: Grid, *, values: NDArray[np.float64], colours: str, scaling: Normalize) -> ScalarMappable:
-    """Values in a plane: cells centred on the points of a uniform grid, dots at scattered points."""
+    """Values in a plane: cells centred on the points of a uniform grid, triangles of a mesh, dots at scattered points."""
     if not grid.is_uniform:
         x, y = grid.points.numpy().T
         axes.set_aspect(_aspect(np.ptp(x), np.ptp(y)))
+        if grid.cells is not None and grid.cells.shape[1] == 3:
+            return axes.tripcolor(
+                Triangulation(x, y, grid.cells.numpy()), values, cmap=colours, norm=scaling, shading="gouraud"
+            )
         return axes.scatter(x, y, c=values, cmap=colours, norm=scaling, s=12, linewidths=0)
     edges: list[float] = []
     for axis in grid.axes:

@@ -23,7 +23,7 @@ from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError, warn
+from probneural.errors import ArgumentError, CalibrationError, DataWarning, GridError, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -270,6 +270,12 @@ def fitted_detector(
     novelty: Novelty, predictor: Predictor, *, calibration: Dataset, reference: Dataset | None
 ) -> NoveltyDetector:
     """Fit scores on checked pairs, and rank those of some of them."""
+    if calibration.inputs.grid.has_own_points:
+        raise GridError(
+            expected="novelty of samples on one grid",
+            got=repr(calibration.inputs.grid),
+            remedy="resample the inputs to one grid, inputs.resample(grid), and use a predictor of such inputs",
+        )
     fitting, ranked = divided(novelty, calibration, reference=reference)
     head = uncalibrated(predictor)
     inputs, outputs = calibration.inputs.grid.unmasked, calibration.outputs.grid.shared

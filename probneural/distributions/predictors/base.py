@@ -333,10 +333,11 @@ class Predictor(Undisturbed, ABC):
         size = max(self.in_channels * checked.grid.size, self.out_channels * (query or checked.grid).size)
         step = max(1, _DRAWN_VALUES // max(1, size * (1 if each else len(seeds))))
         starts = range(0, max(1, len(checked)), step)
-        parts = [
-            self._drawn(checked[start : start + step], query, seeds[start : start + step] if each else seeds, each=each)
-            for start in starts
-        ]
+        parts = []
+        for start in starts:
+            rows = slice(start, start + step)
+            where = None if query is None else query.select(rows)
+            parts.append(self._drawn(checked[rows], where, seeds[rows] if each else seeds, each=each))
         return torch.cat(parts, dim=0 if each else 1)
 
     def _drawn(self, inputs: Field, query: Grid | None, seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:

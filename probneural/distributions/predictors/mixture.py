@@ -102,7 +102,8 @@ class MixturePredictor(Predictor):
             if rows is None:
                 return together(number)[which]
             inputs, query = sets[which]
-            return self._components(number, [(inputs[rows.to(inputs.values.device)], query)])[0]
+            where = None if query is None else query.select(rows)
+            return self._components(number, [(inputs[rows.to(inputs.values.device)], where)])[0]
 
         return [
             LazyMixtureField(

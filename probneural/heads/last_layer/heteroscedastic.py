@@ -120,7 +120,9 @@ class HeteroscedasticPredictor(Predictor):
         check_some(inputs)
         where = inputs.grid if query is None else query
         step = max(1, _BATCH_ELEMENTS // (where.size * self.variance_weights.shape[1]))
-        parts = [self.readout.evaluate(inputs[start : start + step], query) for start in range(0, len(inputs), step)]
+        pieces = [slice(start, start + step) for start in range(0, len(inputs), step)]
+        queries = [None if query is None else query.select(piece) for piece in pieces]
+        parts = [self.readout.evaluate(inputs[piece], where) for piece, where in zip(pieces, queries, strict=True)]
         rows = torch.cat([with_constant(features, self.readout) for _, features in parts])
         return torch.cat([values for values, _ in parts]), rows
 

@@ -325,7 +325,8 @@ class LastLayerPredictor(Predictor):
         is_held = len(inputs) * size[0] * size[1] <= HELD_ELEMENTS
         means, features = [], []
         for start in range(0, len(inputs), step):
-            values, rows = self.readout.evaluate(inputs[start : start + step], query)
+            part = slice(start, start + step)
+            values, rows = self.readout.evaluate(inputs[part], None if query is None else query.select(part))
             if self.shift is not None:
                 moved = torch.einsum("npf,cf->ncp", rows, self.shift.to(rows))
                 values = values + moved.unflatten(-1, where.shape)
@@ -337,7 +338,7 @@ class LastLayerPredictor(Predictor):
             FeatureRoot(torch.cat(features), self.factor)
             if is_held
             else LazyFeatureRoot(
-                lambda indices: self.readout.evaluate(inputs[indices], query)[1],
+                lambda indices: self.readout.evaluate(inputs[indices], None if query is None else query.select(indices))[1],
                 torch.arange(len(inputs)),
                 size,
                 self.factor,

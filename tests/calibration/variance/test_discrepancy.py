@@ -133,7 +133,7 @@ def test_densities_are_those_of_the_covariance(rank: int, noise: float) -> None:
     variances = torch.full((2,), noise, dtype=torch.float64)
     residual = normal(1, 2, points, seed="residual")[0] * (explained > 0)
     example = Example(side=0, residual=residual, shared=SharedCovariance.of(stated), explained=explained)
-    waves = [torch.full_like(process, math.nan), process]
+    waves = [[torch.full_like(process, math.nan)], [process]]
     found, height = search([example], waves, scale=scale, noise=variances, starts=[START, START])
     total = 0.0
     for channel, (row, column) in enumerate(found):
