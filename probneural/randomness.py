@@ -28,6 +28,7 @@ from probneural.errors import ArgumentError
 PURPOSES: Final = {
     # data and draws
     "functions": "coefficients of the input functions of a problem",
+    "shapes": "domains and functions of problems with one mesh per sample",
     "shifts": "by how many cells functions are moved along periodic axes",
     "split": "which pairs go to which part",
     "run split": "which pairs of a run are trained on, scale, carry bands, test",

@@ -24,7 +24,7 @@ from probneural.checks import (
     real_tensor,
 )
 from probneural.contexts import Undisturbed, outside_of_export, outside_of_transforms, undisturbed
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, DataWarning, GridError, ShapeError, warn
 from probneural.grids.axes import CIRCLE, POLE, SPACING_TOLERANCE, Axis, axis_in_degrees, check_latitudes
 from probneural.grids.mesh import boundary_facets, check_cells, lumped_weights, triangulated
 from probneural.registry import stored
@@ -252,7 +252,13 @@ class Grid(Undisturbed):
         """
         where = _coordinates(points)
         if weights is None:
-            return cls.mesh(where, triangulated(where))
+            cells = triangulated(where)
+            warn(
+                "quadrature weights come from a triangulation of the points' convex hull: give cells by "
+                "Grid.mesh(points, cells), or weights, for a domain that is not convex",
+                DataWarning,
+            )
+            return cls.mesh(where, cells)
         with undisturbed():
             mass = real_tensor(weights, "weights", dtype=torch.float64, device=torch.device("cpu")).detach().clone()
         if mass.shape != where.shape[:1]:

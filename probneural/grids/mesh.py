@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from itertools import combinations
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from probneural.errors import DataError, DataWarning, GridError, ShapeError
+from probneural.errors import DataError, GridError, ShapeError
 
 _DEGENERATE = 1e-12
 """Volume of a simplex in units of its longest edge to the power of its dimension, up to which it is degenerate."""
@@ -98,7 +97,7 @@ def boundary_facets(cells: Int64[Tensor, "m k"]) -> Int64[Tensor, "b f"]:
 
 
 def triangulated(points: Float64[Tensor, "p d"]) -> Int64[Tensor, "m k"]:
-    """Return the Delaunay triangulation of points, which fills their convex hull, with a warning that says so.
+    """Return the Delaunay triangulation of points, which fills their convex hull.
 
     Raises:
         DataError: If points coincide, or lie in a subspace.
@@ -122,12 +121,6 @@ def triangulated(points: Float64[Tensor, "p d"]) -> Int64[Tensor, "m k"]:
             ) from error
     if not len(cells):
         raise DataError(expected="two points or more", got="one", remedy="give weights=")
-    warnings.warn(
-        "quadrature weights come from a triangulation of the points' convex hull: give cells, Grid.mesh(points, cells), or "
-        "weights for a domain that is not convex",
-        DataWarning,
-        stacklevel=4,
-    )
     return cells
 
 
@@ -146,9 +139,7 @@ def triangulated_disk(
     around = 2.0 * math.pi * torch.arange(rim, dtype=torch.float64) / rim
     radii, angles = torch.cat([radii, torch.ones(rim, dtype=torch.float64)]), torch.cat([angles, around])
     points = torch.stack([radii * angles.cos(), radii * angles.sin()], 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # the disk is convex
-        cells = triangulated(points)
+    cells = triangulated(points)
     return points, cells, (torch.arange(count) >= inner).to(torch.float64)
 
 

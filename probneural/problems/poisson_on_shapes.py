@@ -80,7 +80,7 @@ class PoissonOnShapes:
             ArgumentError: If n or the resolution is too small.
         """
         n, resolution = check_integer(n, "n"), check_integer(resolution, "resolution", least=16)
-        generator = stream(check_seed(seed), "functions")
+        generator = stream(check_seed(seed), "shapes")
         shapes, sources, harmonics = self._shapes(n, generator), self._sources(n, generator), self._harmonics(n, generator)
         disk, cells, is_boundary = triangulated_disk(resolution, graded=graded)
         turns = torch.rand(n, 1, generator=generator, dtype=torch.float64)
