@@ -37,9 +37,6 @@ class PoissonOnShapes:
     Raises:
         ArgumentError: If a number is out of range.
 
-    Reference:
-        GEOMETRY: conformal maps and Poisson's equation with polynomial data, by direct verification of the Laplacian.
-
     Examples:
         >>> pairs = PoissonOnShapes().sample(2, resolution=100, seed=0)
         >>> pairs.inputs.values.shape, pairs.inputs.grid.points.shape
