@@ -124,9 +124,9 @@ class Field(Undisturbed):
         """
         fields = check_parts(parts, cls)
         first = fields[0]
-        grid = Grid.batch([field.grid for field in fields]) if first.grid.has_own_points else first.grid
+        is_per_sample = any(field.grid.has_points_per_sample for field in fields)
         for field in fields[1:]:
-            if not first.grid.has_own_points and not field.grid.has_points_of(first.grid):
+            if not is_per_sample and not field.grid.has_points_of(first.grid):
                 raise GridError(
                     expected=f"fields on one grid, {first.grid!r}",
                     got=repr(field.grid),
@@ -144,8 +144,12 @@ class Field(Undisturbed):
                     got=f"{field.dtype} on {field.device}",
                     remedy=f"convert them: field.to({first.dtype}).to({str(first.device)!r})",
                 )
-        values = [field.values for field in fields]
-        if grid.has_own_points:  # padding is at the end
+        grid, values = first.grid, [field.values for field in fields]
+        if is_per_sample:  # padding is at the end
+            grids = [
+                field.grid.singles() if field.grid.has_points_per_sample else [field.grid] * len(field) for field in fields
+            ]
+            grid = Grid.batch([single for part in grids for single in part])
             values = [nn.functional.pad(part, (0, grid.size - part.shape[-1])) for part in values]
         elif grid.is_batch or any(field.grid != grid for field in fields):  # masks differ
             masks = [field.grid.observed.expand(len(field), *grid.shape) for field in fields]

@@ -12,7 +12,7 @@ import probneural as pn
 from probneural.errors import ArgumentError, DataError, DataWarning, GridError, ProbneuralError, ShapeError
 from probneural.functionals import integral, region, sensors
 from probneural.grids import Grid, resample
-from probneural.grids.mesh import triangulated_disk
+from probneural.problems.poisson_on_shapes import triangulated_disk
 from tests.helpers import normal
 
 SQUARE = [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
@@ -132,6 +132,10 @@ class TestBatches:
             count = grid.singles()[source].size
             assert torch.equal(joined.values[row, :, :count], field.values[source, :, :count])
         assert pn.Field.cat([field[:1], field[:1]]).values.shape[2] == 40
+        shared = pn.Field(normal(2, 2, 45, seed="shared"), disk(45))
+        for parts in ([field[:1], shared], [shared, field[:1]]):
+            mixed = pn.Field.cat(parts)
+            assert len(mixed.grid.weights) == len(mixed) == 3
 
     def test_equality_sees_cells(self) -> None:
         assert Grid.mesh(SQUARE, HALVES) != Grid.mesh(SQUARE, [[0, 1, 3], [0, 2, 3]])
@@ -225,8 +229,28 @@ class TestPosteriors:
             single, grid = pairs[row], pairs[row].inputs.grid.first
             inputs, truth = (pn.Field(side.values[..., : grid.size], grid) for side in (single.inputs, single.outputs))
             alone.append(pn.metrics.score(predictor(inputs), truth, noise=predictor.noise))
-        for name in ("crps", "nll", "chi2", "coverage"):
+        for name in ("crps", "nll", "chi2", "coverage", "joint_nll"):
             assert getattr(score, name) == pytest.approx(sum(getattr(one, name) for one in alone) / len(alone), rel=1e-3)
+
+    @pytest.mark.parametrize("is_calibrated", [False, True])
+    def test_densities_leave_padding_out(
+        self, predictor: pn.distributions.Predictor, pairs: pn.FieldPairs, is_calibrated: bool
+    ) -> None:
+        head = predictor if is_calibrated else predictor.inner
+        density = head(pairs.inputs).log_prob(pairs.outputs.values, noise=1e-3)
+        for row in range(len(pairs)):
+            grid = pairs[row].inputs.grid.first
+            inputs, values = pairs[row].inputs.values[..., : grid.size], pairs[row].outputs.values[..., : grid.size]
+            alone = head(pn.Field(inputs, grid)).log_prob(values, noise=1e-3)
+            assert float(density[row]) == pytest.approx(float(alone), rel=1e-3)
+
+    def test_calibration_on_meshes_of_many_points(self, predictor: pn.distributions.Predictor) -> None:
+        """More points than likelihoods are taken at."""
+        scaled = pn.calibration.VarianceScale().fit(predictor.inner, mapping(12, resolution=1200, seed=5))
+        test = mapping(12, resolution=1200, seed=6)
+        chi2 = pn.metrics.score(scaled(test.inputs), test.outputs, noise=scaled.noise, whole=1).chi2
+        assert chi2 is not None
+        assert 0.3 < chi2 < 3.0
 
     def test_joint_covariance_against_a_dense_reference(self, predictor: pn.distributions.Predictor) -> None:
         """Root and discrepancy of 20 points, formed from the parts."""
@@ -288,6 +312,7 @@ class TestPosteriors:
             lambda: pn.operators.LinearRegression.fitted(train),
             lambda: pn.calibration.Novelty().fit(predictor, mapping(30, resolution=60, seed=3)),
             lambda: pn.fit(pn.operators.FNO(1, 1, modes=(3,)), train, epochs=1),
+            lambda: pn.functionals.maximum(train.inputs.grid),
         ):
             with pytest.raises(GridError):
                 refused()

@@ -54,6 +54,7 @@ from probneural.linear_algebra.conditioning import (
     condition_noisily,
     discrepancy_gain,
 )
+from probneural.linear_algebra.densities import LOG_TWO_PI
 
 if TYPE_CHECKING:
     from linear_operator import LinearOperator
@@ -501,8 +502,21 @@ class GaussianField(FieldDistribution):
         for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
             root, white = self._each.marginal(index).without_white()
             noisy = variance[index].flatten() + white.flatten().to(variance)
-            density[index] = log_density_of_function(root, residual[index].flatten(), noise=noisy, dtype=self._precision)
+            distance, counted = residual[index].flatten(), self._counted(index)
+            if counted is not None:  # padding takes part as standard normal values that are 0
+                root = None if root is None else weigh(root, counted.to(root.like).expand(root.shape[:3]))
+                everywhere = counted.expand(len(residual[index]), -1).flatten().to(noisy)
+                noisy, distance = torch.where(everywhere > 0, noisy, 1.0), distance * everywhere
+            density[index] = log_density_of_function(root, distance, noise=noisy, dtype=self._precision)
+            if counted is not None:
+                density[index] += 0.5 * LOG_TWO_PI * float((everywhere == 0).sum())
         return density
+
+    def _counted(self, index: int) -> Float64[Tensor, " p"] | None:
+        """1 at the points of a sample, 0 at its padding; None without padding."""
+        if not (self.grid.has_points_per_sample and self.grid.is_masked):
+            return None
+        return self.grid.observed[index].to(torch.float64)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
         """Select functions; they stay coherent with the others through the latent."""

@@ -136,7 +136,7 @@ class MatrixFunctional(Functional):
 
     def __post_init__(self) -> None:
         """Check the matrix against the grid."""
-        own = (len(self.grid.weights),) if self.grid.has_own_points else ()
+        own = (len(self.grid.weights),) if self.grid.has_points_per_sample else ()
         if self.matrix.ndim != 2 + len(own) or (*self.matrix.shape[:-2], self.matrix.shape[-1]) != (*own, self.grid.size):
             raise ShapeError(
                 expected=f"a matrix of shape ({'n, ' if own else ''}m, {self.grid.size})",
@@ -282,13 +282,14 @@ def on_each(grid: Grid, make: Callable[[Grid], Functional]) -> Functional:
     return MatrixFunctional(grid, torch.stack(rows), labels=functional.labels)
 
 
-def check_unbatched(grid: Grid) -> None:
+def check_unbatched(grid: Grid, *, takes_meshes: bool = True) -> None:
     """Raise a GridError if masks differ between samples: a functional is the same for all."""
-    if grid.is_batch and not grid.has_own_points:
+    if grid.is_batch and not (takes_meshes and grid.has_points_per_sample):
         raise GridError(
             expected="one grid for all samples of a functional",
             got=repr(grid),
-            remedy="build it on grid.unmasked: predictions for inputs with masks of their own live there",
+            remedy="build it on grid.unmasked: predictions for inputs with masks of their own live there; or on the mesh of one "
+            "sample, grid.select(slice(0, 1)).first",
         )
 
 

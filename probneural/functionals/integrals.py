@@ -112,7 +112,7 @@ def region(
     if where is not None and is_box:
         raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
     check_unbatched(check_grid(grid))
-    if grid.has_own_points:
+    if grid.has_points_per_sample:
         return on_each(grid, lambda single: region(single, where, lower=lower, upper=upper, reduction=reduction))
     if is_box and grid.is_uniform and not grid.is_masked:
         low, high = box_corners(grid, lower, upper)
@@ -273,7 +273,7 @@ def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functi
         1.0
     """
     points = _locations(locations)
-    if check_grid(grid).has_own_points:
+    if check_grid(grid).has_points_per_sample:
         return on_each(grid, lambda single: sensors(single, points))
     return MatrixFunctional(grid, interpolation_matrix(grid, points), labels=_labels("at", points))
 

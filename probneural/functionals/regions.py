@@ -318,7 +318,7 @@ def maximum(
         >>> maximum(Grid.uniform((4,)), upper=[0.3])([[1.0, 2.0, 9.0, 9.0]]).item()
         2.0
     """
-    check_unbatched(check_grid(grid))
+    check_unbatched(check_grid(grid), takes_meshes=False)
     if where is not None and (lower is not None or upper is not None):
         raise ArgumentError(expected="where, or the corners of a box", got="both", remedy="drop one")
     inside = points_in_box(grid, lower, upper) if where is None else fractions(grid, where) > 0

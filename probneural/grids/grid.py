@@ -59,46 +59,23 @@ class Grid(Undisturbed):
         cls,
         shape: tuple[int, ...],
         axes: tuple[Axis, ...],
-        _points: Float64[Tensor, "*n p d"] | None,
-        _weights: Float64[Tensor, "*n p"] | None,
+        _points: Float64[Tensor, "p d"] | None,
+        _weights: Float64[Tensor, " p"] | None,
         _observed: Bool[Tensor, " p"] | Bool[Tensor, "n p"] | None = None,
-        _cells: Int64[Tensor, "*n m k"] | None = None,
+        _cells: Int64[Tensor, "m k"] | None = None,
     ) -> Grid:
-        """Build the grid from the parts in a file."""
+        """Build the grid from the parts in a file, which holds no batch of meshes."""
         if _points is None or _weights is None:
             grid = cls.of_axes(axes)
-        elif _points.ndim == 2:
-            grid = cls.scattered(_points, _weights)
-            grid = grid if _cells is None else cls.mesh(_points, _cells)
         else:
-            grid = cls._from_batch(_points, _weights, _observed, _cells)
+            grid = cls.scattered(_points, _weights) if _cells is None else cls.mesh(_points, _cells)
         if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
             raise GridError(
                 expected="the axes of a uniform grid, or points and weights",
                 got=f"a mixture of shape {shape}",
                 remedy="make it anew",
             )
-        if _observed is None or grid.has_own_points:
-            return grid
-        return grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
-
-    @classmethod
-    def _from_batch(
-        cls,
-        points: Float64[Tensor, "n p d"],
-        weights: Float64[Tensor, "n p"],
-        observed: Bool[Tensor, "n p"] | None,
-        cells: Int64[Tensor, "n m k"] | None,
-    ) -> Grid:
-        """Build a batch from padded tensors, each grid being checked."""
-        grids = []
-        for index in range(len(points)):
-            used = slice(None) if observed is None else observed[index]
-            if cells is None:
-                grids.append(cls.scattered(points[index][used], weights[index][used]))
-            else:
-                grids.append(cls.mesh(points[index][used], cells[index][(cells[index] >= 0).all(1)]))
-        return cls.batch(grids)
+        return grid if _observed is None else grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
 
     @classmethod
     def uniform(
@@ -338,7 +315,7 @@ class Grid(Undisturbed):
 
     def singles(self) -> list[Grid]:
         """The grids of a batch with points of their own, without padding; itself, if it is one grid."""
-        if not self.has_own_points:
+        if not self.has_points_per_sample:
             return [self]
         points, weights = self._unmasked_tensors
         singles = []
@@ -361,7 +338,7 @@ class Grid(Undisturbed):
         Raises:
             GridError: If this is no mesh, or a batch.
         """
-        if self._cells is None or self.has_own_points:
+        if self._cells is None or self.has_points_per_sample:
             raise GridError(expected="one mesh", got=repr(self), remedy="make it by Grid.mesh(points, cells)")
         return boundary_facets(self._cells)
 
@@ -406,7 +383,7 @@ class Grid(Undisturbed):
         return len(self.axes) if self.axes else self._unmasked_tensors[0].shape[-1]
 
     @property
-    def has_own_points(self) -> bool:
+    def has_points_per_sample(self) -> bool:
         """Whether this is a batch of grids whose points differ."""
         return self._points is not None and self._points.ndim == 3
 
@@ -432,7 +409,7 @@ class Grid(Undisturbed):
             >>> grid.masked(torch.tensor([True, True, False, True])).weights.tolist()
             [0.25, 0.25, 0.0, 0.25]
         """
-        if self.has_own_points:
+        if self.has_points_per_sample:
             raise GridError(
                 expected="points without a mask, where each sample has its own",
                 got=repr(self),
@@ -469,7 +446,7 @@ class Grid(Undisturbed):
     @property
     def unmasked(self) -> Grid:
         """The grid without its mask, or masks; padding of a batch stays."""
-        return self if self._observed is None or self.has_own_points else self._with_mask(None)
+        return self if self._observed is None or self.has_points_per_sample else self._with_mask(None)
 
     @property
     def shared(self) -> Grid:
@@ -479,7 +456,7 @@ class Grid(Undisturbed):
     @property
     def first(self) -> Grid:
         """The grid of the first sample of a batch with points of their own, without padding; else one for all samples."""
-        return self.select(slice(0, 1)).singles()[0] if self.has_own_points else self.shared
+        return self.select(slice(0, 1)).singles()[0] if self.has_points_per_sample else self.shared
 
     @property
     def is_masked(self) -> bool:
@@ -489,7 +466,7 @@ class Grid(Undisturbed):
     @property
     def is_batch(self) -> bool:
         """Whether there is one mask, or one set of points, per sample, so that weights are `(n, p)`."""
-        return self.has_own_points or (self._observed is not None and self._observed.ndim == 2)
+        return self.has_points_per_sample or (self._observed is not None and self._observed.ndim == 2)
 
     @property
     def observed(self) -> Tensor:
@@ -504,7 +481,7 @@ class Grid(Undisturbed):
             return self
         rows = index.cpu() if isinstance(index, Tensor) else index
         observed = None if self._observed is None else self._observed[rows]
-        if not self.has_own_points:
+        if not self.has_points_per_sample:
             return self._with_mask(observed)
         points, weights = self._unmasked_tensors
         cells = None if self._cells is None else self._cells[rows]
@@ -646,7 +623,7 @@ class Grid(Undisturbed):
         """Names, points, extents and boundaries in words: `x 64 x y 32 over 1 x 2, periodic in x`."""
         if not self.is_uniform:
             cells = "" if self._cells is None else f" and {self._cells.shape[-2]} cells"
-            most = f"{len(self.weights)} grids of at most " if self.has_own_points else ""
+            most = f"{len(self.weights)} grids of at most " if self.has_points_per_sample else ""
             return f"{most}{self.size} points{cells} in {self.dimension} dimensions"
         names = [axis.name or f"x{number}" for number, axis in enumerate(self.axes)]
         units = list(dict.fromkeys(axis.unit for axis in self.axes))
@@ -683,7 +660,7 @@ class Grid(Undisturbed):
 
     def __repr__(self) -> str:
         """A short description."""
-        if self.has_own_points:
+        if self.has_points_per_sample:
             return f"Grid.batch({self.description})"
         if self.is_masked:
             if not self.observed.numel():

@@ -124,25 +124,6 @@ def triangulated(points: Float64[Tensor, "p d"]) -> Int64[Tensor, "m k"]:
     return cells
 
 
-def triangulated_disk(
-    count: int, *, graded: bool = False
-) -> tuple[Float64[Tensor, "p 2"], Int64[Tensor, "m 3"], Float64[Tensor, " p"]]:
-    """Return points of the unit disk, their triangulation, and 1 at points of the boundary, 0 elsewhere.
-
-    Points inside follow Vogel's spiral, about uniformly; graded ones lie at r^(1/2) of its radii, dense near the boundary.
-    """
-    rim = round(2.0 * math.sqrt(math.pi * count) * 0.9)
-    inner = count - rim
-    radii = ((torch.arange(inner, dtype=torch.float64) + 0.5) / inner).sqrt() * (1.0 - math.sqrt(math.pi / count) * 0.8)
-    radii = radii.sqrt() if graded else radii
-    angles = torch.arange(inner, dtype=torch.float64) * math.pi * (3.0 - math.sqrt(5.0))
-    around = 2.0 * math.pi * torch.arange(rim, dtype=torch.float64) / rim
-    radii, angles = torch.cat([radii, torch.ones(rim, dtype=torch.float64)]), torch.cat([angles, around])
-    points = torch.stack([radii * angles.cos(), radii * angles.sin()], 1)
-    cells = triangulated(points)
-    return points, cells, (torch.arange(count) >= inner).to(torch.float64)
-
-
 def barycentric(
     points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"], where: Float64[Tensor, "q d"], *, extrapolates: bool = False
 ) -> tuple[Int64[Tensor, "q k"], Float64[Tensor, "q k"]]:

@@ -127,7 +127,7 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
         DataError: If data are no pairs, none, fewer than there are processes, not finite, or beyond the operator's dtype.
     """
     pairs = check_dataset(data)
-    if pairs.outputs.grid.has_own_points and pairs.outputs.grid != pairs.inputs.grid:
+    if pairs.outputs.grid.has_points_per_sample and pairs.outputs.grid != pairs.inputs.grid:
         raise GridError(
             expected="inputs and outputs of each sample on the same mesh",
             got=f"{pairs.inputs.grid!r} and {pairs.outputs.grid!r}",

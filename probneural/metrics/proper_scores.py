@@ -338,9 +338,10 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
         raise UnsupportedError(
             expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="read the marginal score"
         )
-    if comparison.grid.is_masked:
+    if comparison.grid.is_masked and not field.grid.is_masked:
         return _observed_nll(comparison, field)
-    values_each = comparison.truth[0].numel()
+    points = comparison.grid.observed.flatten(-len(comparison.grid.shape)).sum(-1)
+    values_each = (comparison.truth.shape[1] * points).to(comparison.truth)
     return -field.log_prob(comparison.truth, noise=comparison.noise).detach() / values_each
 
 

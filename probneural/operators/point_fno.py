@@ -18,14 +18,12 @@ from probneural.operators.checks import check_input, check_modes, check_where
 from probneural.operators.fno import FNO
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear
 from probneural.operators.layers.quadrature import FourierBasis, QuadratureConv
-from probneural.pairs import Dataset, FieldSource
+from probneural.pairs import Dataset
 from probneural.registry import stored
 
 _MARGIN = 0.25
 """Extent of the box beyond the training points on axes that are not periodic, in units of their extent: the Fourier series of
 a function on the box is periodic, and the margin is where it may return."""
-
-
 _SLACK = 1e-6
 """Distance outside the box that counts as rounding, in units of its lengths."""
 
@@ -148,7 +146,7 @@ class PointFNO(Operator):
         check_input(values, channels=self.in_channels, dimension=dimension, dtype=self.readout.weight.dtype)
         where = self._uniform(values.shape[2:]) if grid is None else grid
         check_on_grid(values, where)
-        if where.has_own_points and len(where.weights) != len(values):
+        if where.has_points_per_sample and len(where.weights) != len(values):
             raise ShapeError(
                 expected=f"one grid for each of {len(values)} samples",
                 got=str(len(where.weights)),
@@ -184,7 +182,7 @@ class PointFNO(Operator):
         """Take means, scales and the box from training data."""
         self.input_normalizer.fit(*(data.inputs for data in train))
         self.output_normalizer.fit(*(data.outputs for data in train))
-        corners = [_box(grid) for data in train for side in (data.inputs, data.outputs) for grid in _grids(side)]
+        corners = [_box(side.grid) for data in train for side in (data.inputs, data.outputs)]
         lower = torch.stack([origin for origin, _ in corners]).amin(0)
         upper = torch.stack([origin + lengths for origin, lengths in corners]).amax(0)
         self._set_box(lower, upper - lower)
@@ -201,7 +199,7 @@ class PointFNO(Operator):
             )
         with outside_of_export():
             position = (grid.points - self.origin.cpu()) / self.lengths.cpu()
-            position = position[grid.weights > 0] if grid.has_own_points else position
+            position = position[grid.weights > 0] if grid.has_points_per_sample else position
             if bool(((position < -_SLACK) | (position > 1.0 + _SLACK)).any()):
                 ends = [f"[{low:g}, {low + length:g}]" for low, length in zip(self.origin, self.lengths, strict=True)]
                 raise GridError(
@@ -215,13 +213,8 @@ class PointFNO(Operator):
         return Grid.uniform(tuple(shape), lengths=self.lengths.tolist(), origin=self.origin.tolist())
 
     def _position(self, grid: Grid, like: Tensor) -> Float[Tensor, "b d p"]:
-        points = grid.points if grid.has_own_points else grid.points[None]
+        points = grid.points if grid.has_points_per_sample else grid.points[None]
         return (2.0 * (points - self.origin.cpu()) / self.lengths.cpu() - 1.0).mT.to(like)
-
-
-def _grids(side: FieldSource) -> list[Grid]:
-    """The grids of all samples, without reading the values of lazy sources on one grid."""
-    return [side.grid]
 
 
 def _box(grid: Grid) -> tuple[Float64[Tensor, " d"], Float64[Tensor, " d"]]:

@@ -103,7 +103,7 @@ def field(
         check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     grid = predicted.grid.first
-    if predicted.grid.has_own_points:  # without padding
+    if predicted.grid.has_points_per_sample:  # without padding
         mean, sd, drawn = mean[: grid.size], sd[: grid.size], drawn[:, : grid.size]
         true = None if true is None else true[: grid.size]
     if grid.dimension == 2:
@@ -155,7 +155,7 @@ def band(
     true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
     mean, half = (_one(part, row, channel) for part in (bands.mean, bands.half_width))
     grid = bands.grid.select(slice(row, row + 1)).first
-    if bands.grid.has_own_points:  # without padding
+    if bands.grid.has_points_per_sample:  # without padding
         mean, half = mean[: grid.size], half[: grid.size]
         true = None if true is None else true[: grid.size]
     outside = None if true is None else (true - mean).abs() > half

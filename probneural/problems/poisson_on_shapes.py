@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Complex128, Float64
+from jaxtyping import Complex128, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_flag, check_integer, check_real
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.grids.mesh import triangulated_disk
+from probneural.grids.mesh import triangulated
 from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed, stream
 
@@ -106,6 +106,25 @@ class PoissonOnShapes:
         """Coefficients g_k of degrees 0 to 3; zeros without boundary data."""
         raw = torch.view_as_complex(torch.randn(n, 4, 2, generator=generator, dtype=torch.float64))
         return raw / 8.0 if self.boundary_data else torch.zeros_like(raw)
+
+
+def triangulated_disk(
+    count: int, *, graded: bool = False
+) -> tuple[Float64[Tensor, "p 2"], Int64[Tensor, "m 3"], Float64[Tensor, " p"]]:
+    """Return points of the unit disk, their triangulation, and 1 at points of the boundary, 0 elsewhere.
+
+    Points inside follow Vogel's spiral, about uniformly; graded ones lie at r^(1/2) of its radii, dense near the boundary.
+    """
+    rim = round(2.0 * math.sqrt(math.pi * count) * 0.9)
+    inner = count - rim
+    radii = ((torch.arange(inner, dtype=torch.float64) + 0.5) / inner).sqrt() * (1.0 - math.sqrt(math.pi / count) * 0.8)
+    radii = radii.sqrt() if graded else radii
+    angles = torch.arange(inner, dtype=torch.float64) * math.pi * (3.0 - math.sqrt(5.0))
+    around = 2.0 * math.pi * torch.arange(rim, dtype=torch.float64) / rim
+    radii, angles = torch.cat([radii, torch.ones(rim, dtype=torch.float64)]), torch.cat([angles, around])
+    points = torch.stack([radii * angles.cos(), radii * angles.sin()], 1)
+    cells = triangulated(points)
+    return points, cells, (torch.arange(count) >= inner).to(torch.float64)
 
 
 def _powers(z: Complex128[Tensor, "n p"], count: int) -> Complex128[Tensor, "n p k"]:

@@ -9,9 +9,9 @@ import torch
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid
-from probneural.grids.mesh import triangulated_disk
 from probneural.operators import FNO, PointFNO
 from probneural.operators.layers.quadrature import FourierBasis
+from probneural.problems.poisson_on_shapes import triangulated_disk
 from tests.helpers import generator, normal
 
 

@@ -270,7 +270,7 @@ def fitted_detector(
     novelty: Novelty, predictor: Predictor, *, calibration: Dataset, reference: Dataset | None
 ) -> NoveltyDetector:
     """Fit scores on checked pairs, and rank those of some of them."""
-    if calibration.inputs.grid.has_own_points:
+    if calibration.inputs.grid.has_points_per_sample:
         raise GridError(
             expected="novelty of samples on one grid",
             got=repr(calibration.inputs.grid),

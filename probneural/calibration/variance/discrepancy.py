@@ -147,7 +147,7 @@ def decompose(
         processes = [waves.process(half, most=candidate) for half in halves]
         if ranks == (ranks := [process.modes.shape[1] for process in processes]):
             continue  # there are no more waves than that
-        where = grid.points[rows][:, points] if grid.has_own_points else grid.points[points][None]
+        where = grid.points[rows][:, points] if grid.has_points_per_sample else grid.points[points][None]
         roots = [[process.at(sample) for sample in where] for process in processes]
         best, height = search(examples, roots, scale=scale, noise=noise, starts=starts)
         if height <= highest:
@@ -190,7 +190,7 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
     covariances = []
     for index in rows.tolist():
         single = gaussian_of(u[index : index + 1])
-        at_points = single if len(points) == u.grid.size else single.apply(ValuesAt(u.grid, points))
+        at_points = single if len(points) == u.grid.size else single.apply(ValuesAt(single.grid, points))
         alone = at_points.marginal(0)
         roots = [alone.root] if alone.discrepancy is None else [alone.root, alone.discrepancy]
         dense = torch.cat([root.dense()[0].to("cpu", torch.float64) for root in roots], dim=-1)

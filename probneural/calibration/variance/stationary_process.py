@@ -83,7 +83,7 @@ class StationaryProcess:
             raise GridError(
                 expected=f"a grid in {len(self.periodic)} dimensions", got=repr(grid), remedy="evaluate on the outputs' domain"
             )
-        return torch.stack([self.at(points) for points in grid.points]) if grid.has_own_points else self.at(grid.points)
+        return torch.stack([self.at(points) for points in grid.points]) if grid.has_points_per_sample else self.at(grid.points)
 
     def at(self, points: Float64[Tensor, "p d"]) -> Float64[Tensor, "c p r"]:
         """The process's root at some points."""
@@ -107,7 +107,7 @@ class Waves:
         self.lower, self.lengths = box_of(grid)
         self.candidates, self.frequencies = waves_of(grid)
         self._counts = (self.candidates.amax(0) + 1).tolist()
-        self._weighted = None if grid.is_uniform or grid.has_own_points else self._scattered(grid)
+        self._weighted = None if grid.is_uniform or grid.has_points_per_sample else self._scattered(grid)
 
     def __len__(self) -> int:
         """Number K of waves."""
@@ -120,7 +120,7 @@ class Waves:
             values: The samples.
             grid: Their grids, if samples have points of their own.
         """
-        if grid is not None and grid.has_own_points:
+        if grid is not None and grid.has_points_per_sample:
             rows = [sample @ self._scattered(grid.select(slice(i, i + 1))) for i, sample in enumerate(values)]
             return torch.stack(rows) if rows else values.new_zeros(*values.shape[:2], len(self))
         if self._weighted is not None:
@@ -185,7 +185,7 @@ def box_of(grid: Grid) -> tuple[Tensor, Tensor]:
     if grid.is_uniform:
         origins = torch.tensor([axis.origin for axis in grid.axes], dtype=torch.float64)
         return origins, torch.tensor(grid.lengths, dtype=torch.float64)
-    points = grid.points[grid.weights > 0] if grid.has_own_points else grid.points
+    points = grid.points[grid.weights > 0] if grid.has_points_per_sample else grid.points
     lower, upper = points.amin(0), points.amax(0)
     return lower, torch.where(upper > lower, upper - lower, torch.ones_like(upper))
 
