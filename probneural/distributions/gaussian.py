@@ -512,7 +512,7 @@ class GaussianField(FieldDistribution):
                 density[index] += 0.5 * LOG_TWO_PI * float((everywhere == 0).sum())
         return density
 
-    def _counted(self, index: int) -> Float64[Tensor, " p"] | None:
+    def _counted(self, index: int) -> Float[Tensor, " p"] | None:
         """1 at the points of a sample, 0 at its padding; None without padding."""
         if not (self.grid.has_points_per_sample and self.grid.is_masked):
             return None

@@ -288,8 +288,8 @@ def check_unbatched(grid: Grid, *, takes_meshes: bool = True) -> None:
         raise GridError(
             expected="one grid for all samples of a functional",
             got=repr(grid),
-            remedy="build it on grid.unmasked: predictions for inputs with masks of their own live there; or on the mesh of one "
-            "sample, grid.select(slice(0, 1)).first",
+            remedy="build it on grid.unmasked: predictions for inputs with masks of their own live there; or on one "
+            "sample's mesh, grid.select(slice(0, 1)).first",
         )
 
 
