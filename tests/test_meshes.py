@@ -304,13 +304,28 @@ class TestPosteriors:
             predictor.evaluate_draws(pairs.inputs, query, seeds=[3]), whole.draw([3]), rtol=1e-3, atol=1e-5
         )
 
+    def test_novelty_of_inputs_and_shapes(self, predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> None:
+        calibrated = pn.calibration.calibrate(predictor.inner, mapping(60, resolution=80, seed=3))
+        novelty = calibrated.novelty
+        alone = [
+            novelty.scores(pn.Field(pair.values[..., : pair.grid.first.size], pair.grid.first))
+            for pair in (pairs.inputs[row : row + 1] for row in range(len(pairs)))
+        ]
+        for name, scores in novelty.scores(pairs.inputs).items():
+            torch.testing.assert_close(scores, torch.cat([one[name] for one in alone]), rtol=1e-3, atol=1e-6)
+        test = mapping(60, resolution=200, seed=4).inputs
+        ordinary = novelty(test)
+        assert float((ordinary <= 0.2).double().mean()) < 0.4  # nominal .2
+        shrunk = pn.Field(test.values, Grid.batch([Grid.mesh(0.4 * mesh.points, mesh.cells) for mesh in test.grid.singles()]))
+        for strange in (pn.Field(10.0 * test.values, test.grid), shrunk):
+            assert float((novelty(strange) <= 0.05).double().mean()) > 0.5
+
     def test_what_needs_one_mesh_for_all_samples_says_so(self, predictor: pn.distributions.Predictor) -> None:
         train = mapping(30, resolution=60, seed=0)
         for refused in (
             lambda: pn.heads.KernelOperator().fit(None, train),
             lambda: pn.heads.Laplace().fit(predictor.inner.operator, train),
             lambda: pn.operators.LinearRegression.fitted(train),
-            lambda: pn.calibration.Novelty().fit(predictor, mapping(30, resolution=60, seed=3)),
             lambda: pn.fit(pn.operators.FNO(1, 1, modes=(3,)), train, epochs=1),
             lambda: pn.functionals.maximum(train.inputs.grid),
         ):

@@ -6,7 +6,7 @@ import math
 from itertools import combinations
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from probneural.errors import DataError, GridError, ShapeError
@@ -125,19 +125,19 @@ def triangulated(points: Float64[Tensor, "p d"]) -> Int64[Tensor, "m k"]:
 
 
 def barycentric(
-    points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"], where: Float64[Tensor, "q d"], *, extrapolates: bool = False
-) -> tuple[Int64[Tensor, "q k"], Float64[Tensor, "q k"]]:
-    """Return the points of the cell that holds each location, and its barycentric coordinates there, which add up to 1.
+    points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"], where: Float64[Tensor, "q d"]
+) -> tuple[Int64[Tensor, "q k"], Float64[Tensor, "q k"], Bool[Tensor, " q"]]:
+    """Return the points of the cell that holds each location, its barycentric coordinates there, and whether one holds it.
+
+    A location outside, as of a finer mesh of a curved domain, has coordinates in the cell next to it, some of them negative.
 
     Args:
         points: Points of the mesh.
         cells: Simplices of d + 1 points.
         where: Locations.
-        extrapolates: Whether locations outside of the mesh, as of a finer mesh of a curved domain, read the linear function of
-            the cell next to them.
 
     Raises:
-        GridError: If cells are not full-dimensional, or a location lies outside of all.
+        GridError: If cells are not full-dimensional.
     """
     from scipy.spatial import cKDTree
 
@@ -164,10 +164,4 @@ def barycentric(
         inside[rows], place = weights.amin(-1).max(1)
         number = torch.arange(len(rows))
         best[rows], coordinates[rows] = near[number, place], weights[number, place]
-    if not extrapolates and bool((inside < -_SLACK).any()):
-        raise GridError(
-            expected="locations inside the mesh",
-            got=f"{int((inside < -_SLACK).sum())} outside, the first {where[inside < -_SLACK][0].tolist()}",
-            remedy="move them into the domain",
-        )
-    return cells[best], coordinates
+    return cells[best], coordinates, inside >= -_SLACK

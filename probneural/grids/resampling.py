@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from probneural.contexts import outside_of_export
@@ -34,7 +35,13 @@ def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | 
         GridError: If the grid is scattered, the dimensions differ, or a point lies outside the domain.
     """
     if (cells := check_grid(grid).cells) is not None and not orders:
-        indices, weights = barycentric(grid.points, cells, points)
+        indices, weights, is_inside = barycentric(grid.points, cells, points)
+        if not bool(is_inside.all()):
+            raise GridError(
+                expected="locations inside the mesh",
+                got=f"{int((~is_inside).sum())} outside, the first {points[~is_inside][0].tolist()}",
+                remedy="move them into the domain",
+            )
         return torch.zeros(len(points), grid.size, dtype=torch.float64).scatter_add_(1, indices, weights)
     _check_readable(grid, points)
     matrix = torch.ones(points.shape[0], 1, dtype=torch.float64, device="cpu")
@@ -134,11 +141,52 @@ def _read_mesh(values: Tensor, source: Grid, target: Grid) -> Tensor:
     for index in range(count):
         mesh, where = sources[index % len(sources)], targets[index % len(targets)]
         assert mesh.cells is not None  # all grids of a batch have cells
-        indices, weights = barycentric(mesh.points, mesh.cells, where.points, extrapolates=True)
+        indices, weights, _ = barycentric(mesh.points, mesh.cells, where.points)
         sample = values if count == 1 else values.select(-3, index % values.shape[-3])
         parts = (sample[..., indices.to(values.device)] * weights.to(values)).sum(-1)
         read.append(torch.nn.functional.pad(parts, (0, target.size - where.size)))
     return (read[0] if count == 1 else torch.stack(read, -3)).unflatten(-1, target.shape)
+
+
+def background(grid: Grid, *, size: int, margin: float) -> Grid:
+    """Return a uniform grid of about `size` points on the box of all points of a mesh, or of a batch of meshes.
+
+    Args:
+        grid: The meshes.
+        size: Number of points, about.
+        margin: Extent of the box beyond the points at both ends of an axis, in units of their extent.
+    """
+    points = grid.points[grid.weights > 0]
+    lower, upper = points.amin(0), points.amax(0)
+    lengths = (upper - lower) * (1.0 + 2.0 * margin)
+    spacing = (lengths.prod() / size) ** (1.0 / grid.dimension)
+    shape = tuple((lengths / spacing).round().to(torch.int64).clamp_min(3).tolist())
+    origin = (lower - margin * (upper - lower)).tolist()
+    return Grid.uniform(shape, lengths=lengths.tolist(), origin=origin, periodic=False)
+
+
+def rasterised(values: Float[Tensor, "n c p"], source: Grid, target: Grid) -> Float[Tensor, "n c2 *target"]:
+    """Return piecewise linear values of meshes on a shared grid, 0 outside; the last channel is 1 inside and 0 outside.
+
+    Args:
+        values: `(n, c, p)`.
+        source: A mesh, or a batch of n meshes.
+        target: A grid for all samples.
+
+    Raises:
+        GridError: If the source has no cells of full dimension.
+    """
+    meshes, parts = source.singles(), []
+    for index, sample in enumerate(values):
+        mesh = meshes[index % len(meshes)]
+        if mesh.cells is None:
+            raise GridError(expected="meshes with cells", got=repr(mesh), remedy="build them with Grid.mesh(points, cells)")
+        indices, weights, is_inside = barycentric(mesh.points, mesh.cells, target.points)
+        linear = (sample[:, indices.to(values.device)] * weights.to(values)).sum(-1)
+        inside = is_inside.to(values)
+        parts.append(torch.cat([torch.where(inside > 0, linear, 0.0), inside[None]]))
+    empty = values.new_zeros(0, values.shape[1] + 1, target.size)
+    return (torch.stack(parts) if parts else empty).unflatten(-1, target.shape)
 
 
 def _read(values: Tensor, source: Grid, points: Tensor) -> Tensor:

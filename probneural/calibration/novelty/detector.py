@@ -23,7 +23,7 @@ from probneural.checks import assign, check_choice, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, CalibrationError, DataWarning, GridError, ShapeError, warn
+from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -144,8 +144,8 @@ class NoveltyMeasure:
     """Scores of input functions, fitted on some.
 
     Args:
-        inputs: Grid of the calibration inputs.
-        outputs: Grid of the calibration outputs.
+        inputs: Grid of the calibration inputs; for one mesh per sample, a uniform grid around all of them.
+        outputs: Grid of the calibration outputs; None for one mesh per sample.
         fitted: The scores.
         standards: Mean and upper semideviation of each score's logarithm, by which they are combined.
 
@@ -154,7 +154,7 @@ class NoveltyMeasure:
     """
 
     inputs: Grid
-    outputs: Grid
+    outputs: Grid | None
     fitted: FittedScores
     standards: Mapping[str, tuple[float, float]]
 
@@ -182,7 +182,7 @@ class NoveltyMeasure:
         """
         described = Describer(self.inputs, self.outputs)(uncalibrated(predictor), inputs)
         if (
-            inputs.grid.unmasked != self.inputs and described_on(self.inputs) == self.inputs
+            self.outputs is not None and inputs.grid.unmasked != self.inputs and described_on(self.inputs) == self.inputs
         ):  # else calibration functions had such power
             self._warn_of_unresolved(described)
         return self.of(described)
@@ -270,15 +270,11 @@ def fitted_detector(
     novelty: Novelty, predictor: Predictor, *, calibration: Dataset, reference: Dataset | None
 ) -> NoveltyDetector:
     """Fit scores on checked pairs, and rank those of some of them."""
-    if calibration.inputs.grid.has_points_per_sample:
-        raise GridError(
-            expected="novelty of samples on one grid",
-            got=repr(calibration.inputs.grid),
-            remedy="resample the inputs to one grid, inputs.resample(grid), and use a predictor of such inputs",
-        )
     fitting, ranked = divided(novelty, calibration, reference=reference)
     head = uncalibrated(predictor)
-    inputs, outputs = calibration.inputs.grid.unmasked, calibration.outputs.grid.shared
+    inputs = calibration.inputs.grid.unmasked
+    outputs = None if inputs.has_points_per_sample else calibration.outputs.grid.shared
+    inputs = described_on(inputs) if outputs is None else inputs
     describer = Describer(inputs, outputs)
     fitting = fitting.subset(evenly_spread_rows(len(fitting), _MOST))
     held_out = _described(describer, head, fitting)

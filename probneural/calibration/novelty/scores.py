@@ -18,6 +18,7 @@ from probneural.distributions.roots.base import FeatureRoot
 from probneural.distributions.roots.lazy import LazyFeatureRoot
 from probneural.fields import Field
 from probneural.grids import Grid, resample
+from probneural.grids.resampling import background, rasterised
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
 from probneural.registry import stored
 
@@ -41,6 +42,8 @@ LEAST_SCORE = 1e-6
 """Smaller scores count as equal: those of rounding, above all."""
 _POINTS = 4096
 """Points of the grid on which input functions are described, at most."""
+_MARGIN = 0.125
+"""Extent of the grid of descriptions beyond meshes, one per sample, in units of theirs: for new meshes that reach further."""
 _BANDS_PER_OCTAVE = 2.0
 """Bands of wave numbers from four half periods on; below, each wave number is a band."""
 _NARROW = 4.0
@@ -296,14 +299,14 @@ class Describer:
     one function has one description, as far as its grid resolves it.
 
     Args:
-        inputs: Grid of the calibration inputs.
-        outputs: Grid of the calibration outputs.
+        inputs: Grid of the calibration inputs; for one mesh per sample, a uniform grid around all of them.
+        outputs: Grid of the calibration outputs; None for one mesh per sample.
     """
 
-    def __init__(self, inputs: Grid, outputs: Grid) -> None:
+    def __init__(self, inputs: Grid, outputs: Grid | None) -> None:
         self.grid = described_on(inputs)
         self.outputs = outputs
-        self.step = max(1, CHUNK_VALUES // max(inputs.size, outputs.size))
+        self.step = max(1, CHUNK_VALUES // max(inputs.size, 0 if outputs is None else outputs.size))
         self._waves = Waves(self.grid)
         self._band = bands_of(self._waves.frequencies, all_periodic=all(inputs.periodic) and inputs.is_uniform)
 
@@ -330,7 +333,11 @@ class Describer:
 
     def _of_inputs(self, inputs: Field) -> dict[str, Tensor]:
         values, grid = inputs.values.to("cpu", torch.float64), inputs.grid.unmasked  # as the operator sees them
-        resampled = resample(values, grid, self.grid)
+        if self.outputs is None:
+            resampled = rasterised(values, grid, self.grid)
+            values, grid = resampled, self.grid
+        else:
+            resampled = resample(values, grid, self.grid)
         flat = resampled.flatten(2)
         power = self._waves.powers(flat)
         pooled = torch.zeros(*power.shape[:2], self.bands, dtype=torch.float64)
@@ -346,7 +353,7 @@ class Describer:
         return {"values": (flat * self.grid.mean_weights.sqrt()).flatten(1), "powers": pooled}
 
     def _of_head(self, predictor: Predictor, inputs: Field) -> dict[str, Tensor | None]:
-        u = predictor(inputs, None if inputs.grid == self.outputs else self.outputs)
+        u = predictor(inputs, None if self.outputs is None or inputs.grid == self.outputs else self.outputs)
         variance = u.grid.mean(u.variance.to("cpu", torch.float64).flatten(2))
         return {"features": pooled_features(u), "variance": variance}
 
@@ -385,7 +392,12 @@ def bands_of(frequencies: Int64[Tensor, "k d"], *, all_periodic: bool) -> Int64[
 
 
 def described_on(grid: Grid) -> Grid:
-    """The grid itself, or a coarser one of its domain where it is large; scattered points stay."""
+    """Return the grid of descriptions: the grid itself, or a coarser one of its domain where it is large.
+
+    Scattered points stay. For one mesh per sample it is a uniform grid around all of them.
+    """
+    if grid.has_points_per_sample:
+        return background(grid, size=min(grid.size, _POINTS // 2), margin=_MARGIN)
     if grid.size <= _POINTS or not grid.is_uniform:
         return grid
     factor = (_POINTS / grid.size) ** (1.0 / grid.dimension)
