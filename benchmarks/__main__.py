@@ -20,6 +20,7 @@ from benchmarks import (
     heads,
     laplace,
     large_data,
+    meshes,
     novelty,
     problem_units,
     speed,
@@ -152,6 +153,12 @@ COMMANDS = {
         output="calibration.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: problem_units.chosen(given["problem"]),
+    ),
+    "meshes": Command(
+        meshes.main,
+        "operators and heads on meshes, one per sample: errors on finer and graded meshes, coverage of integrals; 15 minutes",
+        output="meshes.json and finished units",
+        options={**PROBLEM, **WORKERS},
     ),
     "novelty": Command(
         novelty.main,

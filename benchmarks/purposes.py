@@ -36,6 +36,7 @@ PURPOSES = {
     "sensor functions": "functions and noise of the sparse-sensor benchmark, per part",
     "chance of draws": "seed of the roll-outs of the benchmark of chance",
     "chance of splits": "trajectories that factors are fitted on and scored on, per number of them",
+    "mesh functions": "seed of the functions of the mesh benchmark, per part",
     "gold inputs": "coefficients of the input functions of gold 1",
     "gold truth": "operator and noise of gold 1",
     "hidden design": "the design behind the target of an inverse problem",
