@@ -33,58 +33,55 @@ from probneural.registry import stored
 COMBINED = "combined"
 """Name of the score that joins all others."""
 _LEAST = 10
-"""Functions that scores are fitted on, at least."""
+"""Least number of samples that scores are fitted on."""
 _MOST = 1000
-"""Functions that scores are fitted on, at most."""
+"""Largest number of samples that scores are fitted on."""
 _HELD_OUT = 0.2
-"""Of the calibration functions, where scores are fitted on a reference: these standardise them."""
+"""Fraction of the calibration samples that standardises scores fitted on a reference."""
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """Test whether an input function is like those of calibration: conformal p-values, one per function.
+    """Conformal test of whether an input resembles the calibration samples: one p-value per sample.
 
-    The calibration functions are divided at random. Scores are fitted on one part. The m others give the ranks: with scores
-    s_1, ..., s_m of theirs, and s of a new function,
+    The calibration samples are split at random. One part fits the scores. The m others give the ranks: with their scores
+    s_1, ..., s_m, and the score s of a new sample,
 
         p = (1 + #{i: s_i >= s}) / (m + 1).
 
-    If the new function is exchangeable with the calibration functions, P(p <= t) <= t for every t, whatever the scores, the
-    head and the distribution of the functions; without ties p is uniform on 1/(m + 1), ..., 1. The probability is over the
-    calibration functions and the new one together. Of pairs with groups, such as windows of trajectories, each group counts as
-    one: m is the number of groups, and in place of #{i: s_i >= s} stands the sum over groups of the fraction of their functions
-    for which that holds. Flagging p <= .05 thus raises a false alarm for 5 % of ordinary functions, at most. A
-    small p says that the input is strange, not that the prediction is wrong; a large one does not say that it is right: a
-    changed equation with the same inputs cannot be seen.
+    If the new sample is exchangeable with the calibration samples, P(p <= t) <= t for every t, for any head and any scores;
+    without ties p is uniform on 1/(m + 1), ..., 1. The probability is over calibration samples and the new one together. In
+    pairs with groups, such as windows of trajectories, each group counts as one: m is the number of groups, and the sum runs
+    over the fraction of each group with s_i >= s. Flagging p <= .05 thus raises a false alarm for at most 5 % of
+    in-distribution samples. A small p means that the input is unusual, not that the prediction is wrong. A large p does not
+    mean that the prediction is right: a changed equation with the same inputs cannot be detected.
 
-    The scores, larger where a function is stranger:
+    Scores are larger for more unusual samples:
 
-    - `"components"`: squared Mahalanobis distance within the leading principal components of the input functions;
-    - `"residual"`: mean square that these components leave, where functions look like none that was seen;
-    - `"spectrum"`: squared Mahalanobis distance of the logarithms of power in bands of wave numbers, per channel. It sees
-      amplitude and roughness at once, and not where in the domain something happens;
-    - `"features"`: the same of averages and standard deviations over the domain of the features before the read-out, for heads
-      of a last layer;
-    - `"variance"`: the epistemic variance that the head states, averaged over the domain and relative to its mean over
-      functions seen: before any calibration, and without noise;
-    - `"components, channel 0"`, `"spectrum, channel 1"` and so on, where there are several channels: the same of each channel
-      alone, which stands out where another has larger units or more components;
-    - `"combined"`: log sum exp z over all of them, with z the logarithm of a score, standardised by its mean and upper
-      semideviation over functions that it was not fitted on: about the largest z where one stands out, and more where
-      several do.
+    - `"components"`: squared Mahalanobis distance within the leading principal components of the inputs;
+    - `"residual"`: mean square that these components leave, for samples unlike all calibration samples;
+    - `"spectrum"`: Mahalanobis distance of logarithms of power in bands of wave numbers;
+    - `"features"`: Mahalanobis distance of the features before the read-out, averaged over the domain, if the head has
+      a last layer;
+    - `"variance"`: epistemic variance of the uncalibrated head, averaged over the domain, relative to its mean over the
+      fitting samples;
+    - `"components, channel 0"`, `"spectrum, channel 1"` and so on, for several channels: the same scores of one channel;
+    - `"combined"`: log sum exp z over all of them, where z is the logarithm of a score, standardised by mean and upper
+      semideviation on samples that the score was not fitted on.
 
-    Outputs take no part. One p-value per score is valid by itself; the smallest of several is not, `"combined"` is. A function
-    has one description on every grid: it is brought to the calibration inputs' grid, and what that one does not resolve counts
-    as power in a last band; along walls, as far as it exceeds what half of the points do not resolve. So what is promised of
-    p-values holds on the calibration grid, and on finer ones where the first resolves ordinary functions: otherwise they have
-    power on the finer one that no calibration function could show, and a warning says so.
+    Outputs are not used. Each p-value is valid by itself. The smallest of several is not; `"combined"` is.
+
+    A sample has one description on every grid: it is interpolated to the calibration inputs' grid, and power that this grid
+    does not resolve counts in a last band. On a finer grid the statement above holds if the calibration grid resolves
+    in-distribution samples; otherwise a warning reports power that no calibration sample could have. Samples with one mesh
+    each are compared on a uniform grid around all meshes, with a further channel that is 1 inside the mesh.
 
     Args:
-        fraction: Of the calibration functions that scores are fitted on, between 0 and 1.
-        seed: Of the division.
+        fraction: Fraction of the calibration samples that scores are fitted on, between 0 and 1.
+        seed: Seed of the split.
 
     Raises:
-        ArgumentError: If the fraction is not between 0 and 1, or the seed is none.
+        ArgumentError: If the fraction is not between 0 and 1, or the seed is not a non-negative integer.
 
     Reference:
         Bates et al. (2023), Testing for outliers with conformal p-values, section 1; Lee, Barber and Willett (2023),
@@ -112,25 +109,25 @@ class Novelty:
         reference: Dataset | None = None,
         allow_training_data: bool = False,
     ) -> NoveltyDetector:
-        """Fit scores, and rank those of calibration functions.
+        """Fit scores, and rank those of calibration samples.
 
         Args:
-            predictor: What any head or calibrator returned. Calibrations are looked through, those of a mixture's members too,
-                and so is what was measured since: the head's own variance counts, which knows no calibration function, so
-                these may be the ones that scales or bands were fitted on. The weights of a stack stay: not those ones.
-            calibration: Held-out pairs that the head was not fitted on; only inputs are read.
-            reference: Pairs on the same grids to fit scores on instead, those of training for example. A thousand are used at
-                most. A fifth of the calibration functions, 10 at least, then standardise the scores, for a head states another
-                variance where it was fitted; the others give ranks.
+            predictor: The predictor of any head or calibrator. Calibration and conditioning are removed, in members of a
+                mixture too, so the samples may be those that scales or bands were fitted on, but not those that the weights
+                of a stack were fitted on.
+            calibration: Held-out pairs that the head was not fitted on; only inputs are used.
+            reference: Pairs on the same grids that scores are fitted on instead, for example training pairs; at most a
+                thousand are used. A fifth of the calibration samples, at least 10, then standardise the scores, since the
+                head's variance is smaller on its training pairs; the others give ranks.
             allow_training_data: Whether calibration pairs that trained the predictor give a warning instead of an error.
 
         Returns:
-            The detector: call it on input functions.
+            The detector; call it on inputs.
 
         Raises:
-            CalibrationError: If scores would be fitted on fewer than 10 functions, no function or group is left to rank, or
+            CalibrationError: If scores would be fitted on fewer than 10 samples, no sample or group remains to rank, or
                 calibration pairs trained the predictor.
-            DataError: If a data set is none, or a value is not finite.
+            DataError: If an argument is not a data set, or a value is not finite.
             ShapeError: If channels are not the predictor's.
         """
         check_pairs(predictor, calibration)
@@ -141,7 +138,7 @@ class Novelty:
 @stored(on_cpu=("fitted",))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NoveltyMeasure:
-    """Scores of input functions, fitted on some.
+    """Fitted novelty scores of inputs.
 
     Args:
         inputs: Grid of the calibration inputs; for one mesh per sample, a uniform grid around all of them.
@@ -150,7 +147,7 @@ class NoveltyMeasure:
         standards: Mean and upper semideviation of each score's logarithm, by which they are combined.
 
     Raises:
-        ShapeError: If scores and grid do not fit together.
+        ShapeError: If the scores do not fit the grid.
     """
 
     inputs: Grid
@@ -159,7 +156,7 @@ class NoveltyMeasure:
     standards: Mapping[str, tuple[float, float]]
 
     def __post_init__(self) -> None:
-        """Check that the scores are those of functions on this grid."""
+        """Check the number of values that the scores were fitted on."""
         values, points = len(self.fitted.inputs.components.center), described_on(self.inputs).size
         if values % points or not self.standards or any(len(both) != 2 for both in self.standards.values()):
             raise ShapeError(
@@ -169,7 +166,7 @@ class NoveltyMeasure:
             )
 
     def of(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
-        """Scores by name, of functions whose descriptions are complete."""
+        """Scores by name, from complete descriptions."""
         scores = self.fitted(described)
         return scores | {COMBINED: combined(scores, self.standards)}
 
@@ -177,43 +174,43 @@ class NoveltyMeasure:
         """Scores by name, `(n,)`, dimensionless, float64 on the CPU.
 
         Args:
-            predictor: The one that they were fitted for; its calibrations do not matter.
+            predictor: The predictor of the fit; its calibration does not matter.
             inputs: `(n, in_channels, *grid)`.
         """
         described = Describer(self.inputs, self.outputs)(uncalibrated(predictor), inputs)
         if (
             self.outputs is not None and inputs.grid.unmasked != self.inputs and described_on(self.inputs) == self.inputs
-        ):  # else calibration functions had such power
+        ):  # else calibration samples had such power
             self._warn_of_unresolved(described)
         return self.of(described)
 
     def _warn_of_unresolved(self, described: Descriptions) -> None:
-        """Say so where half of the functions or more have power that no calibration function could have."""
+        """Warn if half of the samples or more have power that no calibration sample could have."""
         assert described.powers is not None
         beyond = (described.powers[..., -1:] > self.fitted.inputs.least_power).flatten(1).any(1)
         count = int(beyond.sum())
         if count and 2 * count >= len(beyond):
             warn(
-                f"{count} of {len(beyond)} functions have power that the calibration inputs' grid, {self.inputs!r}, does not "
-                "resolve, and count as strange for that; to compare the rest alone, resample them there",
+                f"{count} of {len(beyond)} samples have power that the calibration inputs' grid, {self.inputs!r}, does not "
+                "resolve, which makes them unusual; to compare the resolved part alone, resample them to that grid",
                 DataWarning,
             )
 
     def partial(self, predictor: Predictor, inputs: Field, *, asks_head: bool) -> dict[str, Float64[Tensor, " n"]]:
-        """The same without the combined score, and without those that the head is asked for where it is not to be."""
+        """Return scores without the combined one; without those of the head unless `asks_head`."""
         describer = Describer(self.inputs, self.outputs)
         return self.fitted(describer(uncalibrated(predictor), inputs, asks_head=asks_head))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NoveltyDetector(Undisturbed):
-    """How strange input functions are, from [`Novelty`][probneural.calibration.Novelty]; call it on inputs.
+    """Novelty test of inputs, from [`Novelty`][probneural.calibration.Novelty]; call it on inputs.
 
     Args:
-        predictor: What it was fitted for.
+        predictor: The predictor of the fit.
         measure: The scores.
-        calibration: Scores of the calibration functions that new ones are ranked among, by name, `(n,)`.
-        groups: Which group each of these is of, numbered from 0, `(n,)`.
+        calibration: Scores of the calibration samples that new ones are ranked among, by name, `(n,)`.
+        groups: Group of each of these samples, numbered from 0, `(n,)`.
     """
 
     predictor: Predictor
@@ -227,18 +224,18 @@ class NoveltyDetector(Undisturbed):
         return tuple(self.calibration)
 
     def __call__(self, inputs: Field, *, score: str = COMBINED) -> Float64[Tensor, " n"]:
-        """Conformal p-values of input functions: small where a function is unlike those of calibration.
+        """Return conformal p-values of inputs, small for unusual samples.
 
         Args:
             inputs: `(n, in_channels, *grid)`, on the domain of the calibration inputs.
-            score: Which; see [`Novelty`][probneural.calibration.Novelty].
+            score: Name of the score; see [`Novelty`][probneural.calibration.Novelty].
 
         Returns:
             `(n,)`, in [1/(m + 1), 1], float64 on the CPU.
 
         Raises:
-            ArgumentError: If there is no such score; a head without a last layer has no `"features"`.
-            DataError: If the inputs are no `Field`, or not finite.
+            ArgumentError: If the score does not exist; a head without a last layer has no `"features"`.
+            DataError: If the inputs are not a `Field`, or not finite.
             ShapeError: If the number of channels is not the predictor's.
             GridError: If the inputs live on another domain.
         """
@@ -246,30 +243,30 @@ class NoveltyDetector(Undisturbed):
         return conformal_p_values(self.scores(inputs)[score], self.calibration[score], groups=self.groups)
 
     def p_values(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
-        """P-values of all scores by name, as in a call. Each is valid by itself, the smallest of them is not."""
+        """Return the p-values of all scores by name. Each is valid by itself; the smallest of them is not."""
         scores = self.scores(inputs).items()
         return {name: conformal_p_values(score, self.calibration[name], groups=self.groups) for name, score in scores}
 
     @torch.no_grad()
     def scores(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
-        """Raw scores by name, `(n,)`, dimensionless; larger is stranger, beyond the largest of calibration too.
+        """Return raw scores by name, `(n,)`, dimensionless; larger for more unusual samples, without an upper limit.
 
         Raises:
-            DataError: If the inputs are no field, or not finite.
+            DataError: If the inputs are not a field, or not finite.
         """
         return self.measure(self.predictor, check_field(inputs, "inputs"))
 
     def __repr__(self) -> str:
-        """Its scores, and among how many functions it ranks."""
-        functions, groups = len(self.groups), number_of(self.groups)
-        among = f"{functions} functions" + (f" of {groups} groups" if groups < functions else "")
+        """Names of the scores, and number of ranked samples."""
+        samples, groups = len(self.groups), number_of(self.groups)
+        among = f"{samples} samples" + (f" of {groups} groups" if groups < samples else "")
         return f"NoveltyDetector({', '.join(self.names)}; ranks among {among})"
 
 
 def fitted_detector(
     novelty: Novelty, predictor: Predictor, *, calibration: Dataset, reference: Dataset | None
 ) -> NoveltyDetector:
-    """Fit scores on checked pairs, and rank those of some of them."""
+    """Fit scores on one part of checked pairs, and rank those of the other."""
     fitting, ranked = divided(novelty, calibration, reference=reference)
     head = uncalibrated(predictor)
     inputs = calibration.inputs.grid.unmasked
@@ -292,9 +289,9 @@ def fitted_detector(
 def conformal_p_values(
     scores: Float64[Tensor, " n"], calibration: Float64[Tensor, " m"], *, groups: Int64[Tensor, " m"]
 ) -> Float64[Tensor, " n"]:
-    """(1 + #{i: s_i >= s}) / (m + 1) for each score s; ties count against the function, so they cannot lower a p-value.
+    """(1 + #{i: s_i >= s}) / (m + 1) for each score s; ties raise p-values.
 
-    Of the functions of a group their fraction counts, and m is the number of groups.
+    A group counts by the fraction of its samples, and m is the number of groups.
 
     Examples:
         >>> scores, calibration = torch.tensor([0.5, 3.0, 9.0]).double(), torch.tensor([1.0, 2.0, 3.0]).double()
@@ -312,7 +309,7 @@ def conformal_p_values(
 
 
 def uncalibrated(predictor: Predictor) -> Predictor:
-    """A head's own predictor, under all calibrations; of a mixture, with members' own."""
+    """Return the head's predictor below all calibrations; in a mixture, with those of the members."""
     while isinstance(inner := getattr(predictor, "inner", None), Predictor):
         predictor = inner
     if isinstance(predictor, MixturePredictor):
@@ -323,7 +320,7 @@ def uncalibrated(predictor: Predictor) -> Predictor:
 
 
 def divided(novelty: Novelty, calibration: Dataset, *, reference: Dataset | None) -> tuple[Dataset, Dataset]:
-    """Calibration functions that scores are fitted on, or standardised by where there is a reference; those that give ranks."""
+    """Return samples that fit the scores, or standardise them if there is a reference, and samples that give ranks."""
     if reference is None:
         count = int(novelty.fraction * len(calibration) + 0.5)
         _check_counts(count, len(calibration) - count)
@@ -335,8 +332,8 @@ def divided(novelty: Novelty, calibration: Dataset, *, reference: Dataset | None
         return calibration.split(count, seed=novelty.seed)
     except ArgumentError as error:  # whole groups go to one side
         raise CalibrationError(
-            expected=f"groups with {count} functions, and others to rank",
-            got=f"{number_of(group_numbers(calibration))} groups of {len(calibration)} functions",
+            expected=f"groups with {count} samples, and others to rank",
+            got=f"{number_of(group_numbers(calibration))} groups of {len(calibration)} samples",
             remedy="hold out more groups",
         ) from error
 
@@ -348,7 +345,7 @@ def _described(describer: Describer, predictor: Predictor, pairs: Dataset) -> De
 def _check_counts(fitted_on: int, ranked: int) -> None:
     if fitted_on < _LEAST or ranked < 1:
         raise CalibrationError(
-            expected=f"at least {_LEAST} functions to fit scores on, and others to rank",
+            expected=f"at least {_LEAST} samples to fit scores on, and others to rank",
             got=f"{fitted_on} and {max(0, ranked)}",
-            remedy="hold out more functions, or give training pairs as reference beside more than 10 others",
+            remedy="hold out more samples, or give training pairs as reference and more than 10 others",
         )

@@ -23,15 +23,15 @@ from probneural.linear_algebra.principal_components import eigenpairs, singular_
 from probneural.registry import stored
 
 KEPT_VARIANCE = 0.99
-"""Fraction of the functions' variance that leading components hold, where there are functions enough."""
+"""Fraction of the variance that leading components hold, if there are enough samples."""
 _KEPT_OF_CHANNEL = 0.9999
-"""The same of a channel alone: these scores find what is strange, and no width is extrapolated from them."""
+"""The same for one channel: these scores only detect unusual samples; no variance is extrapolated from them."""
 _FUNCTIONS_PER_COMPONENT = 4
-"""Functions to estimate a component's variance from, at least."""
+"""Least number of samples per component."""
 _LEAST_POWER = 1e-4
 """Power of a band, relative to the mean total of its channel, below which bands count as equal."""
 _MOST_OF_VARYING = 0.01
-"""The same, relative to the mean of all bands but the constant, at most: an offset, as of kelvin, must not hide them."""
+"""Upper limit of the same, relative to the mean of all bands but the constant: an offset, as of kelvin, must not hide them."""
 _LOG_STD = 0.1
 """Standard deviation of a band's log power that counts as none: a tenth of the power."""
 _RIDGE = 1e-4
@@ -41,9 +41,9 @@ _ROUNDING = 1e-12
 LEAST_SCORE = 1e-6
 """Smaller scores count as equal: those of rounding, above all."""
 _POINTS = 4096
-"""Points of the grid on which input functions are described, at most."""
+"""Largest number of points of the grid on which inputs are described."""
 _MARGIN = 0.125
-"""Extent of the grid of descriptions beyond meshes, one per sample, in units of theirs: for new meshes that reach further."""
+"""Margin of the uniform grid around meshes, in units of their extent: new meshes may reach further."""
 _BANDS_PER_OCTAVE = 2.0
 """Bands of wave numbers from four half periods on; below, each wave number is a band."""
 _NARROW = 4.0
@@ -53,13 +53,13 @@ _NARROW = 4.0
 @stored(on_cpu=("center", "directions", "variances"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeadingComponents:
-    """Principal components of input functions: the score distance within them, and the distance that they leave.
+    """Principal components of inputs: the score distance within them, and the residual.
 
     Args:
-        center: Mean function, `(d,)`, dimensionless, as is all that follows.
+        center: Mean of the samples, `(d,)`; all quantities are dimensionless.
         directions: Orthonormal, `(r, d)`.
         variances: Along the directions, `(r,)`.
-        total: Variance in all directions, in which a residual is measured; the mean square where there is none.
+        total: Variance in all directions, the unit of residuals; the mean square if there is none.
     """
 
     center: Float64[Tensor, " d"]
@@ -69,19 +69,19 @@ class LeadingComponents:
 
     @classmethod
     def fit(cls, values: Float64[Tensor, "n d"], *, fraction: float = KEPT_VARIANCE) -> LeadingComponents:
-        """Components of n functions that hold a fraction of the variance, a quarter as many as there are functions at most."""
+        """Fit components that hold a fraction of the variance, at most a quarter as many as there are samples."""
         center = values.mean(0)
         _, singular, directions = singular_values(values - center)
         variances = singular.square() / max(1, len(values) - 1)
         total, size = float(variances.sum()), float(values.square().sum(1).mean())
-        if total <= _ROUNDING * size:  # all are the same function
+        if total <= _ROUNDING * size:  # all samples are equal
             variances, total = torch.zeros_like(variances), size
         count = int((variances.cumsum(0) < fraction * total).sum()) + 1
         rank = min(count, max(1, len(values) // _FUNCTIONS_PER_COMPONENT), int((variances > _ROUNDING * total).sum()))
         return cls(center=center, directions=directions[:rank], variances=variances[:rank], total=total if total > 0 else 1.0)
 
     def __call__(self, values: Float64[Tensor, "n d"]) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
-        """Squared distances of functions within the components, in their variances, and beyond, in the total variance."""
+        """Return squared distances within the components, in their variances, and of the residual, in the total variance."""
         centered = values - self.center
         along = centered @ self.directions.mT
         beyond = (centered - along @ self.directions).square().sum(1)
@@ -94,7 +94,7 @@ class MahalanobisDistance:
     """|W (x - m)|², with W^T W the inverse of a covariance.
 
     Args:
-        center: M, `(d,)`.
+        center: Mean m, `(d,)`.
         whitening: W, `(d, d)`.
     """
 
@@ -103,7 +103,7 @@ class MahalanobisDistance:
 
     @classmethod
     def fit(cls, rows: Float64[Tensor, "n d"], *, ridge: float) -> MahalanobisDistance:
-        """Mean and covariance of n rows; the fraction d/(n + d) of correlations is given up, and `ridge` added to variances."""
+        """Fit mean and covariance of n rows: correlations shrink by d/(n + d), and `ridge` is added to variances."""
         count, size = rows.shape
         centered = rows - rows.mean(0)
         covariance = centered.mT @ centered / max(1, count - 1)
@@ -121,14 +121,14 @@ class MahalanobisDistance:
 @stored(on_cpu=("units", "components", "least_power", "spectrum"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class InputScores:
-    """The scores that follow from an input function alone, or from some of its channels.
+    """Scores that depend on the input alone, or on some of its channels.
 
     Args:
-        units: Spread of each channel, in which components have it, so that none counts for its units; the size of one that does
-            not vary. `(c, 1)`, in physical units.
-        components: Of the functions.
+        units: Standard deviation of each channel, the unit of its components; the root mean square of a constant channel,
+            `(c, 1)`, in physical units.
+        components: Principal components of the inputs.
         least_power: Added to the power of each band before logarithms are taken, `(c, 1)`, in physical units squared.
-        spectrum: Of logarithms of band powers.
+        spectrum: Mahalanobis distance of logarithms of band powers.
     """
 
     units: Float64[Tensor, "c 1"]
@@ -140,7 +140,7 @@ class InputScores:
     def fit(
         cls, values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"], *, fraction: float = KEPT_VARIANCE
     ) -> InputScores:
-        """Fit on values and powers of n functions, as `Descriptions` has them; components hold a fraction of the variance."""
+        """Fit on values and powers of n samples, see `Descriptions`; components hold a fraction of the variance."""
         channels = values.unflatten(1, (powers.shape[1], -1))
         variance = (channels - channels.mean(0)).square().sum(2).mean(0)
         square = channels.square().sum(2).mean(0)
@@ -167,13 +167,13 @@ class InputScores:
 @stored(on_cpu=("inputs", "channels", "features", "variance"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedScores:
-    """The scores of an input function that follow from its description, all larger where it is stranger.
+    """Fitted scores of descriptions, larger for more unusual samples.
 
     Args:
-        inputs: Of all channels together.
-        channels: Of each channel alone, which a channel of other units or of more components would hide; none of a single one.
-        features: Of pooled features, or None where the head has none.
-        variance: Mean variance that the head states, `(c',)`, in physical units squared.
+        inputs: Scores of all channels together.
+        channels: Scores of each channel; empty for a single channel.
+        features: Distance of pooled features; None if the head has none.
+        variance: Mean predictive variance of the head, `(c',)`, in physical units squared.
     """
 
     inputs: InputScores
@@ -183,11 +183,11 @@ class FittedScores:
 
     @classmethod
     def fit(cls, described: Descriptions, *, stated: Descriptions | None = None) -> FittedScores:
-        """Fit all scores on descriptions of some functions, complete ones.
+        """Fit all scores on complete descriptions.
 
         Args:
-            described: The functions.
-            stated: Functions whose mean stated variance is the unit of others; by default those that were seen.
+            described: Descriptions of the fitting samples.
+            stated: Descriptions whose mean variance is the unit of the variance score; by default `described`.
         """
         variance = (described if stated is None else stated).variance
         if described.values is None or described.powers is None or variance is None:
@@ -204,7 +204,7 @@ class FittedScores:
         )
 
     def __call__(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
-        """Scores by name, `(n,)`, dimensionless; those whose part of the description is missing are left out."""
+        """Return scores by name, `(n,)`, dimensionless, as far as the description has their parts."""
         scores: dict[str, Tensor] = {}
         if described.values is not None and described.powers is not None:
             scores |= self.inputs(described.values, described.powers)
@@ -219,17 +219,17 @@ class FittedScores:
 
 
 def standards(scores: Mapping[str, Float64[Tensor, " n"]]) -> dict[str, tuple[float, float]]:
-    """Mean and upper semideviation of each score's logarithm over functions that it was not fitted on.
+    """Return mean and upper semideviation of each score's logarithm over samples that it was not fitted on.
 
-    The latter is the root mean square of what exceeds the mean: a score that is often large by chance must not hide others.
+    The latter is the root mean square of the excess over the mean.
     """
     return {name: _upper_moments(log_score(score)) for name, score in scores.items()}
 
 
 def cross_fitted_standards(described: Descriptions, *, groups: Int64[Tensor, " n"]) -> dict[str, tuple[float, float]]:
-    """The same where there are no other functions: a fifth at a time is scored by what was fitted on the rest.
+    """Return the same by cross-validation in five folds.
 
-    Whole groups are held out, if there are five or more.
+    Groups stay together if there are five or more.
     """
     part = (groups if number_of(groups) >= FOLDS else torch.arange(len(groups))) % FOLDS
     by_name: dict[str, list[Tensor]] = {}
@@ -240,17 +240,17 @@ def cross_fitted_standards(described: Descriptions, *, groups: Int64[Tensor, " n
 
 
 def combined(scores: Mapping[str, Float64[Tensor, " n"]], units: Mapping[str, tuple[float, float]]) -> Float64[Tensor, " n"]:
-    """Logarithm of the sum of exponentials of log scores, each in units of its upper semideviation, about its mean."""
+    """Return log sum exp of standardised log scores."""
     return torch.stack([(log_score(scores[name]) - mean) / std for name, (mean, std) in units.items()]).logsumexp(0)
 
 
 def log_score(score: Float64[Tensor, " n"]) -> Float64[Tensor, " n"]:
-    """The logarithm of a score, which may be zero."""
+    """Return the logarithm of a non-negative score."""
     return score.clamp_min(torch.finfo(torch.float64).tiny).log()
 
 
 def _by_channel(values: Float64[Tensor, "n d"], powers: Float64[Tensor, "n c b"]) -> list[tuple[Tensor, Tensor]]:
-    """Values and powers of each channel, where there are several."""
+    """Return values and powers of each channel; nothing for a single channel."""
     count = powers.shape[1]
     return list(zip(values.chunk(count, 1), powers.split(1, 1), strict=True)) if count > 1 else []
 
@@ -264,13 +264,13 @@ def _upper_moments(values: Tensor) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Descriptions:
-    """Numbers about n input functions, float64 on the CPU; what was not asked for is None.
+    """Descriptions of n inputs, float64 on the CPU; parts that were not requested are None.
 
     Args:
-        values: The functions on the grid of the description, times the roots of the quadrature's weights: their Euclidean
-            distances are distances in mean square, `(n, c p)`, in physical units.
-        powers: Mean squares in bands of wave numbers, the last of what the grid of the description does not hold, `(n, c, b)`,
-            in physical units squared.
+        values: Values on the grid of the description times square roots of the quadrature weights, so that Euclidean
+            distances are L2 distances, `(n, c p)`, in physical units.
+        powers: Mean squares in bands of wave numbers, `(n, c, b)`, in physical units squared; the last band has the power that
+            the grid of the description does not resolve.
         features: Averages and standard deviations over the domain of features before the read-out, `(n, 2f)`, dimensionless.
         variance: The head's own variance, averaged over the domain, `(n, c')`, in physical units squared.
     """
@@ -281,22 +281,22 @@ class Descriptions:
     variance: Float64[Tensor, "n c2"] | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> Descriptions:
-        """Select functions."""
+        """Select samples."""
         parts = {name: value if value is None else value[rows] for name, value in vars(self).items()}
         return Descriptions(**parts)
 
     @classmethod
     def cat(cls, parts: Sequence[Descriptions]) -> Descriptions:
-        """Put the functions of one or several descriptions one after the other."""
+        """Concatenate descriptions."""
         columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
         return cls(**{name: None if values[0] is None else torch.cat(values) for name, values in columns.items()})
 
 
 class Describer:
-    """Describes input functions in one way, whatever the grid they come on.
+    """Describes inputs on any grid in the same way.
 
-    Functions are brought to the grid of the description, and predictions are asked for where the calibration outputs live. So
-    one function has one description, as far as its grid resolves it.
+    Inputs are interpolated to the grid of the description, and predictions are evaluated on the grid of the calibration
+    outputs. So a function has one description on every grid that resolves it.
 
     Args:
         inputs: Grid of the calibration inputs; for one mesh per sample, a uniform grid around all of them.
@@ -312,22 +312,22 @@ class Describer:
 
     @property
     def bands(self) -> int:
-        """Number of bands, with the last one."""
+        """Number of bands, including that of unresolved power."""
         return int(self._band.max()) + 2
 
     def __call__(self, predictor: Predictor, inputs: Field, *, asks_head: bool = True) -> Descriptions:
-        """Describe n functions, some at a time.
+        """Describe n samples in batches.
 
         Args:
-            predictor: A head's own, before any calibration.
+            predictor: The uncalibrated predictor of the head.
             inputs: `(n, c, *grid)`.
-            asks_head: Whether the head is asked for its features and variance.
+            asks_head: Whether to describe the head's features and variance too.
         """
         starts = range(0, max(1, len(inputs)), self.step)
         parts = [inputs[start : start + self.step] for start in starts]
         described = []
         for part in parts:
-            of_head = self._of_head(predictor, part) if asks_head else {}  # which looks at the inputs first
+            of_head = self._of_head(predictor, part) if asks_head else {}  # checks the inputs
             described.append(Descriptions(**of_head, **self._of_inputs(part)))
         return Descriptions.cat(described)
 
@@ -345,7 +345,7 @@ class Describer:
         if grid != self.grid and self.grid.is_uniform:
             beyond = _missed(values, grid, resampled, self.grid)
             if not all(self.grid.periodic):
-                # Polynomials miss some of every function up to walls: as much as half of the points miss is ordinary.
+                # Local polynomials have interpolation errors near walls: subtract those of half as many points.
                 shape = (axis.size if axis.periodic else (axis.size + 1) // 2 for axis in self.grid.axes)
                 half = self.grid.resized(tuple(shape))
                 beyond = (beyond - _missed(resampled, self.grid, resample(resampled, self.grid, half), half)).clamp_min(0.0)
@@ -361,12 +361,12 @@ class Describer:
 def _missed(
     values: Float64[Tensor, "n c *grid"], grid: Grid, coarse: Float64[Tensor, "n c *coarse"], coarse_grid: Grid
 ) -> Float64[Tensor, "n c"]:
-    """Mean square of what the interpolant of a coarser grid misses."""
+    """Return the mean square of values minus the interpolant from a coarser grid."""
     return grid.mean((values - resample(coarse, coarse_grid, grid)).flatten(2).square())
 
 
 def pooled_features(u: FieldDistribution) -> Float64[Tensor, "n f"] | None:
-    """Averages and standard deviations over the domain of a last layer's features, or None where the head has none."""
+    """Return averages and standard deviations over the domain of a last layer's features; None if the head has none."""
     if not isinstance(u, GaussianField) or not isinstance(u.root, FeatureRoot | LazyFeatureRoot):
         return None
     pooled = []
@@ -379,7 +379,7 @@ def pooled_features(u: FieldDistribution) -> Float64[Tensor, "n f"] | None:
 
 
 def bands_of(frequencies: Int64[Tensor, "k d"], *, all_periodic: bool) -> Int64[Tensor, " k"]:
-    """The number of the band that each wave belongs to, without gaps: by its length, in periods where all axes are periodic.
+    """Return the band of each Fourier mode, by its wave number; in periods if all axes are periodic, else in half periods.
 
     Examples:
         >>> bands_of(torch.tensor([[0], [1], [2], [3], [4], [5], [6]]), all_periodic=False).tolist()
