@@ -237,7 +237,7 @@ def test_power_that_the_calibration_grid_does_not_resolve_is_told() -> None:
     coarse = Field(functions.values[..., ::4], LINE)
     found = Novelty().fit(Synthetic(), paired(coarse[:60]))
     found(coarse[60:])
-    with pytest.warns(DataWarning, match="30 of 30 functions have power that the calibration inputs' grid"):
+    with pytest.warns(DataWarning, match="30 of 30 samples have power that the calibration inputs' grid"):
         strange = found(functions[60:])
     assert float(strange.max()) < 0.1
     ordinary = found(functions[60:].resample(LINE))  # as the warning says
