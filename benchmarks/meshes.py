@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import probneural as pn
 from benchmarks import environment, kept_units, recipes, sections
-from probneural.grids.resampling import background, rasterised
+from probneural.grids.mesh import barycentric
+from probneural.grids.resampling import background
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear
 from probneural.randomness import stream_seed
 
@@ -84,11 +85,12 @@ class BackgroundFNO(nn.Module):
             in_channels + 1, width, modes=modes, width=width, periodic=False, embeds_position=True, seed=0
         )
         self.projection, self.readout = PointwiseLinear(width, 64), ReadoutLinear(64, out_channels)
+        self.located: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def forward(self, values: Tensor, *, grid: pn.Grid, query: pn.Grid | None = None) -> Tensor:
         """Evaluate at the points of the query, by default those of the grid."""
         target = grid if query is None else query
-        raster = rasterised(self.input_normalizer(values), grid, self.grid)
+        raster = self._raster(self.input_normalizer(values), grid)
         hidden = self.body(raster, grid=self.grid)
         origin, lengths = (torch.tensor([getattr(axis, name) for axis in self.grid.axes]) for name in ("origin", "length"))
         points = target.points if target.has_points_per_sample else target.points[None]
@@ -96,6 +98,18 @@ class BackgroundFNO(nn.Module):
         sampled = nn.functional.grid_sample(hidden, position[:, None].expand(len(values), -1, -1, -1), align_corners=True)
         features = nn.functional.gelu(self.projection(sampled[:, :, 0]))
         return self.output_normalizer.inverse(self.readout(features))
+
+    def _raster(self, values: Tensor, grid: pn.Grid) -> Tensor:
+        """Piecewise linear values on the uniform grid, 0 outside the mesh, and a channel that is 1 inside."""
+        parts = []
+        for sample, mesh in zip(values, grid.singles(), strict=True):
+            key = hash(mesh.points.numpy().tobytes())
+            if key not in self.located:  # once per mesh: the search takes longer than an FNO's step
+                assert mesh.cells is not None
+                self.located[key] = barycentric(mesh.points, mesh.cells, self.grid.points)
+            indices, weights, is_inside = self.located[key]
+            parts.append(torch.cat([(sample[:, indices] * weights.to(sample)).sum(-1) * is_inside, is_inside[None].to(sample)]))
+        return torch.stack(parts).unflatten(-1, self.grid.shape)
 
 
 def operators(case: Case, train: pn.FieldPairs) -> dict[str, Callable[[int], nn.Module]]:
