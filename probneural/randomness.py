@@ -83,8 +83,6 @@ PURPOSES: Final = {
     "ensemble member": "seed of a member's recipe, per member",
     "vmap check": "input at which members that are evaluated together are compared with single ones",
     "member training": "weights of a member, and what its recipe draws from torch's global generators",
-    "operator noise": "noise of the members and draws of an operator that is conditioned on it",
-    "noise-conditioned training": "what the training of such an operator draws from torch's global generators",
     "heteroscedastic factors": "initial factors of a read-out of covariances",
     "heteroscedastic batches": "order of the pairs while such a read-out is trained, per epoch",
     "weight batches": "which functions the steps of a posterior over all weights see, per chain",

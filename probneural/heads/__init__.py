@@ -8,7 +8,6 @@ from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Krone
 from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
 from probneural.heads.last_layer.laplace import LastLayerLaplace
 from probneural.heads.sampled.bayesian_operator import BayesianOperator
-from probneural.heads.sampled.noise_conditioning import NoiseConditioning
 from probneural.heads.sampled.variational import VariationalInference
 
 __all__ = [
@@ -24,6 +23,5 @@ __all__ = [
     "LaplaceEnsemble",
     "LastLayerLaplace",
     "LowRank",
-    "NoiseConditioning",
     "VariationalInference",
 ]

@@ -8,8 +8,6 @@ from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.neural_ode import NeuralODEOperator, space_time
 from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
-from probneural.operators.noise_conditioned import NoiseConditionedOperator
-from probneural.operators.noise_field import NoiseField
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
 from probneural.operators.recurrent import RecurrentOperator
@@ -22,8 +20,6 @@ __all__ = [
     "HiddenLayers",
     "LinearRegression",
     "NeuralODEOperator",
-    "NoiseConditionedOperator",
-    "NoiseField",
     "ODESolver",
     "Operator",
     "PODDeepONet",

@@ -1,1 +1,1 @@
-"""Predictors that draw: variational inference of the whole network, and noise-conditioned operators."""
+"""Variational inference over all weights of a network."""
