@@ -142,12 +142,6 @@ def last_layer(shop: Workshop, *, number: int = 0, length: float = 1.0) -> tuple
     return pn.heads.LastLayerLaplace().fit(operator, shop.pairs), seconds
 
 
-def heteroscedastic(shop: Workshop) -> tuple[Predictor, float]:
-    """A second read-out of the same operator."""
-    operator, seconds = shop.member(0)
-    return pn.heads.HeteroscedasticGaussian(seed=shop.seed_of(0)).fit(operator, shop.pairs), seconds
-
-
 def variational(shop: Workshop) -> tuple[Predictor, float]:
     """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
     operator, seconds = shop.member(0)
@@ -218,7 +212,6 @@ def stacked(shop: Workshop, *, heads: Sequence[str]) -> tuple[Predictor, float]:
 
 HEADS: dict[str, Maker] = {
     DEFAULT: last_layer,
-    "heteroscedastic": heteroscedastic,
     QUARTERS: partial(ensemble, count=MEMBERS, length=1 / MEMBERS),
     "variational": variational,
     PROCESS: residual_process,

@@ -83,8 +83,6 @@ PURPOSES: Final = {
     "ensemble member": "seed of a member's recipe, per member",
     "vmap check": "input at which members that are evaluated together are compared with single ones",
     "member training": "weights of a member, and what its recipe draws from torch's global generators",
-    "heteroscedastic factors": "initial factors of a read-out of covariances",
-    "heteroscedastic batches": "order of the pairs while such a read-out is trained, per epoch",
     "weight batches": "which functions the steps of a posterior over all weights see, per chain",
     "stiffest direction": "the first vector of a power iteration",
     "weight units": "draws whose mean squares are the units of a variational posterior over all weights",

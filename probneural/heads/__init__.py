@@ -5,7 +5,6 @@ from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
-from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
 from probneural.heads.last_layer.laplace import LastLayerLaplace
 from probneural.heads.sampled.bayesian_operator import BayesianOperator
 from probneural.heads.sampled.variational import VariationalInference
@@ -15,7 +14,6 @@ __all__ = [
     "DeepEnsemble",
     "Diagonal",
     "Full",
-    "HeteroscedasticGaussian",
     "Iterative",
     "KernelOperator",
     "Kronecker",

@@ -332,7 +332,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.LastLayerLaplace: heads.LastLayerLaplace,
     heads.Laplace: lambda: heads.Laplace("diagonal"),
     heads.DeepEnsemble: lambda: heads.DeepEnsemble(2, train=halve, show_progress=False),
-    heads.HeteroscedasticGaussian: lambda: heads.HeteroscedasticGaussian(epochs=1),
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
     KernelPredictor: world.kernel,
@@ -536,7 +535,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.read_config": of(path=config_file),
     "heads.Laplace": of(structure="full", parameters=lambda: ["readout"], show_progress=False),
     "heads.KernelOperator": of(iterations=1),
-    "heads.HeteroscedasticGaussian": of(epochs=1),
 }
 for _kind in ("fisher", "gauss_newton", "hessian", "jacobian"):
     ARGUMENTS[f"curvature.{_kind}_vector_product"] = of(parameters=readout)
@@ -609,7 +607,6 @@ FITTED = (
     heads.LastLayerLaplace,
     heads.Laplace,
     heads.KernelOperator,
-    heads.HeteroscedasticGaussian,
 )
 """Heads whose constructor is swept together with `fit`."""
 

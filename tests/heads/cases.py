@@ -19,7 +19,6 @@ from probneural.grids import Grid
 from probneural.heads import (
     BayesianOperator,
     DeepEnsemble,
-    HeteroscedasticGaussian,
     KernelOperator,
     Kronecker,
     Laplace,
@@ -286,7 +285,6 @@ ENSEMBLES = {
         VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
     ),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
-    "heteroscedastic": HeteroscedasticGaussian(2, epochs=2),
     "residual-process": KernelOperator(groups=1, iterations=2),
     "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),
@@ -297,7 +295,7 @@ ENSEMBLES = {
 }
 """Heads whose mean is not the operator's own output, or whose scatter is not that of weights."""
 COMBINED = ("mixture", "random-scale", "calibrated-scale")
-FRESH_DRAWS = ("laplace-ensemble", "heteroscedastic", "residual-process", "deep-kernel", *COMBINED)
+FRESH_DRAWS = ("laplace-ensemble", "residual-process", "deep-kernel", *COMBINED)
 """Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
 
