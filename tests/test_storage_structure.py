@@ -45,7 +45,6 @@ from probneural.operators import (
     HiddenLayers,
     NeuralODEOperator,
     PODDeepONet,
-    RecurrentOperator,
     Rollout,
 )
 from probneural.pairs import FieldPairs
@@ -118,7 +117,6 @@ THINGS: dict[str, Any] = {
         basis=3,
         layers=HiddenLayers(width=4, depth=1),
     ),
-    "recurrent": lambda: RecurrentOperator(3, 1, width=4, heads=1),
     "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
@@ -314,7 +312,7 @@ SIZES = ["width", "depth", "in_channels", "out_channels", "projection", "basis",
 
 
 @pytest.mark.parametrize("number", [20_000, 10**7, 10**12, 2**63 - 1, 2**63, 10**30])
-@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "recurrent", "neural-ode", "regression"])
+@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "neural-ode", "regression"])
 def test_operators_larger_than_their_file_are_refused_before_they_are_built(
     name: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
 ) -> None:

@@ -10,7 +10,6 @@ from probneural.operators.neural_ode import NeuralODEOperator, space_time
 from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
-from probneural.operators.recurrent import RecurrentOperator
 from probneural.operators.rollout import Rollout
 from probneural.operators.suggestion import suggest
 
@@ -24,7 +23,6 @@ __all__ = [
     "Operator",
     "PODDeepONet",
     "PointFNO",
-    "RecurrentOperator",
     "Rollout",
     "from_neuraloperator",
     "space_time",

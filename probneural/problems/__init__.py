@@ -26,7 +26,6 @@ from probneural.problems.navier_stokes import NavierStokesShell
 from probneural.problems.poisson_on_shapes import PoissonOnShapes
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
-from probneural.problems.signal_separation import SignalSeparation
 from probneural.problems.spectral import dealias, spectral_derivative
 from probneural.problems.spectral_evolution import SpectralEvolution
 from probneural.problems.time_integration import TimeIntegrator
@@ -56,7 +55,6 @@ __all__ = [
     "PoissonOnShapes",
     "Problem",
     "ShallowWater",
-    "SignalSeparation",
     "SpectralEvolution",
     "StateDistribution",
     "TimeIntegrator",

@@ -371,10 +371,6 @@ def line() -> pn.Grid:
     return forecast()[0].grid
 
 
-def tone() -> Field:
-    return problems.SignalSeparation().sample_inputs(2, resolution=200, seed=0)
-
-
 WAVE = problems.Wave(random_field=problems.GaussianRandomField(1, 3), boundary="periodic")
 
 

@@ -34,7 +34,6 @@ from probneural.problems import (
     NavierStokesShell,
     Problem,
     ShallowWater,
-    SignalSeparation,
     TimeIntegrator,
     VariableSpeedAdvection,
     Wave,
@@ -133,8 +132,6 @@ CASES = [
     Case(Antiderivative("logistic", start=0.2, random_field=GaussianRandomField(1, 12, sigma=100.0)), 257, 1e-8),
     Case(InviscidBurgers(), 64, 1e-10, differentiable=False, rounding=1e-11),
     Case(InviscidBurgers(0.1, random_field=GaussianRandomField(1, 9)), 33, 1e-11, differentiable=False, rounding=1e-12),
-    Case(SignalSeparation(), 200, float("inf"), resizable=False),
-    Case(SignalSeparation(0.3, target=7.0, design_dim=20), 200, float("inf"), resizable=False),
     Case(VariableSpeedAdvection(), 63, 1e-12),
     Case(
         VariableSpeedAdvection(
