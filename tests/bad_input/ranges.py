@@ -52,15 +52,6 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "design_dim": (10**6,),
     },
     "problems.Antiderivative": {"equation": ("cubic",), "design_dim": (63,)},
-    "problems.BlackScholes": {
-        "volatility": POSITIVE,
-        "maturity": POSITIVE,
-        "rate": (inf,),
-        "strikes": (0,),
-        "strike_range": ((0.0, 1.0), (0.6, 0.5), (0.6,)),
-        "weight": POSITIVE,
-        "design_dim": (9,),
-    },
     "problems.Burgers": {"viscosity": POSITIVE, "time": POSITIVE},
     "problems.Burgers.trajectory": {"times": ([], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [nan])},
     "problems.GaussianRandomField": {
@@ -72,7 +63,6 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "boundary": ("robin",),
     },
     "problems.Heat": {"dimension": (0, 4), "diffusivity": POSITIVE, "time": POSITIVE, "boundary": ("neumann",)},
-    "problems.InviscidBurgers": {"time": POSITIVE, "design_dim": (63,)},
     "problems.ShallowWater": {
         "time": POSITIVE,
         "rotation": (-1.0,),
