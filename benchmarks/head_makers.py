@@ -145,8 +145,8 @@ def last_layer(shop: Workshop, *, number: int = 0, length: float = 1.0) -> tuple
 def variational(shop: Workshop) -> tuple[Predictor, float]:
     """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
     operator, seconds = shop.member(0)
-    method = pn.heads.VariationalInference("mean_field", steps=max(4, shop.recipe.epochs * len(shop.pairs) // BATCH // 2))
-    head = pn.heads.BayesianOperator(method, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
+    steps = max(4, shop.recipe.epochs * len(shop.pairs) // BATCH // 2)
+    head = pn.heads.BayesianOperator(steps=steps, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
     predictor = head.fit(operator, shop.pairs)
     assert isinstance(predictor, LaplacePredictor)
     return predictor.sampled(32, seed=shop.seed_of(1)), seconds

@@ -6,8 +6,7 @@ from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
 from probneural.heads.last_layer.laplace import LastLayerLaplace
-from probneural.heads.sampled.bayesian_operator import BayesianOperator
-from probneural.heads.sampled.variational import VariationalInference
+from probneural.heads.variational import BayesianOperator
 
 __all__ = [
     "BayesianOperator",
@@ -21,5 +20,4 @@ __all__ = [
     "LaplaceEnsemble",
     "LastLayerLaplace",
     "LowRank",
-    "VariationalInference",
 ]

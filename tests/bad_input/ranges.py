@@ -28,7 +28,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "heads.Kronecker": {"probes": (0,)},
     "heads.KernelOperator": {"input_components": (0,), "groups": (0,), "iterations": (0,)},
     "heads.DeepEnsemble": {"members": COUNT, "workers": (0,)},
-    "heads.VariationalInference": {"steps": (0,)},
+    "heads.BayesianOperator": {"steps": (0,)},
     "calibration.SimultaneousBand": {"level": LEVEL, "floor": (-0.1, 1.1)},
     "metrics.score": {"noise": (-1.0,), "level": LEVEL, "whole": COUNT},
     "metrics.coverage": {"level": LEVEL},

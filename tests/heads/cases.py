@@ -25,7 +25,6 @@ from probneural.heads import (
     LaplaceEnsemble,
     LastLayerLaplace,
     LowRank,
-    VariationalInference,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
 from probneural.heads.residuals import ResidualSums
@@ -281,9 +280,7 @@ _SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}
 _GIVEN = Laplace("diagonal", noise=0.01, prior_precision=2.0, effective_observations=5.0, show_progress=False)
 ENSEMBLES = {
     "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
-    "network-variational": BayesianOperator(
-        VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
-    ),
+    "network-variational": BayesianOperator("low_rank", steps=3, rank=2, laplace=_GIVEN, batch_size=3, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "residual-process": KernelOperator(groups=1, iterations=2),
     "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),

@@ -1,1 +1,0 @@
-"""Variational inference over all weights of a network."""
