@@ -92,10 +92,6 @@ def cases() -> list[Case]:
         square(problems.Heat(dimension=2), 32, rate=1e-2, weight_decay=0.6),
         square(problems.Helmholtz(), 33, rate=1e-2, weight_decay=0.6, **walls),
         square(problems.Darcy2D(), 33, rate=1e-2, weight_decay=0.6, **walls),
-        Case(
-            ProblemSource(problems.SignalSeparation(), (200,), None),
-            (recipes.fno(24, epochs=30, width=24, weight_decay=0.3, **walls), recipes.deeponet(epochs=40)),
-        ),
     ]
     return default + [replace(case, is_in_slice=False) for case in further]
 

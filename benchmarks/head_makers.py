@@ -142,41 +142,14 @@ def last_layer(shop: Workshop, *, number: int = 0, length: float = 1.0) -> tuple
     return pn.heads.LastLayerLaplace().fit(operator, shop.pairs), seconds
 
 
-def heteroscedastic(shop: Workshop) -> tuple[Predictor, float]:
-    """A second read-out of the same operator."""
-    operator, seconds = shop.member(0)
-    return pn.heads.HeteroscedasticGaussian(seed=shop.seed_of(0)).fit(operator, shop.pairs), seconds
-
-
 def variational(shop: Workshop) -> tuple[Predictor, float]:
     """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
     operator, seconds = shop.member(0)
-    method = pn.heads.VariationalInference("mean_field", steps=max(4, shop.recipe.epochs * len(shop.pairs) // BATCH // 2))
-    head = pn.heads.BayesianOperator(method, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
+    steps = max(4, shop.recipe.epochs * len(shop.pairs) // BATCH // 2)
+    head = pn.heads.BayesianOperator(steps=steps, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
     predictor = head.fit(operator, shop.pairs)
     assert isinstance(predictor, LaplacePredictor)
     return predictor.sampled(32, seed=shop.seed_of(1)), seconds
-
-
-def noise_conditioned(shop: Workshop) -> tuple[Predictor, float]:
-    """The same operator, tuned to draw by the energy score for half of the epochs."""
-    operator, seconds = shop.member(0)
-    settings = {"epochs": max(1, shop.recipe.epochs // 2), "optimization": shop.recipe.optimization}
-    head = pn.heads.NoiseConditioning(
-        64,
-        condition=lambda one: pn.operators.NoiseConditionedOperator(
-            one, layers=_modulated(one), noise=pn.operators.NoiseField(4), samples=2, seed=shop.seed_of(0)
-        ),
-        train=partial(
-            pn.fit,
-            loss=pn.training.EnergyScore(2),
-            data=pn.training.DataOptions(validation=0.0),
-            show_progress=False,
-            **settings,
-        ),
-        seed=shop.seed_of(0),
-    )
-    return head.fit(operator, shop.pairs), seconds
 
 
 def ensemble(shop: Workshop, *, count: int, length: float = 1.0) -> tuple[Predictor, float]:
@@ -237,19 +210,9 @@ def stacked(shop: Workshop, *, heads: Sequence[str]) -> tuple[Predictor, float]:
     return pn.calibration.Stacking("gaussian").fit(scaled, shop.data.scaling), seconds
 
 
-def _modulated(operator: torch.nn.Module) -> list[str]:
-    """Where noise enters: the spectral layers, or those of the network of the input function."""
-    names = dict(operator.named_modules())
-    if "spectral" in names:
-        return ["spectral"]
-    return [name for name, module in names.items() if name.startswith("branch.") and hasattr(module, "out_features")]
-
-
 HEADS: dict[str, Maker] = {
     DEFAULT: last_layer,
-    "heteroscedastic": heteroscedastic,
     QUARTERS: partial(ensemble, count=MEMBERS, length=1 / MEMBERS),
-    "noise-conditioned": noise_conditioned,
     "variational": variational,
     PROCESS: residual_process,
     f"{PROCESS} on predictions": partial(residual_process, features="operator"),

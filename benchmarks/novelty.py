@@ -47,8 +47,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         "Widening of other kinds: no synthetic shift that resembles the place's took part "
         f"({'; '.join(name + ': ' + ' and '.join(kinds) for name, kinds in LIKE.items())}).",
         "Named shifts took part in no fit. Of Darcy's equation in two dimensions, synthetic shifts change the source alone: "
-        "the solver takes harmonic roots of permeabilities only. Nothing is widened in signal separation, whose solver gives "
-        "the mean of a tone and not the tone, so that synthetic shifts have no label.",
+        "the solver takes harmonic roots of permeabilities only.",
         f"Shown: of all problems and shifts, how many reach an AUROC of {DETECTED} by the combined scores, where inputs "
         f"changed, and a coverage of {COVERAGE} on {' and '.join(CLAIMED)} at {WIDTH} times the width in distribution or "
         "less. Means over seeds are compared.",

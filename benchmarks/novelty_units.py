@@ -127,10 +127,8 @@ class Unit(ProblemUnit):
         return problem.sample(count, resolution=self.source.resolution, seed=seed)
 
     def synthetic(self) -> dict[str, pn.FieldPairs]:
-        """Synthetic shifts, labelled by the problem's solver; none where a solver would not give the truth."""
+        """Synthetic shifts, labelled by the problem's solver."""
         problem = self.source.problem
-        if isinstance(problem, pn.problems.SignalSeparation):  # whose solver gives the mean, not the tone
-            return {}
         inputs = self.sample(problem, "synthetic", min(LABELLED, self.source.fields)).inputs
         seed = stream_seed(self.seed, "novelty functions", len(PARTS))
         if isinstance(problem, pn.problems.Darcy2D):

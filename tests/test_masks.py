@@ -234,10 +234,10 @@ NAN = np.where(np.arange(12).reshape(3, 4) == 6, np.nan, 1.0 + np.arange(12).res
 
 class TestLosses:
     @pytest.mark.parametrize("observed", MASKS)
-    @pytest.mark.parametrize("loss", [losses.RelativeL2(), losses.CRPS(3), losses.EnergyScore(3)], ids=repr)
-    def test_masked_values_do_not_matter(self, observed: Tensor, loss: losses.Loss) -> None:
+    def test_masked_values_do_not_matter(self, observed: Tensor) -> None:
+        loss = losses.RelativeL2()
         target = normal(COUNT, 2, *GRID.shape)
-        predicted = normal(COUNT, 2 if isinstance(loss, losses.RelativeL2) else 6, *GRID.shape, seed=1)
+        predicted = normal(COUNT, 2, *GRID.shape, seed=1)
         grid = GRID.masked(observed)
         values = [
             loss(_filled(predicted, observed, number), _filled(target, observed, number), grid) for number in (0.0, *FILLS)

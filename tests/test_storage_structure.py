@@ -45,7 +45,6 @@ from probneural.operators import (
     HiddenLayers,
     NeuralODEOperator,
     PODDeepONet,
-    RecurrentOperator,
     Rollout,
 )
 from probneural.pairs import FieldPairs
@@ -118,7 +117,6 @@ THINGS: dict[str, Any] = {
         basis=3,
         layers=HiddenLayers(width=4, depth=1),
     ),
-    "recurrent": lambda: RecurrentOperator(3, 1, width=4, heads=1),
     "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
@@ -132,7 +130,6 @@ THINGS: dict[str, Any] = {
     "kernel draw": lambda: _kernel().sampled(2, seed=5).draw(0),
     "conditioned": _conditioned,
     "kernel of predictions": lambda: _kernel("operator"),
-    "noise": lambda: cases.fitted("noise-conditioned", "fno-1d"),
     "variational": _variational,
 }
 
@@ -315,7 +312,7 @@ SIZES = ["width", "depth", "in_channels", "out_channels", "projection", "basis",
 
 
 @pytest.mark.parametrize("number", [20_000, 10**7, 10**12, 2**63 - 1, 2**63, 10**30])
-@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "recurrent", "neural-ode", "regression"])
+@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "neural-ode", "regression"])
 def test_operators_larger_than_their_file_are_refused_before_they_are_built(
     name: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
 ) -> None:
@@ -331,16 +328,6 @@ def test_operators_larger_than_their_file_are_refused_before_they_are_built(
             assert outcome(tmp_path / "file", content, None) == "refused", size
             changed += 1
     assert changed >= 3
-
-
-@pytest.mark.parametrize(("size", "number"), [("width", 20_000), ("width", 10**12), ("depth", 10**7)])
-def test_networks_of_noise_larger_than_their_file_are_refused_before_they_are_built(
-    size: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
-) -> None:
-    content = copy.deepcopy(corpus["noise"].content)
-    content["metadata"]["parts"]["operator"]["parts"]["embedding"]["parts"][size] = number
-    change.write(tmp_path / "file", corpus["noise"], content)
-    assert outcome(tmp_path / "file", content, None) == "refused"
 
 
 def test_nothing_is_refused_where_several_types_are_possible(corpus: dict[str, change.Opened], tmp_path: Path) -> None:
@@ -443,7 +430,6 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("kernel", "processes.0.parts.nugget", float("inf"), "nugget"),
     ("kernel", "processes.0.parts.covariance.parts.kernel", "cubic", "rbf"),
     ("kernel draw", "seed", -1, "seed"),
-    ("noise", "operator.parts.in_channels", 0, "1 as in_channels of a NoiseConditionedOperator; got 0"),
     ("calibrated", "discrepancy_variance", None, "as discrepancy_variance of a ScaledPredictor; got None"),
     ("last-layer", "in_channels", 3, "2 input channels"),
     ("last-layer", "readout.parts.name", "lift.readout", "a submodule's name"),
@@ -511,7 +497,6 @@ DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),
     ("kernel of predictions", "inputs.components.centre", lambda tensor: tensor[..., None]),
-    ("noise", "operator.weights.layers.0.bias", Tensor.long),
 ]
 
 

@@ -5,18 +5,14 @@ from probneural.heads.ensembles.laplace_ensemble import LaplaceEnsemble
 from probneural.heads.kernel.kernel_operator import KernelOperator
 from probneural.heads.laplace.laplace import Laplace
 from probneural.heads.laplace.structures import Diagonal, Full, Iterative, Kronecker, LowRank
-from probneural.heads.last_layer.heteroscedastic import HeteroscedasticGaussian
 from probneural.heads.last_layer.laplace import LastLayerLaplace
-from probneural.heads.sampled.bayesian_operator import BayesianOperator
-from probneural.heads.sampled.noise_conditioning import NoiseConditioning
-from probneural.heads.sampled.variational import VariationalInference
+from probneural.heads.variational import BayesianOperator
 
 __all__ = [
     "BayesianOperator",
     "DeepEnsemble",
     "Diagonal",
     "Full",
-    "HeteroscedasticGaussian",
     "Iterative",
     "KernelOperator",
     "Kronecker",
@@ -24,6 +20,4 @@ __all__ = [
     "LaplaceEnsemble",
     "LastLayerLaplace",
     "LowRank",
-    "NoiseConditioning",
-    "VariationalInference",
 ]

@@ -8,11 +8,8 @@ from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
 from probneural.operators.neural_ode import NeuralODEOperator, space_time
 from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
-from probneural.operators.noise_conditioned import NoiseConditionedOperator
-from probneural.operators.noise_field import NoiseField
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
-from probneural.operators.recurrent import RecurrentOperator
 from probneural.operators.rollout import Rollout
 from probneural.operators.suggestion import suggest
 
@@ -22,13 +19,10 @@ __all__ = [
     "HiddenLayers",
     "LinearRegression",
     "NeuralODEOperator",
-    "NoiseConditionedOperator",
-    "NoiseField",
     "ODESolver",
     "Operator",
     "PODDeepONet",
     "PointFNO",
-    "RecurrentOperator",
     "Rollout",
     "from_neuraloperator",
     "space_time",

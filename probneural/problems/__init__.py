@@ -4,7 +4,6 @@ from probneural.problems.advection import Advection
 from probneural.problems.advection_diffusion import AdvectionDiffusion
 from probneural.problems.antiderivative import Antiderivative
 from probneural.problems.base import Problem
-from probneural.problems.black_scholes import BlackScholes
 from probneural.problems.burgers import Burgers
 from probneural.problems.darcy import Darcy1D
 from probneural.problems.darcy2d import Darcy2D
@@ -18,7 +17,6 @@ from probneural.problems.input_distributions import (
     StateDistribution,
     UniformParameters,
 )
-from probneural.problems.inviscid_burgers import InviscidBurgers
 from probneural.problems.korteweg_de_vries import KortewegDeVries
 from probneural.problems.kuramoto_sivashinsky import KuramotoSivashinsky
 from probneural.problems.method_of_lines import MethodOfLines
@@ -26,7 +24,6 @@ from probneural.problems.navier_stokes import NavierStokesShell
 from probneural.problems.poisson_on_shapes import PoissonOnShapes
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
-from probneural.problems.signal_separation import SignalSeparation
 from probneural.problems.spectral import dealias, spectral_derivative
 from probneural.problems.spectral_evolution import SpectralEvolution
 from probneural.problems.time_integration import TimeIntegrator
@@ -37,7 +34,6 @@ __all__ = [
     "Advection",
     "AdvectionDiffusion",
     "Antiderivative",
-    "BlackScholes",
     "Burgers",
     "Darcy1D",
     "Darcy2D",
@@ -48,7 +44,6 @@ __all__ = [
     "Helmholtz",
     "IndependentDistributions",
     "InputDistribution",
-    "InviscidBurgers",
     "KortewegDeVries",
     "KuramotoSivashinsky",
     "MethodOfLines",
@@ -56,7 +51,6 @@ __all__ = [
     "PoissonOnShapes",
     "Problem",
     "ShallowWater",
-    "SignalSeparation",
     "SpectralEvolution",
     "StateDistribution",
     "TimeIntegrator",

@@ -2,8 +2,6 @@
 
 from probneural.training.callbacks import Callback, CSVLog, EachEpoch, MLflowLog, TensorBoardLog, WandbLog
 from probneural.training.losses import (
-    CRPS,
-    EnergyScore,
     PDEResidual,
     RelativeL2,
     WeightedSum,
@@ -15,14 +13,12 @@ from probneural.training.trainer import fit
 from probneural.training.unrolling import Unroll
 
 __all__ = [
-    "CRPS",
     "CSVLog",
     "Callback",
     "Checkpoint",
     "DataOptions",
     "EachEpoch",
     "EarlyStopping",
-    "EnergyScore",
     "MLflowLog",
     "Muon",
     "Optimization",

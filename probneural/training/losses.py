@@ -6,9 +6,8 @@ A loss is called as `loss(predicted, target, grid)`. Those here are objects; fun
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -19,7 +18,6 @@ from probneural.checks import (
     assign,
     check_callable,
     check_instance,
-    check_integer,
     check_real,
     check_sequence,
     described,
@@ -120,104 +118,6 @@ class RelativeL2:
     ) -> Float[Tensor, ""]:
         """The loss, dimensionless."""
         return relative_l2(predicted, target, grid=grid).mean()
-
-
-@dataclass(frozen=True)
-class _SampleScore(ABC):
-    """A score of operators that draw samples."""
-
-    samples: int
-    fairness: float = field(default=1.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        fairness = check_real(self.fairness, "fairness", least=0.0, most=1.0)
-        assign(self, samples=check_integer(self.samples, "samples", least=2), fairness=fairness)
-
-    @property
-    def _spread_weight(self) -> float:
-        """Weight of E|X - X'| / 2, taken over pairs of different samples: 1 if the score is fair, 1 - 1/M if it is not."""
-        return 1.0 - (1.0 - self.fairness) / self.samples
-
-    def __call__(
-        self, predicted: Float[Tensor, "n sc *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
-    ) -> Float[Tensor, ""]:
-        """The loss, in the targets' units.
-
-        Raises:
-            ShapeError: If predictions are not so many samples of the targets' shape.
-        """
-        drawn = _samples(predicted, target, self.samples)
-        if check_grid(grid).is_masked:
-            drawn, target = grid.fill(drawn.movedim(1, 0)).movedim(0, 1), grid.fill(target)
-        return self._scored(drawn, target, grid)
-
-    @abstractmethod
-    def _scored(self, drawn: Float[Tensor, "n s c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, ""]:
-        """The score of samples that are apart."""
-
-
-@dataclass(frozen=True)
-class CRPS(_SampleScore):
-    """The continuous ranked probability score of an operator that draws samples, pointwise, by quadrature.
-
-    E|X - y| - E|X - X'| / 2 without bias from the number of samples, averaged over the domain, channels and functions. The
-    operator returns its samples as channels, all channels of one sample after the other: `(n, samples * c, *grid)`.
-
-    The fair score of M samples is degenerate: where M - 1 of them equal the truth, it is the same whatever the last one is,
-    which then feels no gradient. A fairness a < 1 mixes in the score of the samples themselves, which pulls it in:
-    a (fair score) + (1 - a) (score of the samples). Its optimum is too narrow: with w = 1 - (1 - a) / M, that of a Gaussian
-    has w / (2 - w^2)^1/2 of the standard deviation, about 1 - 2 (1 - a) / M.
-
-    Args:
-        samples: How many there are, two or more.
-        fairness: a, from 0 (the score of the samples) to 1 (without bias).
-
-    Raises:
-        ArgumentError: If there are fewer, or the fairness is out of range.
-
-    Reference:
-        Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 21; Ferro (2014), Fair
-        scores for ensemble forecasts; Lang et al. (2024), AIFS-CRPS (the almost fair CRPS, with a = 0.95).
-
-    Examples:
-        >>> CRPS(2)(torch.tensor([[[0.0], [2.0]]]), torch.tensor([[[1.0]]]), Grid.scattered([[0.5]], [1.0])).item()
-        0.0
-    """
-
-    def _scored(self, drawn: Tensor, target: Tensor, grid: Grid) -> Tensor:
-        error = (drawn - target[:, None]).abs().mean(1)
-        below = torch.arange(1, self.samples, device=drawn.device, dtype=drawn.dtype)
-        gaps = drawn.sort(1).values.diff(dim=1).movedim(1, -1)  # not the samples, whose mean would take their digits
-        spread = (gaps @ (below * (self.samples - below))) / (self.samples * (self.samples - 1))
-        return grid.mean((error - self._spread_weight * spread).flatten(2)).mean()
-
-
-@dataclass(frozen=True)
-class EnergyScore(_SampleScore):
-    """The energy score of an operator that draws samples, of whole functions: E||X - y|| - E||X - X'|| / 2 in the L2 norm.
-
-    Unlike the CRPS it sees how samples vary together. The norm is the root of the mean square over the domain and channels;
-    samples are channels as for [`CRPS`][probneural.training.losses.CRPS], and their number leaves no bias.
-
-    Args:
-        samples: How many there are, two or more.
-        fairness: As for the CRPS.
-
-    Raises:
-        ArgumentError: If there are fewer, or the fairness is out of range.
-
-    Reference:
-        Gneiting and Raftery (2007), Strictly proper scoring rules, prediction, and estimation, equation 22.
-    """
-
-    def _scored(self, drawn: Tensor, target: Tensor, grid: Grid) -> Tensor:
-        scale = (grid.sample_weights.to(target) / target.shape[1]).sqrt()
-        flat = (drawn.flatten(3) * (scale[:, None] if grid.is_batch else scale)).flatten(2)
-        truth = (target.flatten(2) * scale).flatten(1)
-        error = (flat - truth[:, None]).norm(dim=2).mean(1)
-        gaps = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum((1, 2))
-        return (error - self._spread_weight * gaps / (2 * self.samples * (self.samples - 1))).mean()
 
 
 @dataclass(frozen=True)
@@ -326,16 +226,3 @@ def _check_values(predicted: object, target: object) -> None:
 def _summed(values: Float[Tensor, "n c m"], weights: Float[Tensor, "..."]) -> Float[Tensor, "n c"]:
     """The sum with weights `(m,)`, or `(n, 1, m)` of each sample."""
     return values @ weights if weights.ndim == 1 else (values * weights).sum(-1)
-
-
-def _samples(predicted: Tensor, target: Tensor, count: int) -> Tensor:
-    """Samples that are channels, apart: `(n, samples, c, *grid)`."""
-    _check_values(predicted, target)
-    expected = (target.shape[0], count * target.shape[1], *target.shape[2:])
-    if tuple(predicted.shape) != expected:
-        raise ShapeError(
-            expected=f"{count} samples of the targets as channels, {expected}",
-            got=str(tuple(predicted.shape)),
-            remedy="return all channels of one sample after the other",
-        )
-    return predicted.unflatten(1, (count, target.shape[1]))

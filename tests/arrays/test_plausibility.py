@@ -16,7 +16,7 @@ from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.problems import Advection, Burgers, InviscidBurgers, Problem, ShallowWater, Wave
+from probneural.problems import Advection, Burgers, Problem, ShallowWater, Wave
 from tests.data.files import opened as opened_file
 from tests.data.files import write_hdf5
 from tests.helpers import normal
@@ -118,8 +118,7 @@ def test_values_that_cannot_be_read_are_reported_when_they_are_read(tmp_path: Pa
 @pytest.mark.parametrize("resolution", [64, 128])
 @pytest.mark.parametrize(
     "problem",
-    [Advection(initial=kind) for kind in ("smooth", "sign", "square", "square_and_bump")]
-    + [Burgers(), InviscidBurgers(), ShallowWater(), Wave()],
+    [Advection(initial=kind) for kind in ("smooth", "sign", "square", "square_and_bump")] + [Burgers(), ShallowWater(), Wave()],
     ids=lambda problem: f"{problem.name}-{getattr(problem, 'initial', '')}",
 )
 def test_periodic_problems_are_left_alone(problem: Problem, resolution: int) -> None:

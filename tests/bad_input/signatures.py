@@ -332,7 +332,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.LastLayerLaplace: heads.LastLayerLaplace,
     heads.Laplace: lambda: heads.Laplace("diagonal"),
     heads.DeepEnsemble: lambda: heads.DeepEnsemble(2, train=halve, show_progress=False),
-    heads.HeteroscedasticGaussian: lambda: heads.HeteroscedasticGaussian(epochs=1),
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
     KernelPredictor: world.kernel,
@@ -343,11 +342,9 @@ OWNERS: dict[type, Callable[[], Any]] = {
     operators.DeepONet: lambda: operators.DeepONet(1, 1, sensors=GRID, basis=2),
     operators.LinearRegression: lambda: operators.LinearRegression.fitted(world.pairs()),
     operators.NeuralODEOperator: lambda: operators.NeuralODEOperator(1, 1, modes=(3,), width=4, depth=1),
-    operators.NoiseConditionedOperator: lambda: operators.NoiseConditionedOperator(world.fno(in_channels=5)),
     operators.Rollout: lambda: operators.Rollout(world.fno(), 2),
     SpectralConv: lambda: SpectralConv(1, 1, modes=(3,)),
     PointwiseLinear: lambda: PointwiseLinear(1, 1),
-    operators.NoiseField: lambda: operators.NoiseField(channels=1, modes=(3,)),
     problems.Burgers: world.burgers,
     problems.Wave: lambda: WAVE,
     problems.GaussianRandomField: lambda: problems.GaussianRandomField(1, 3),
@@ -359,8 +356,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     training.PDEResidual: lambda: training.PDEResidual(lambda u, a, grid: u),
     training.RelativeL2: training.RelativeL2,
     training.WeightedSum: lambda: training.WeightedSum([(1.0, training.RelativeL2())]),
-    training.CRPS: lambda: training.CRPS(2),
-    training.EnergyScore: lambda: training.EnergyScore(2),
 }
 
 
@@ -374,10 +369,6 @@ def of(**arguments: Any) -> dict[str, Callable[[], Any]]:
 
 def line() -> pn.Grid:
     return forecast()[0].grid
-
-
-def tone() -> Field:
-    return problems.SignalSeparation().sample_inputs(2, resolution=200, seed=0)
 
 
 WAVE = problems.Wave(random_field=problems.GaussianRandomField(1, 3), boundary="periodic")
@@ -503,8 +494,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "operators.PODDeepONet": of(basis=2),
     "operators.space_time": of(values=lambda: normal(3, 1, 1, 16)),
     "operators.DeepONet.evaluate_at": of(points=lambda: torch.full((3, 2, 1), 0.5)),
-    "operators.NoiseConditionedOperator": of(operator=lambda: world.fno(in_channels=5)),
-    "operators.NoiseField.evaluate": of(coefficients=lambda: normal(2, 5)),
     "plots.fan": of(functional=lambda: pn.functionals.integral(line())),
     "plots.quantity": of(u=lambda: world.gaussian().apply(world.probe())),
     "plots.rank_histograms": of(scores=leads),
@@ -528,8 +517,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.Config.differences": of(reference=runs.Config),
     "functionals.MatrixFunctional.adjoint": of(numbers=lambda: torch.ones(2)),
     "runs.report_forecast": BY_LEAD | of(path=lambda: Path(folder()) / "report.html"),
-    "training.CRPS.__call__": SETS,
-    "training.EnergyScore.__call__": SETS,
     "training.WandbLog": of(project="project", mode="disabled"),
     "training.WeightedSum": of(terms=lambda: [(1.0, training.RelativeL2())]),
     "training.WeightedSum.__call__": LOSS,
@@ -544,7 +531,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.read_config": of(path=config_file),
     "heads.Laplace": of(structure="full", parameters=lambda: ["readout"], show_progress=False),
     "heads.KernelOperator": of(iterations=1),
-    "heads.HeteroscedasticGaussian": of(epochs=1),
 }
 for _kind in ("fisher", "gauss_newton", "hessian", "jacobian"):
     ARGUMENTS[f"curvature.{_kind}_vector_product"] = of(parameters=readout)
@@ -562,7 +548,7 @@ SKIP = "|".join(
         # expert layers, which take tensors of stated shapes
         r"curvature\.(\w+Weights|Kronecker\w+|Eigenpairs|Estimate|\w+Measure|\w+Rows|\w+Root|Linearisation|kronecker)",
         r"curvature\.(evaluate_at|row_squares_estimate)",
-        r"operators\.(PointwiseLinear|SpectralConv)\.forward|operators\.NoiseConditionedOperator\.(conditioned|from_parts)",
+        r"operators\.(PointwiseLinear|SpectralConv)\.forward",
         # what calls return, fits make and files hold
         r"data\.(StoredPairs|Trajectories)|distributions\.(\w*Root|Latent|PredictorTraits)|Grid|Grid\.select",
         r"functionals\.MatrixFunctional|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|report_forecast|Config\.).*",
@@ -617,7 +603,6 @@ FITTED = (
     heads.LastLayerLaplace,
     heads.Laplace,
     heads.KernelOperator,
-    heads.HeteroscedasticGaussian,
 )
 """Heads whose constructor is swept together with `fit`."""
 

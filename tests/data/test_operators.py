@@ -21,7 +21,6 @@ from probneural.operators import (
     LinearRegression,
     NeuralODEOperator,
     PODDeepONet,
-    RecurrentOperator,
     linear,
     pod_deeponet,
 )
@@ -47,7 +46,6 @@ MAKE: dict[str, Callable[[Dataset], nn.Module]] = {
     "FNO": normalised(lambda: FNO(1, 2, modes=(2,), width=4, depth=1, seed=0)),
     "DeepONet": normalised(lambda: DeepONet(1, 2, sensors=GRID, seed=0)),
     "PODDeepONet": normalised(lambda: PODDeepONet(1, 2, sensors=GRID, out_grid=GRID, basis=3, seed=0)),
-    "RecurrentOperator": normalised(lambda: RecurrentOperator(1, 2, width=4, heads=2, seed=0)),
     "NeuralODEOperator": normalised(lambda: NeuralODEOperator(1, 2, modes=(2,), width=4, seed=0)),
     "LinearRegression": lambda data: LinearRegression.fitted(data, components=3),
 }

@@ -19,15 +19,12 @@ from probneural.grids import Grid
 from probneural.heads import (
     BayesianOperator,
     DeepEnsemble,
-    HeteroscedasticGaussian,
     KernelOperator,
     Kronecker,
     Laplace,
     LaplaceEnsemble,
     LastLayerLaplace,
     LowRank,
-    NoiseConditioning,
-    VariationalInference,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
 from probneural.heads.residuals import ResidualSums
@@ -37,12 +34,9 @@ from probneural.operators import (
     DeepONet,
     HiddenLayers,
     LinearRegression,
-    NoiseConditionedOperator,
-    NoiseField,
     PODDeepONet,
 )
 from probneural.pairs import FieldPairs
-from probneural.training import CRPS
 from tests.helpers import generator, held_out, one_of_each
 
 
@@ -269,26 +263,6 @@ def reinitialise(operator: nn.Module) -> None:
         parameter.copy_(0.5 * torch.randn_like(parameter))
 
 
-def on_noise(operator: nn.Module) -> NoiseConditionedOperator:
-    """Condition any of the operators here on noise, by the first layer on the grid."""
-    names = dict(operator.named_modules())
-    layer = next(name for name in ("spectral", "first", "head") if name in names)
-    operator.in_channels, operator.out_channels = 1, 1  # type: ignore[assignment]
-    layers = HiddenLayers(width=4, depth=1)
-    return NoiseConditionedOperator(operator, noise=NoiseField(2), layers=[layer], embedding=layers, seed=0)
-
-
-def briefly_by_score(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
-    """Three training steps of an operator that answers with two draws."""
-    torch.manual_seed(seed)
-    optimizer = torch.optim.Adam([value for value in operator.parameters() if value.requires_grad], lr=1e-2)
-    query = None if data.outputs.grid == data.inputs.grid else data.outputs.grid
-    for _ in range(3):
-        optimizer.zero_grad()
-        CRPS(2)(evaluate(operator, data.inputs, query), data.outputs.values, data.outputs.grid).backward()
-        optimizer.step()
-
-
 @dataclass(frozen=True)
 class Combined:
     """Two posteriors of one operator, brought to one by what is called with them and held-out data."""
@@ -306,12 +280,8 @@ _SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}
 _GIVEN = Laplace("diagonal", noise=0.01, prior_precision=2.0, effective_observations=5.0, show_progress=False)
 ENSEMBLES = {
     "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
-    "noise-conditioned": NoiseConditioning(6, condition=on_noise, train=briefly_by_score),
-    "network-variational": BayesianOperator(
-        VariationalInference("low_rank", steps=3, rank=2), laplace=_GIVEN, batch_size=3, show_progress=False
-    ),
+    "network-variational": BayesianOperator("low_rank", steps=3, rank=2, laplace=_GIVEN, batch_size=3, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
-    "heteroscedastic": HeteroscedasticGaussian(2, epochs=2),
     "residual-process": KernelOperator(groups=1, iterations=2),
     "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),
@@ -322,7 +292,7 @@ ENSEMBLES = {
 }
 """Heads whose mean is not the operator's own output, or whose scatter is not that of weights."""
 COMBINED = ("mixture", "random-scale", "calibrated-scale")
-FRESH_DRAWS = ("noise-conditioned", "laplace-ensemble", "heteroscedastic", "residual-process", "deep-kernel", *COMBINED)
+FRESH_DRAWS = ("laplace-ensemble", "residual-process", "deep-kernel", *COMBINED)
 """Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
 

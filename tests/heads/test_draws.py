@@ -44,9 +44,7 @@ CALIBRATORS: dict[str, Callable[[Predictor, FieldPairs], Predictor]] = {
 }
 HEADS = [head for head in ALL_HEADS if not head.endswith(("-given", "-grown", "-corrected")) and head != "calibrated-scale"]
 FAST = {(head, "none") for head in HEADS} | {
-    (head, calibrator)
-    for head in ("last-layer", "deep-ensemble", "residual-process", "noise-conditioned")
-    for calibrator in CALIBRATORS
+    (head, calibrator) for head in ("last-layer", "deep-ensemble", "residual-process") for calibrator in CALIBRATORS
 }
 
 
@@ -119,7 +117,7 @@ def test_the_draw_of_a_calibrated_ensemble_is_no_member(calibrator: str) -> None
 
 def test_each_sample_in_the_draw_of_its_own_seed() -> None:
     inputs = operator_case("fno-1d").inputs
-    for head in ("last-layer", "full", "deep-ensemble", "noise-conditioned", "residual-process", "mixture"):
+    for head in ("last-layer", "full", "deep-ensemble", "residual-process", "mixture"):
         predictor = fitted(head, "fno-1d")
         u, seeds = predictor(inputs), [7, 3]
         draws = u.draw(seeds)

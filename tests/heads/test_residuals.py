@@ -11,7 +11,7 @@ import torch
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.heads import HeteroscedasticGaussian, KernelOperator, Laplace, LastLayerLaplace
+from probneural.heads import KernelOperator, Laplace, LastLayerLaplace
 from probneural.heads.residuals import given_per_channel
 from probneural.heads.training_data import training_data
 from probneural.pairs import FieldPairs
@@ -110,11 +110,10 @@ def test_bad_settings() -> None:
     "head",
     [
         LastLayerLaplace(),
-        HeteroscedasticGaussian(epochs=1),
         Laplace(structure="diagonal"),
         KernelOperator(),
     ],
-    ids=["last layer", "heteroscedastic", "diagonal", "kernel"],
+    ids=["last layer", "diagonal", "kernel"],
 )
 def test_an_operator_whose_weights_are_not_finite_is_named(head: Any) -> None:
     operator = small_fno()()

@@ -22,7 +22,7 @@ from probneural.curvature.products.linearisation import Linearisation, gauss_new
 from probneural.distributions import Predictor
 from probneural.errors import UnsupportedError
 from probneural.fields import Field
-from probneural.heads import KernelOperator, VariationalInference
+from probneural.heads import BayesianOperator, KernelOperator
 from probneural.heads.kernel.gaussian_processes import KERNELS, Covariance
 from probneural.pairs import FieldPairs
 from probneural.storage import load, save
@@ -89,7 +89,7 @@ def fitted(head: str) -> Predictor:
 
 
 def fit(head: str, pairs: FieldPairs) -> Predictor:
-    if isinstance(getattr(HEADS[head], "method", None), VariationalInference):
+    if isinstance(HEADS[head], BayesianOperator):
         pytest.importorskip("pyro")
     return HEADS[head].fit(operator(), pairs)
 

@@ -23,7 +23,6 @@ from probneural.operators import (
     Operator,
     PODDeepONet,
     PointFNO,
-    RecurrentOperator,
 )
 from probneural.pairs import FieldPairs
 from tests.helpers import generator, one_of_each
@@ -119,10 +118,6 @@ def pod_deeponet(sensors: Grid, out_grid: Grid, *, channels: tuple[int, int], **
     return build
 
 
-def recurrent(*channels: int, is_bidirectional: bool = False) -> Callable[[], Operator]:
-    return lambda: RecurrentOperator(*channels, width=8, heads=2, horizon=16, is_bidirectional=is_bidirectional)
-
-
 def neural_ode(
     *channels: int, modes: tuple[int, ...], periodic: tuple[bool, ...] | bool = True, **solver: Any
 ) -> Callable[[], Operator]:
@@ -207,9 +202,6 @@ CASES = [
         PLANE.resized((12, 11)),
         1e-12,
     ),
-    # A signal is taken sample by sample, so samples at another rate are another problem.
-    Case("recurrent-signals", recurrent(2, 1), ENDS, ENDS, math.inf),
-    Case("recurrent-signals-bidirectional", recurrent(1, 2, is_bidirectional=True), ENDS, ENDS, math.inf),
     Case("neural-ODE-1-D", neural_ode(1, 2, modes=(3,)), LINE, Grid.uniform(64, lengths=2.0), 1e-7, equivariant=True),
     Case(
         "neural-ODE-2-D-mixed",

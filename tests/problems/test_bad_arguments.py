@@ -11,12 +11,10 @@ from probneural.errors import ArgumentError
 from probneural.problems import (
     AdvectionDiffusion,
     Antiderivative,
-    BlackScholes,
     Darcy2D,
     GaussianRandomField,
     Heat,
     Helmholtz,
-    InviscidBurgers,
     KortewegDeVries,
     NavierStokesShell,
     Problem,
@@ -37,17 +35,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
         {"design_dim": 10**6},
     ],
     Antiderivative: [{"equation": "cubic"}, {"random_field": 3}, {"design_dim": 63}],
-    BlackScholes: [
-        {"volatility": 0.0},
-        {"maturity": -1.0},
-        {"rate": math.inf},
-        {"strikes": 0},
-        {"strike_range": (0.0, 1.0)},
-        {"strike_range": (0.6, 0.5)},
-        {"strike_range": (0.6,)},
-        {"weight": 0.0},
-        {"design_dim": 9},
-    ],
     Darcy2D: [{"degree": 0}, {"spread": 0.0}, {"random_field": GaussianRandomField(2, 3)}, {"design_dim": 10**4}],
     Heat: [{"diffusivity": 0.0}, {"diffusivity": math.nan}, {"time": -1.0}, {"dimension": 4}, {"boundary": "neumann"}],
     Helmholtz: [
@@ -58,7 +45,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
         {"random_field": 3},
         {"design_dim": 0},
     ],
-    InviscidBurgers: [{"time": 0.0}, {"random_field": 3}, {"design_dim": 63}],
     KortewegDeVries: [
         {"time": 0.0},
         {"integrator": 1e-8},

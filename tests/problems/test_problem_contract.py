@@ -19,7 +19,6 @@ from probneural.problems import (
     Advection,
     AdvectionDiffusion,
     Antiderivative,
-    BlackScholes,
     Burgers,
     Darcy1D,
     Darcy2D,
@@ -27,14 +26,12 @@ from probneural.problems import (
     Heat,
     Helmholtz,
     IndependentDistributions,
-    InviscidBurgers,
     KortewegDeVries,
     KuramotoSivashinsky,
     MethodOfLines,
     NavierStokesShell,
     Problem,
     ShallowWater,
-    SignalSeparation,
     TimeIntegrator,
     VariableSpeedAdvection,
     Wave,
@@ -131,10 +128,6 @@ CASES = [
     Case(Antiderivative(), 513, 3e-8),
     Case(Antiderivative("exponential", start=-2.0, random_field=GaussianRandomField(1, 6), design_dim=2), 129, 1e-8),
     Case(Antiderivative("logistic", start=0.2, random_field=GaussianRandomField(1, 12, sigma=100.0)), 257, 1e-8),
-    Case(InviscidBurgers(), 64, 1e-10, differentiable=False, rounding=1e-11),
-    Case(InviscidBurgers(0.1, random_field=GaussianRandomField(1, 9)), 33, 1e-11, differentiable=False, rounding=1e-12),
-    Case(SignalSeparation(), 200, float("inf"), resizable=False),
-    Case(SignalSeparation(0.3, target=7.0, design_dim=20), 200, float("inf"), resizable=False),
     Case(VariableSpeedAdvection(), 63, 1e-12),
     Case(
         VariableSpeedAdvection(
@@ -174,8 +167,6 @@ CASES = [
     Case(Wave(2.0, boundary="dirichlet", random_field=GaussianRandomField(1, 6, boundary="dirichlet")), 17, 1e-12),
     Case(Wave(0.5, time=1.3, dimension=2, random_field=GaussianRandomField(2, 3), design_dim=5), (7, 8), 1e-12),
     Case(Wave(dimension=2, boundary="dirichlet", random_field=GaussianRandomField(2, 3, boundary="dirichlet")), (9, 7), 1e-12),
-    Case(BlackScholes(), 198, 1e-3),
-    Case(BlackScholes(0.4, maturity=0.5, rate=0.05, strikes=2, design_dim=3), 90, 1e-2),
     Case(KortewegDeVries(0.02, integrator=TimeIntegrator(rtol=1e-11, atol=1e-13)), 90, 1e-1, 1e-6, stepping=1e-8),
     Case(
         MethodOfLines(

@@ -268,7 +268,7 @@ def test_the_program_of_the_page_on_lightning(tmp_path: Path, monkeypatch: pytes
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         exec(compile(program, "training.md", "exec"), {})
-    with (tmp_path / "runs" / "tones" / "version_0" / "metrics.csv").open(newline="") as file:
+    with (tmp_path / "runs" / "burgers" / "version_0" / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len([row for row in rows if row["validation"]]) == 2
     assert len([row for row in rows if row["train"]]) == 8

@@ -13,7 +13,7 @@ from torch.func import grad
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.heads import BayesianOperator, Laplace
 from probneural.heads.laplace.structures import Iterative
-from probneural.heads.sampled.variational import NetworkTarget
+from probneural.heads.variational import NetworkTarget
 from tests.heads.cases import PERIODIC, data_for, fields
 
 NOISE, PRIOR, OBSERVATIONS, COUNT = 0.05, 2.0, 5.0, 12
@@ -73,7 +73,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.bad_input
 class TestBadInput:
     def test_settings(self) -> None:
-        for bad in ({"method": "sgld"}, {"laplace": None}, {"batch_size": 0}, {"seed": -1}, {"show_progress": 3}):
+        for bad in ({"family": "sgld"}, {"laplace": None}, {"batch_size": 0}, {"seed": -1}, {"show_progress": 3}):
             with pytest.raises(ArgumentError):
                 BayesianOperator(**bad)  # type: ignore[arg-type]
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, ConvergenceWarning, ShapeError
-from probneural.heads import BayesianOperator, Laplace, VariationalInference
+from probneural.heads import BayesianOperator, Laplace
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.storage import load, save
 from tests.heads.cases import operator_case
-from tests.heads.sampled.test_bayesian_operator import (
+from tests.heads.test_variational_target import (
     COUNT,
     DATA,
     DIAGONAL,
@@ -35,8 +35,8 @@ BRIEF = pytest.mark.filterwarnings("ignore:(mean_field|low_rank) has not converg
 
 @cache
 def fitted(family: str, steps: int = 20_000) -> LaplacePredictor:
-    method = VariationalInference(family, rank=1, steps=steps)
-    predictor = BayesianOperator(method, laplace=DIAGONAL, batch_size=COUNT, show_progress=False).fit(linear(), DATA)
+    head = BayesianOperator(family, rank=1, steps=steps, laplace=DIAGONAL, batch_size=COUNT, show_progress=False)
+    predictor = head.fit(linear(), DATA)
     assert isinstance(predictor, LaplacePredictor)
     return predictor
 
@@ -100,7 +100,7 @@ def test_any_operator_on_batches_saved_and_left_as_it_was(family: str, tmp_path:
     case = operator_case("conv")
     before = {name: value.clone() for name, value in case.operator.state_dict().items()}
     state = torch.get_rng_state()
-    head = BayesianOperator(VariationalInference(family, steps=4, rank=2), laplace=DIAGONAL, batch_size=2, show_progress=False)
+    head = BayesianOperator(family, steps=4, rank=2, laplace=DIAGONAL, batch_size=2, show_progress=False)
     predictor, again = (head.fit(case.operator, case.data) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in case.operator.state_dict().items())
@@ -114,9 +114,7 @@ def test_any_operator_on_batches_saved_and_left_as_it_was(family: str, tmp_path:
 @BRIEF
 def test_weights_that_the_prior_fixes_stay() -> None:
     laplace = Laplace("diagonal", noise=NOISE, prior_precision=torch.tensor([2.0, torch.inf]), show_progress=False)
-    predictor = BayesianOperator(VariationalInference("mean_field", steps=3), laplace=laplace, show_progress=False).fit(
-        linear(), DATA
-    )
+    predictor = BayesianOperator("mean_field", steps=3, laplace=laplace, show_progress=False).fit(linear(), DATA)
     assert isinstance(predictor, LaplacePredictor)
     assert float(trained(predictor)[1]) == -0.4
     assert predictor.weight_covariance.diagonal()[1] == 0 < predictor.weight_covariance.diagonal()[0]
@@ -134,10 +132,10 @@ def test_the_low_rank_root_is_a_diagonal_beside_columns() -> None:
 
 def test_too_few_steps_are_told() -> None:
     with pytest.warns(ConvergenceWarning, match="mean_field has not converged"):
-        BayesianOperator(VariationalInference("mean_field", steps=2), laplace=DIAGONAL, show_progress=False).fit(linear(), DATA)
+        BayesianOperator("mean_field", steps=2, laplace=DIAGONAL, show_progress=False).fit(linear(), DATA)
 
 
 @pytest.mark.bad_input
 def test_families_that_are_for_others() -> None:
     with pytest.raises(ArgumentError, match=r'Laplace\("full"\)'):
-        VariationalInference("full_rank")
+        BayesianOperator("full_rank")

@@ -15,18 +15,19 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import assign, check_choice, check_integer, missing
-from probneural.contexts import GLOBAL_GENERATORS, copy_for_call
+from probneural.checks import assign, check_choice, check_flag, check_instance, check_integer, missing
+from probneural.contexts import GLOBAL_GENERATORS, copy_for_call, undisturbed
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.weights import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
-from probneural.errors import UnsupportedError
+from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError, warn
 from probneural.fields import evaluate
 from probneural.heads.laplace.laplace import VARIATIONAL, Laplace, LaplacePredictor
+from probneural.heads.training_data import recorded
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import with_state
 from probneural.pairs import Dataset
-from probneural.randomness import seeded, stream
+from probneural.randomness import check_seed, seeded, stream
 
 LOW_RANK = "low_rank"
 """Independent weights plus some directions."""
@@ -40,39 +41,6 @@ _SCALE = 0.1
 """First standard deviations, in units of those of the Gaussian approximation."""
 _DRAWS, _AT_ONCE = 64, 8
 """Draws of the Gaussian approximation whose mean squares are the units, and how many at once."""
-
-
-@dataclass(frozen=True)
-class VariationalInference:
-    """The Gaussian of a family that is nearest to the posterior in KL(q | p).
-
-    The optimiser is Adam, with two draws per step, each on a batch of functions, in units of the standard deviations of the
-    Gaussian approximation. Learning rates are divided by the root of the largest curvature in those units. Every 250 steps the
-    parameters are averaged over the later half. Where the bound, the mean over half a window, gains less than twice its
-    standard error, the learning rate falls to the next of 0.1, 0.03, 0.01, 0.003 and 0.001; after the last, it has converged.
-
-    Args:
-        family: `"mean_field"`, independent weights; or `"low_rank"`, independent weights plus some directions.
-        steps: Maximum number of steps.
-        rank: Directions of `"low_rank"`.
-
-    Raises:
-        ArgumentError: If a setting is out of range.
-
-    Reference:
-        Kucukelbir et al. (2017), Automatic differentiation variational inference; Ong, Nott and Smith (2018), Gaussian
-        variational approximation with a factor covariance structure, for `"low_rank"`.
-    """
-
-    family: str = "mean_field"
-    _: KW_ONLY
-    steps: int = 20_000
-    rank: int = 10
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        check_choice(self.family, ("mean_field", LOW_RANK), "family", remedy='Laplace("full") has all of a Gaussian')
-        assign(self, steps=check_integer(self.steps, "steps"), rank=check_integer(self.rank, "rank"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,9 +143,93 @@ class NetworkTarget:
         return float(direction.norm())
 
 
-def variational_posterior(
-    target: NetworkTarget, method: VariationalInference, *, seed: int, show_progress: bool
-) -> tuple[LaplacePredictor, bool]:
+_LAPLACE = Laplace(show_progress=False)
+
+
+@dataclass(frozen=True)
+class BayesianOperator:
+    """The Gaussian posterior of all weights that is nearest in KL(q | p), by variational inference in Pyro.
+
+    Likelihood, noise variance s_c^2, prior precision tau_j and effective observations m_c are those of `Laplace`,
+
+        -log p(w | y) = sum over functions and c of m_c / (2 s_c^2 |D|) * integral of (y - f(w))^2
+                        + 1/2 sum over j of tau_j w_j^2 + constant,
+
+    and the head fits one first, for the hyper-parameters that are not given and for the scales of the weights.
+
+    Predictions are linearised at the mean of q, as those of `Laplace`; `predictor.sampled(members, seed=...)` evaluates
+    operators with drawn weights. Independent weights have the standard deviations of each given all others, so they are too
+    small. `report["bound"]` is the evidence lower bound, in nats.
+
+    The optimiser is Adam, with two draws per step, each on a batch of functions, in units of the standard deviations of the
+    Gaussian approximation. Learning rates are divided by the root of the largest curvature in those units. Every 250 steps the
+    parameters are averaged over the later half. Where the bound, the mean over half a window, gains less than twice its
+    standard error, the learning rate falls to the next of 0.1, 0.03, 0.01, 0.003 and 0.001; after the last, it has converged.
+
+    Args:
+        family: `"mean_field"`, independent weights; or `"low_rank"`, independent weights plus some directions.
+        steps: Maximum number of steps.
+        rank: Directions of `"low_rank"`.
+        laplace: The Gaussian approximation, with hyper-parameters given or learned by its evidence; with its `parameters`
+            as those that vary. Its evidence decides how wide the posterior is; where the noise is known, give it.
+        batch_size: Functions per gradient.
+        seed: Random seed.
+        show_progress: Whether to show a progress bar.
+
+    Raises:
+        ArgumentError: If a setting is out of range.
+
+    Reference:
+        Kucukelbir et al. (2017), Automatic differentiation variational inference; Ong, Nott and Smith (2018), Gaussian
+        variational approximation with a factor covariance structure, for `"low_rank"`.
+    """
+
+    family: str = "mean_field"
+    _: KW_ONLY
+    steps: int = 20_000
+    rank: int = 10
+    laplace: Laplace = _LAPLACE
+    batch_size: int = 20
+    seed: int = 0
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_choice(self.family, ("mean_field", LOW_RANK), "family", remedy='Laplace("full") has all of a Gaussian')
+        check_instance(self.laplace, Laplace, "laplace", remedy='give Laplace("diagonal")', error=ArgumentError)
+        for name in ("steps", "rank", "batch_size"):
+            assign(self, **{name: check_integer(getattr(self, name), name)})
+        assign(self, seed=check_seed(self.seed), show_progress=check_flag(self.show_progress, "show_progress"))
+
+    @recorded
+    @undisturbed()
+    def fit(self, operator: nn.Module, data: Dataset) -> LaplacePredictor:
+        """Fit the posterior.
+
+        Args:
+            operator: A trained module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
+            data: Training pairs.
+
+        Returns:
+            A predictor of Gaussian fields. A `ConvergenceWarning` is given if the bound still rises after the last step.
+
+        Raises:
+            ImportError: If Pyro is not installed.
+            UnsupportedError: If the Gaussian approximation cannot be had, or has no factorised covariance.
+            EvidenceError: If the evidence determines no noise or prior.
+            ArgumentError: If a setting is out of range, or the operator is no module.
+            ShapeError: If the operator's outputs do not fit the data's.
+            DataError: If the data are not finite pairs.
+        """
+        target = NetworkTarget.of(operator, data, laplace=self.laplace, batch_size=self.batch_size)
+        predictor, converged = _variational_posterior(target, self)
+        if not converged:
+            text = f"{self.family} has not converged (bound {predictor.report['bound']:.6g}): give it more steps"
+            warn(text, ConvergenceWarning)
+        return predictor
+
+
+def _variational_posterior(target: NetworkTarget, head: BayesianOperator) -> tuple[LaplacePredictor, bool]:
     """Optimise a Gaussian over weights; return the predictor, and whether it has converged.
 
     Raises:
@@ -193,16 +245,14 @@ def variational_posterior(
         torch.inference_mode(False),
         torch.enable_grad(),
         GLOBAL_GENERATORS,  # Pyro's handlers are global too
-        seeded(seed, "network variational"),
+        seeded(head.seed, "network variational"),
         pyro.get_param_store().scope(),
-        tqdm(total=method.steps, desc=method.family, unit="step", disable=not show_progress, leave=False) as bar,
+        tqdm(total=head.steps, desc=head.family, unit="step", disable=not head.show_progress, leave=False) as bar,
     ):
-        guide = _guide(pyro, coordinates.model(pyro, seed), method, coordinates.centre)
-        history, converged = _optimised(
-            pyro, guide, steps=method.steps, rate=target.largest_curvature() ** -0.5, tick=bar.update
-        )
+        guide = _guide(pyro, coordinates.model(pyro, head.seed), head, coordinates.centre)
+        history, converged = _optimised(pyro, guide, steps=head.steps, rate=target.largest_curvature() ** -0.5, tick=bar.update)
         gaussian = guide.get_posterior()
-        is_low_rank = method.family == LOW_RANK
+        is_low_rank = head.family == LOW_RANK
         std = gaussian.cov_diag.sqrt() if is_low_rank else gaussian.base_dist.scale
         columns = gaussian.cov_factor.detach() if is_low_rank else None
         location, std = gaussian.mean.detach(), std.detach()
@@ -252,14 +302,14 @@ class _Coordinates:
         return model
 
 
-def _guide(pyro: Any, model: Callable[[], None], method: VariationalInference, start: Float64[Tensor, " f"]) -> Any:
+def _guide(pyro: Any, model: Callable[[], None], head: BayesianOperator, start: Float64[Tensor, " f"]) -> Any:
     """Pyro's family, which starts at the trained weights."""
     from pyro.infer.autoguide import AutoDiagonalNormal, AutoLowRankMultivariateNormal, init_to_value
 
     settings = {"init_loc_fn": init_to_value(values={"x": start}), "init_scale": _SCALE}
     guide: Any = (
-        AutoLowRankMultivariateNormal(model, rank=method.rank, **settings)
-        if method.family == LOW_RANK
+        AutoLowRankMultivariateNormal(model, rank=head.rank, **settings)
+        if head.family == LOW_RANK
         else AutoDiagonalNormal(model, **settings)
     )
     guide()  # which makes its parameters

@@ -1,1 +1,0 @@
-"""Predictors that draw: variational inference of the whole network, and noise-conditioned operators."""
