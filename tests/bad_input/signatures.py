@@ -523,7 +523,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.Config.from_dict": of(values=dict),
     "runs.Config.differences": of(reference=runs.Config),
     "functionals.MatrixFunctional.adjoint": of(numbers=lambda: torch.ones(2)),
-    "runs.report_forecast": BY_LEAD | of(path=lambda: Path(folder()) / "report.html"),
     "training.CRPS.__call__": SETS,
     "training.EnergyScore.__call__": SETS,
     "training.WandbLog": of(project="project", mode="disabled"),
@@ -561,7 +560,7 @@ SKIP = "|".join(
         r"operators\.(PointwiseLinear|SpectralConv)\.forward|operators\.NoiseConditionedOperator\.(conditioned|from_parts)",
         # what calls return, fits make and files hold
         r"data\.(StoredPairs|Trajectories)|distributions\.(\w*Root|Latent|PredictorTraits)|Grid|Grid\.select",
-        r"functionals\.MatrixFunctional|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|report_forecast|Config\.).*",
+        r"functionals\.MatrixFunctional|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|Config\.).*",
         r"training\.(MLflowLog|Muon\.step|EarlyStopping\.\w+)",
         # what takes long, other libraries, or a state that the objects above do not have
         r"active\.simulate|export\..*|operators\.from_neuraloperator|active\.OperatorModel\.fantasize|Grid\.on_sphere",
