@@ -440,7 +440,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "active.simulate": of(
         simulator=lambda: world.burgers().solve, inputs=lambda: world.pairs().inputs[:1], show_progress=False
     ),
-    "active.space_filling_designs": of(dimension=2, kind="sobol"),
     "calibration.ResidualBand.fit": of(inputs=lambda: held_out().inputs),
     "calibration.BandField.contains": BANDED,
     "calibration.BandField.fraction_inside": BANDED,
