@@ -152,8 +152,6 @@ class Unit(kept_units.Unit):
             start = time.process_time()
             u = predictor(pairs.inputs)
             row = facts | {"on": place} | self._scores(u, pairs, noise=predictor.noise)
-            areas = pn.metrics.ause(pn.metrics.compare(u, pairs.outputs, noise=predictor.noise))
-            row |= {"ause": float(areas.values.mean()), "ause of functions": float(areas.functions.mean())}
             row["seconds"] = time.process_time() - start
             if found:  # whether the stated variance alone tells the shifted functions from the others
                 row["auroc"] = auroc(ordinary, _stated(predictor, pairs))

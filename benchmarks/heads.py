@@ -39,8 +39,7 @@ NOTES = (
     f"all outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, "
     "which every scale is told: what is exact has no density without",
     f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
-    "the stated variance alone tells shifted functions from ordinary ones. ause: of values and of whole functions; 0 where "
-    "the most uncertain have the largest errors. raw chi2: before scales",
+    "the stated variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
     f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
     "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
     "interval. cost: processor seconds of trainings and of the head itself, scales and weights of stacked ones included, "
@@ -185,7 +184,7 @@ def whole_fields(rows: Sequence[Row]) -> list[Row]:
 def averaged(rows: Sequence[Row]) -> list[Row]:
     """Means over seeds, by problem, operator, amount of data, place and head."""
     keys = ("problem", "operator", "regime", "on", "head")
-    names = (*head_units.SCORES, "ause", "ause of functions", "auroc")
+    names = (*head_units.SCORES, "auroc")
     return [
         dict(zip(keys, group, strict=True)) | {"seeds": len(own)} | {name: mean_of(own, name) for name in names}
         for group, own in grouped(rows, keys).items()

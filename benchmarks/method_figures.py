@@ -17,7 +17,7 @@ from probneural.metrics.comparison import Comparison
 from probneural.metrics.reliability import LEVELS, coverage
 from probneural.metrics.spread import spread_skill_curve
 from probneural.plots.several import series_colour, series_marker
-from probneural.plots.single import BLUE, ERROR_MAP, SKY, VALUE_MAP, VERMILION, draw_map, ink, new_figure
+from probneural.plots.single import BLUE, ERROR_MAP, SKY, VALUE_MAP, VERMILION, WIDTH, draw_map, ink, new_figure
 
 Numbers = NDArray[np.float64]
 DASHES = (0, (4, 2))
@@ -80,9 +80,25 @@ def drawn(sketches: Sequence[Sketch], *, best: str | None, cost: Mapping[str, tu
     if sketches:
         figures[HONESTY] = honesty(sketches)
     if cost:
-        axis = "training and fitting (seconds of one core)"
-        figures[COST] = pn.plots.cost(cost, score="CRPS, lower is better", axis=axis)
+        figures[COST] = score_against_cost(cost)
     return {caption: pn.plots.png(figure, dpi=130.0) for caption, figure in figures.items()}
+
+
+def score_against_cost(points: Mapping[str, tuple[float, float]]) -> Figure:
+    """CRPS of each method against its seconds, both on logarithmic axes if CRPS varies by more than a factor of ten."""
+    figure = new_figure(WIDTH, 3.6)
+    panel = figure.subplots()
+    panel.set_xscale("log")
+    scores = [score for _, score in points.values()]
+    if min(scores) > 0 and max(scores) > 10.0 * min(scores):
+        panel.set_yscale("log")
+    for number, (name, (seconds, score)) in enumerate(points.items()):
+        marker = {"color": series_colour(number), "marker": series_marker(number), "markersize": 6}
+        panel.plot([seconds], [score], linestyle="none", label=name, **marker)
+    panel.margins(x=0.1, y=0.15)
+    figure.legend(loc="outside right upper", fontsize=8)  # beside the panel: good methods lie close together
+    panel.set(xlabel="training and fitting (seconds of one core)", ylabel="CRPS, lower is better")
+    return figure
 
 
 def one(sketch: Sketch) -> Figure:

@@ -42,7 +42,5 @@ print(
     "the file predicts the same:", torch.equal(again(test.inputs).mean, updated(test.inputs).mean)
 )
 
-figure = pn.plots.fields(
-    {"50 functions": u, "20 more": updated(test.inputs), "energy known": v}, test.outputs, index=0
-)
+figure = pn.plots.field(v, test.outputs)
 figure.savefig("all_layers.png", dpi=120)

@@ -65,7 +65,5 @@ for name, field in (("before", u[20:]), ("after", u[20:].under(together.latent))
         f"mean sd {float(field.standard_deviation.mean()):.1e}"
     )
 
-figure = pn.plots.fields(
-    {"before": u[:1], "after five observations": measured[0]}, test.outputs[:1], index=0
-)
+figure = pn.plots.field(measured[0], test.outputs[:1])
 figure.savefig("physics_and_data.png", dpi=120)

@@ -15,7 +15,7 @@ from tests.bad_input.mistakes import CASES
 from tests.bad_input.ranges import RANGES
 from tests.bad_input.world import Case, Good
 
-SLOW = re.compile(r"data\.open(_inputs)?|runs\.report_forecast|plots\..*|forecasts\.EnsembleAnalysis\..*")
+SLOW = re.compile(r"data\.open(_inputs)?|plots\..*|forecasts\.EnsembleAnalysis\..*")
 """Callables whose calls take long; tests of their own make mistakes there, too."""
 
 

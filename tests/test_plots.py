@@ -111,10 +111,7 @@ MAKERS: list[Callable[[], Figure]] = [
     lambda: plots.training(HISTORY),
     lambda: plots.band(bands_for(LINE), truth_for(gaussian(LINE))),
     lambda: plots.band(bands_for(PLANE), truth_for(gaussian(PLANE))),
-    lambda: plots.fields(two(LINE), truth_for(gaussian(LINE)), noise=0.1),
-    lambda: plots.fields(two(PLANE), truth_for(gaussian(PLANE))),
     lambda: plots.spread_skill(two(PLANE), truth_for(gaussian(PLANE)), unit="K"),
-    lambda: plots.cost({"a": (1.0, 0.2), "b": (100.0, 0.1)}),
     lambda: plots.quantity(gaussian(LINE).apply(integral(LINE)), integral(LINE)(truth_for(gaussian(LINE)).values), noise=0.1),
     lambda: plots.active_learning(loop(0.2, 0.1, 0.05)),
     lambda: plots.active_learning({"random": loop(0.2, 0.1), "chosen": loop(*(0.5**n for n in range(10)))}),
@@ -316,31 +313,6 @@ def test_draws_with_gradients_and_in_single_precision() -> None:
 
 LINE_CASE, PLANE_CASE, SPACE_CASE = gaussian(LINE), gaussian(PLANE), gaussian(SPACE)
 HOLED = GaussianField(torch.full((1, 1, 12), torch.nan), DenseRoot(torch.ones(1, 1, 12, 1)), latent="plot", grid=LINE)
-
-
-def test_predictors_side_by_side_have_a_row_per_channel_and_share_scales() -> None:
-    predictions, truth = two(PLANE), truth_for(gaussian(PLANE))
-    figure = plots.fields(predictions, truth, index=1, noise=0.2, labels=["u (K)", "v (K)"])
-    maps = [axes for axes in figure.axes if axes.images]
-    assert len(maps) == 16
-    for number, (channel, name) in enumerate((channel, name) for channel in (0, 1) for name in predictions):
-        u, row = predictions[name], maps[4 * number : 4 * number + 4]
-        true, mean = truth.values[1, channel], u.mean[1, channel]
-        for axes, part in zip(row, [true, mean, (true - mean).abs(), (u.variance[1, channel] + 0.2).sqrt()], strict=True):
-            np.testing.assert_allclose(axes.images[0].get_array(), part.mT.numpy())
-        assert row[0].get_ylabel() == f"{name}\ny"
-    for channel in (0, 1):
-        rows = maps[8 * channel : 8 * channel + 8]
-        for pair in (slice(0, 2), slice(2, 4)):
-            assert len({axes.images[0].get_clim() for axes in (*rows[:4][pair], *rows[4:][pair])}) == 1
-
-
-def test_curves_side_by_side() -> None:
-    truth = truth_for(gaussian(LINE))
-    figure = plots.fields(two(LINE), truth, index=2)
-    np.testing.assert_allclose(curve(figure.axes[2], "mean").get_ydata(), empirical(LINE).mean[2, 0])
-    np.testing.assert_allclose(curve(figure.axes[5], "sd").get_ydata(), gaussian(LINE).standard_deviation[2, 1])
-    assert figure.axes[0].get_ylim() == figure.axes[2].get_ylim()
 
 
 def test_bands_in_a_plane_mark_what_lies_outside() -> None:

@@ -4,13 +4,7 @@ from probneural.active.botorch_models.draws import OperatorDraws
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.loop.learner import ActiveLearner
 from probneural.active.loop.plan import Growth, LearningPlan, OperatorTraining
-from probneural.active.selectors import (
-    RandomSelection,
-    Selector,
-    SpaceFillingSelection,
-    StochasticSelection,
-    space_filling_designs,
-)
+from probneural.active.selectors import RandomSelection, Selector, SpaceFillingSelection, StochasticSelection
 from probneural.active.simulation.running import simulate
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions
@@ -29,5 +23,4 @@ __all__ = [
     "SpaceFillingSelection",
     "StochasticSelection",
     "simulate",
-    "space_filling_designs",
 ]

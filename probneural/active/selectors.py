@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.active.candidates import Candidates, candidates
-from probneural.checks import assign, check_choice, check_finite, check_instance, check_integer, check_real
+from probneural.checks import assign, check_finite, check_instance, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions import Predictor
 from probneural.fields import Field
 from probneural.grids import Grid, check_grid
-from probneural.randomness import check_seed, stream, stream_seed
+from probneural.randomness import check_seed, stream
 
 _CHUNK_VALUES = 2**16
 """Output values predicted at once; heads hold up to some hundred numbers for each."""
@@ -249,42 +247,3 @@ def _squared_distances(points: Float64[Tensor, "n d"], centre: Float64[Tensor, "
     """Squared distances to one point, from differences: nothing cancels."""
     step = max(1, _CHUNK_ENTRIES // max(1, points.shape[1]))
     return torch.cat([(part - centre).square_().sum(1) for part in points.split(step)])
-
-
-def space_filling_designs(
-    count: int, dimension: int, *, seed: int, kind: Literal["sobol", "latin_hypercube"] = "sobol"
-) -> Float64[Tensor, "count dimension"]:
-    """Points that cover the unit cube more evenly than random ones, for `problem.encode`.
-
-    Args:
-        count: Number of points; Sobol points are balanced at powers of two.
-        dimension: Dimension of the cube: `problem.design_dim`.
-        seed: Seed of the scrambling.
-        kind: `"sobol"`, scrambled (a random linear matrix scramble with a digital shift), or `"latin_hypercube"`, with one
-            point in each of `count` slices of every axis.
-
-    Returns:
-        `(count, dimension)` in [0, 1), dimensionless.
-
-    Raises:
-        ArgumentError: If a number is no positive integer, there are more than 21,201 dimensions of Sobol points, the kind is
-            another one, or the seed is none.
-
-    Reference:
-        Matoušek (1998), On the L2-discrepancy for anchored boxes; McKay et al. (1979); both by `scipy.stats.qmc`.
-
-    Examples:
-        >>> designs = space_filling_designs(5, 2, seed=0, kind="latin_hypercube")
-        >>> sorted((designs[:, 0] * 5).int().tolist())
-        [0, 1, 2, 3, 4]
-    """
-    from scipy.stats import qmc  # half a second to import
-
-    count = check_integer(count, "count")
-    check_choice(kind, ("sobol", "latin_hypercube"), "kind")
-    dimension = check_integer(dimension, "dimension", most=qmc.Sobol.MAXDIM if kind == "sobol" else math.inf)
-    named = stream_seed(seed, "designs")
-    if kind == "latin_hypercube":
-        return torch.from_numpy(qmc.LatinHypercube(dimension, rng=named).random(count))
-    # All of a power of two, or SciPy warns; the first of them are the same points.
-    return torch.from_numpy(qmc.Sobol(dimension, rng=named).random_base2((count - 1).bit_length())[:count].copy())

@@ -3,7 +3,6 @@
 from probneural.calibration.bands.by_lead import HorizonBand
 from probneural.calibration.bands.conformal import PointwiseBand, SimultaneousBand
 from probneural.calibration.bands.residual import ResidualBand
-from probneural.calibration.bands.risk_control import RiskControl, fraction_outside
 from probneural.calibration.calibrate import calibrate
 from probneural.calibration.novelty.detector import Novelty
 from probneural.calibration.novelty.inflation import NoveltyScale
@@ -20,12 +19,10 @@ __all__ = [
     "NoveltyScale",
     "PointwiseBand",
     "ResidualBand",
-    "RiskControl",
     "ScaleMixture",
     "SimultaneousBand",
     "Stacking",
     "VarianceScale",
     "calibrate",
-    "fraction_outside",
     "synthetic_shifts",
 ]

@@ -18,9 +18,9 @@ from probneural.distributions.forecasts.members import StepInputs, members_of
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field
 from probneural.forecasts.analysis import EnsembleAnalysis, FunctionMembers, Source, Step
-from probneural.forecasts.observations import KINDS, Observation, ObservedNumbers, by_lead, observed_numbers, update
+from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers, update
 from probneural.grids import Grid, check_grid
-from probneural.randomness import check_seed, stream
+from probneural.randomness import check_seed
 
 _LARGEST = 8192
 """Points of a grid whose distances are formed (512 MiB)."""
@@ -95,7 +95,6 @@ class EnsembleKalmanMethod(ABC):
 
     members: int = 64
     _: KW_ONLY
-    kind: str = "square_root"
     inflation: float = 1.0
     localisation: float | None = None
     draws: str = "trajectory"
@@ -108,17 +107,11 @@ class EnsembleKalmanMethod(ABC):
         assign(
             self,
             members=check_integer(self.members, "members", least=2),
-            kind=check_choice(self.kind, KINDS, "kind"),
             inflation=check_real(self.inflation, "inflation", least=1.0),
             localisation=None if self.localisation is None else check_positive(self.localisation, "localisation"),
             draws=check_choice(self.draws, ("trajectory", "step"), "draws"),
             seed=check_seed(self.seed),
         )
-
-    @property
-    def _reach(self) -> int | None:
-        """Number of leads back at which observations change the analysis; None for all."""
-        return 0
 
     @undisturbed()
     @torch.no_grad()
@@ -194,13 +187,11 @@ class EnsembleKalmanMethod(ABC):
         last = states[lead]
         mean = last.mean(0)
         states[lead] = mean + self.inflation * (last - mean)
-        behind = lead + source.history - 1 if self._reach is None else max(self._reach, source.history - 1)
-        moved = [earlier for earlier in sorted(states) if earlier >= lead - behind]
+        moved = [earlier for earlier in sorted(states) if not self._is_filter or earlier > lead - source.history]
         total, count = torch.zeros(last.shape[1], dtype=torch.float64, device=last.device), 0
-        for number, observed in enumerate(numbers):
+        for observed in numbers:
             ensemble = torch.cat([states[earlier].flatten(3) for earlier in moved], dim=2)
-            generator = stream(self.seed, "perturbed observations", lead, number)
-            ensemble, chi2 = update(ensemble, observed, kind=self.kind, generator=generator)
+            ensemble, chi2 = update(ensemble, observed)
             for earlier, values in zip(moved, ensemble.split(source.channels, dim=2), strict=True):
                 states[earlier] = values.unflatten(3, last.shape[3:])
             total, count = total + chi2 * observed.rows.shape[0], count + observed.rows.shape[0]
@@ -217,28 +208,25 @@ class EnsembleKalmanFilter(EnsembleKalmanMethod):
 
     Where steps are linear, errors Gaussian and members many, it is Kalman's filter. Few members know the covariance badly:
     between distant points it is mostly chance, which `localisation` removes, and it is too small, which `inflation` mends.
-    The update moves states; a member's operator stays the one that was drawn. The closed form,
+    Numbers are taken in one after the other, and the deviations are contracted so that the covariance is exactly Kalman's,
+    given P. The update moves states; a member's operator stays the one that was drawn. The closed form,
     [`propagate`][probneural.forecasts.propagate] and `condition`, moves operators too.
 
     Args:
         members: How many s, at least 2.
-        kind: `"square_root"`: numbers are taken in one after the other, and the deviations are contracted so that the
-            covariance is exactly Kalman's, given P. `"stochastic"`: all at once, each member with observations of errors of
-            its own.
         inflation: Factor of the members' deviations before each update, at least 1; dimensionless.
         localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
             multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
         draws: `"trajectory"`: a member of a predictor is one operator at all steps. `"step"`: a fresh one at every step.
-        seed: Of draws, starts and perturbations.
+        seed: Of draws and starts.
 
     Raises:
         ArgumentError: If a setting is out of range.
 
     References:
-        Evensen (1994), Sequential data assimilation with a nonlinear quasi-geostrophic model; Burgers, van Leeuwen and Evensen
-        (1998), Analysis scheme in the ensemble Kalman filter (perturbed observations); Whitaker and Hamill (2002), Ensemble
-        data assimilation without perturbed observations (square root); Houtekamer and Mitchell (2001), A sequential ensemble
-        Kalman filter for atmospheric data assimilation (localisation).
+        Evensen (1994), Sequential data assimilation with a nonlinear quasi-geostrophic model; Whitaker and Hamill (2002),
+        Ensemble data assimilation without perturbed observations (square root); Houtekamer and Mitchell (2001), A sequential
+        ensemble Kalman filter for atmospheric data assimilation (localisation).
     """
 
     _is_filter: ClassVar[bool] = True
@@ -252,12 +240,10 @@ class EnsembleKalmanSmoother(EnsembleKalmanMethod):
 
     Args:
         members: How many s, at least 2.
-        kind: As of [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
         inflation: Factor of the deviations of the state at the lead of an observation before each update.
         localisation: Distance from which on covariances count as zero, in the grid's units, at all leads alike; None for none.
-        draws: As of the filter.
+        draws: As of [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
         seed: As of the filter.
-        lag: How many leads back an observation acts; None for all. With few members a short lag leaves out what is chance.
 
     Raises:
         ArgumentError: If a setting is out of range.
@@ -265,15 +251,3 @@ class EnsembleKalmanSmoother(EnsembleKalmanMethod):
     Reference:
         Evensen and van Leeuwen (2000), An ensemble Kalman smoother for nonlinear dynamics.
     """
-
-    _: KW_ONLY
-    lag: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        assign(self, lag=None if self.lag is None else check_integer(self.lag, "lag", least=0))
-
-    @property
-    def _reach(self) -> int | None:
-        return self.lag

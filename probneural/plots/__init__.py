@@ -7,17 +7,15 @@ with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots
 from probneural.plots.evolution import fan, snapshots, space_time
 from probneural.plots.leads import lead_scores, lead_spread_skill, rank_histograms, variance_shares
 from probneural.plots.quantities import quantity
-from probneural.plots.several import active_learning, cost, fields, spread_skill
+from probneural.plots.several import active_learning, spread_skill
 from probneural.plots.single import band, calibration, field, png, training
 
 __all__ = [
     "active_learning",
     "band",
     "calibration",
-    "cost",
     "fan",
     "field",
-    "fields",
     "lead_scores",
     "lead_spread_skill",
     "png",

@@ -16,7 +16,6 @@ from probneural.runs.config import (
     Split,
     Training,
 )
-from probneural.runs.forecasts import report_forecast
 from probneural.runs.inspection import info
 from probneural.runs.prediction import predict
 from probneural.runs.reporting import report
@@ -41,7 +40,6 @@ __all__ = [
     "predict",
     "read_config",
     "report",
-    "report_forecast",
     "score",
     "train",
     "write_config",

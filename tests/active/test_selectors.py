@@ -17,7 +17,6 @@ from probneural.active import (
     SpaceFillingSelection,
     StochasticSelection,
     selectors,
-    space_filling_designs,
 )
 from probneural.active.selectors import integrated_variances
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor
@@ -299,29 +298,6 @@ def test_space_filling_is_farthest_point() -> None:
             expected.append(int(distances.argmax()))
             taken.append(points[expected[-1]])
         assert chosen(SpaceFillingSelection(), 6, labelled=labelled if centres else None) == expected
-
-
-# Designs
-
-
-@pytest.mark.parametrize("kind", ["sobol", "latin_hypercube"])
-@pytest.mark.parametrize(("count", "dimension"), [(1, 1), (7, 3), (64, 2)])
-def test_designs_fill_the_cube(kind: str, count: int, dimension: int) -> None:
-    from scipy.stats import qmc
-
-    selected = space_filling_designs(count, dimension, seed=0, kind=kind)  # type: ignore[arg-type]
-    assert selected.shape == (count, dimension)
-    assert selected.dtype == torch.float64
-    assert float(selected.min()) >= 0
-    assert float(selected.max()) < 1
-    assert torch.equal(selected, space_filling_designs(count, dimension, seed=0, kind=kind))  # type: ignore[arg-type]
-    assert not torch.equal(selected, space_filling_designs(count, dimension, seed=1, kind=kind))  # type: ignore[arg-type]
-    if count == 64:
-        random = torch.rand(64, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        assert qmc.discrepancy(selected.numpy()) < 0.7 * qmc.discrepancy(random.numpy())
-    slices = (selected * count).floor().sort(0).values
-    if kind == "latin_hypercube" or math.log2(count).is_integer():
-        assert torch.equal(slices, torch.arange(count, dtype=torch.float64)[:, None].expand(-1, dimension))
 
 
 # Errors

@@ -275,11 +275,6 @@ SCALARS = [
         "count", lambda: select(active.RandomSelection(), count=np.int64(2)), lambda: select(active.RandomSelection(), count=2)
     ),
     Good(
-        "designs",
-        lambda: active.space_filling_designs(np.int64(4), np.int64(2), seed=0),
-        lambda: active.space_filling_designs(4, 2, seed=0),
-    ),
-    Good(
         "outputs",
         lambda: model().posterior(designs(3), output_indices=[np.int64(1)]).mean,
         lambda: model().posterior(designs(3), output_indices=[1]).mean,

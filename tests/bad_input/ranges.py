@@ -77,7 +77,6 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "active.OperatorDraws": {"count": (0,)},
     "active.RandomSelection.select": {"count": (*COUNT, 13)},
     "active.StochasticSelection": {"power": (-1.0,)},
-    "active.space_filling_designs": {"count": COUNT},
     "active.Growth": {"factor": (1.0, 0.5)},
     "active.LearningPlan": {"initial": (1,), "batch": (0,), "seed": (-1,)},
     "active.SimulationOptions": {"attempts": (0,), "timeout": POSITIVE},

@@ -251,7 +251,6 @@ GOOD: dict[str, Callable[[], Any]] = {
     "observed": lambda: torch.ones(16, dtype=torch.bool),
     "locations": lambda: [[0.25]],
     "residual": lambda: lambda u: u.flatten(1)[:, :1],
-    "loss": lambda: calibration.fraction_outside,
     "epoch": lambda: 0,
     "epochs": lambda: 2,
     "points": lambda: {"a": (1.0, 2.0)},
@@ -311,7 +310,6 @@ OWNERS: dict[type, Callable[[], Any]] = {
     calibration.PointwiseBand: lambda: calibration.PointwiseBand(level=0.5, delta=0.5),
     calibration.SimultaneousBand: lambda: calibration.SimultaneousBand(level=0.5),
     calibration.ResidualBand: lambda: calibration.ResidualBand(lambda u, a, grid: u, level=0.5),
-    calibration.RiskControl: lambda: calibration.RiskControl(calibration.fraction_outside, 0.5),
     calibration.ScaleMixture: lambda: calibration.ScaleMixture(draws=50),
     calibration.VarianceScale: calibration.VarianceScale,
     ScaledPredictor: world.scaled,
@@ -433,7 +431,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "active.simulate": of(
         simulator=lambda: world.burgers().solve, inputs=lambda: world.pairs().inputs[:1], show_progress=False
     ),
-    "active.space_filling_designs": of(dimension=2, kind="sobol"),
     "calibration.ResidualBand.fit": of(inputs=lambda: held_out().inputs),
     "calibration.BandField.contains": BANDED,
     "calibration.BandField.fraction_inside": BANDED,
@@ -442,9 +439,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "calibration.LeadScale.fit": BY_LEAD,
     "calibration.Novelty.fit": of(calibration=lambda: held_out(40)),
     "calibration.NoveltyScale.fit": of(calibration=lambda: held_out(40), shifted=lambda: [world.pairs(10, seed=9)]),
-    "calibration.RiskControl.controls": of(risk=0.1),
     "calibration.TrajectoryBand.coverage": BY_LEAD,
-    "calibration.fraction_outside": BANDED,
     "data.from_arrays": ARRAYS,
     "data.Trajectories.from_array": of(values=lambda: np.zeros((2, 3, 16)), grid=lambda: GRID),
     "curvature.CurvatureProblem": of(operator=lambda: world.trained().eval()),
@@ -516,7 +511,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs.Config.from_dict": of(values=dict),
     "runs.Config.differences": of(reference=runs.Config),
     "functionals.MatrixFunctional.adjoint": of(numbers=lambda: torch.ones(2)),
-    "runs.report_forecast": BY_LEAD | of(path=lambda: Path(folder()) / "report.html"),
     "training.WandbLog": of(project="project", mode="disabled"),
     "training.WeightedSum": of(terms=lambda: [(1.0, training.RelativeL2())]),
     "training.WeightedSum.__call__": LOSS,
@@ -551,7 +545,7 @@ SKIP = "|".join(
         r"operators\.(PointwiseLinear|SpectralConv)\.forward",
         # what calls return, fits make and files hold
         r"data\.(StoredPairs|Trajectories)|distributions\.(\w*Root|Latent|PredictorTraits)|Grid|Grid\.select",
-        r"functionals\.MatrixFunctional|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|report_forecast|Config\.).*",
+        r"functionals\.MatrixFunctional|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|Config\.).*",
         r"training\.(MLflowLog|Muon\.step|EarlyStopping\.\w+)",
         # what takes long, other libraries, or a state that the objects above do not have
         r"active\.simulate|export\..*|operators\.from_neuraloperator|active\.OperatorModel\.fantasize|Grid\.on_sphere",

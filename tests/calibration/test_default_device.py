@@ -14,12 +14,10 @@ import probneural as pn
 from probneural.calibration import (
     Novelty,
     NoveltyScale,
-    RiskControl,
     ScaleMixture,
     SimultaneousBand,
     Stacking,
     VarianceScale,
-    fraction_outside,
 )
 from tests.calibration.synthetic import Synthetic, pairs
 
@@ -39,7 +37,6 @@ USES: dict[str, Callable[[], Tensor]] = {
     "widening": lambda: NoveltyScale().fit(HEAD, DATA, shifted=OTHER)(OTHER.inputs).variance,
     "stack": lambda: Stacking().fit([HEAD, WIDER], DATA)(OTHER.inputs).variance,
     "band": lambda: SimultaneousBand().fit(HEAD, DATA)(OTHER.inputs).half_width,
-    "risk": lambda: RiskControl(fraction_outside, 0.2).fit(HEAD, DATA)(OTHER.inputs).half_width,
     "scores": lambda: numbers(pn.metrics.score(HEAD(DATA.inputs), DATA.outputs, noise=HEAD.noise).to_dict()),
 }
 

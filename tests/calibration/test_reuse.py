@@ -58,7 +58,6 @@ GUARDS: dict[str, Callable[[Predictor, FieldPairs], Any]] = {
     "scale": c.VarianceScale().fit,
     "simultaneous band": c.SimultaneousBand(level=0.5).fit,
     "pointwise band": c.PointwiseBand(level=0.5, delta=0.5).fit,
-    "risk": c.RiskControl(c.fraction_outside, 0.5).fit,
     "scores": pn.metrics.score_pairs,
 }
 
@@ -72,7 +71,7 @@ def test_training_pairs_are_refused(guard: str, reused: str) -> None:
 
 
 @pytest.mark.parametrize("reused", ["another dtype", "windows of another lead", "windows in another dtype"])
-@pytest.mark.parametrize("guard", ["simultaneous band", "pointwise band", "risk"])
+@pytest.mark.parametrize("guard", ["simultaneous band", "pointwise band"])
 def test_pairs_that_scaled_the_predictor_are_refused_by_bands(guard: str, reused: str) -> None:
     kind, data = REUSED[reused]
     head = trained("own")

@@ -28,7 +28,6 @@ CALIBRATORS: dict[str, Callable[..., Any]] = {
     "stacking": lambda one, data, **flag: C.Stacking().fit([Synthetic(sd=2.0), one], data, **flag),
     "simultaneous band": C.SimultaneousBand(0.8).fit,
     "pointwise band": C.PointwiseBand(0.8, delta=0.2).fit,
-    "risk control": C.RiskControl(C.fraction_outside, 0.2, delta=0.2).fit,
     "novelty": C.Novelty().fit,
     "novelty scale": lambda one, data, **flag: C.NoveltyScale().fit(one, data, shifted=pairs(30, errors=3.0, seed=31), **flag),
     "shifted pairs": lambda one, data, **flag: C.NoveltyScale().fit(one, pairs(30, seed=41), shifted=data, **flag),
@@ -68,7 +67,7 @@ def test_who_insists_is_warned_once(name: str) -> None:
 
 BANDS: dict[str, Callable[[Synthetic, FieldPairs], Any]] = {
     "simultaneous band": lambda one, data: C.SimultaneousBand(0.8).fit(one, NEW).coverage(data),
-    "risk": lambda one, data: C.RiskControl(C.fraction_outside, 0.2, delta=0.2).fit(one, NEW).risk(data),
+    "pointwise band": lambda one, data: C.PointwiseBand(0.8, delta=0.2).fit(one, NEW).coverage(data),
 }
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -163,15 +162,6 @@ class LearningHistory:
         rows = self._cells()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks."""
-
-        def row(cells: Sequence[str], tag: str) -> str:
-            return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-        head, *body = self._cells()
-        return f"<table><thead>{row(head, 'th')}</thead><tbody>{''.join(row(cells, 'td') for cells in body)}</tbody></table>"
 
     def _cells(self) -> list[list[str]]:
         """The heading, and a row for each round."""

@@ -1,1 +1,1 @@
-"""Conformal and risk-controlled bands around predicted fields."""
+"""Conformal bands around predicted fields."""

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from probneural.calibration.bands.shapes import (
     FLOOR,
-    BandMethod,
-    FittedBand,
+    BandField,
     Modulation,
     check_modulation,
     domain_quantile,
@@ -32,9 +31,11 @@ from probneural.calibration.predictions import (
     warn_of_training_pairs,
 )
 from probneural.checks import assign, check_real
-from probneural.contexts import undisturbed
+from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
+from probneural.fields import Field
+from probneural.grids import Grid
 from probneural.pairs import Dataset
 
 
@@ -164,8 +165,11 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
     if groups is None:
         quantile = float(scores.sort().values[max(1, rank) - 1])
     else:
-        weights = 1.0 / group_sizes(groups).to(scores)
-        quantile = float(weighted_quantiles(scores, weights, new=scores.new_ones(1), level=level)[0])
+        # the least s with Σ_i w_i [s_i <= s] >= level (K + 1), w_i = 1/n_k
+        ordered, order = scores.sort()
+        reached = (1.0 / group_sizes(groups).to(scores))[order].cumsum(0)
+        above = torch.searchsorted(reached, level * (reached[-1:] + 1.0) * (1.0 - 1e-9))
+        quantile = float(torch.cat([ordered, ordered.new_full((1,), torch.inf)])[above])
     if not math.isfinite(quantile):
         raise CalibrationError(
             expected=f"a finite score of rank {rank} among {count}",
@@ -175,28 +179,12 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
     return quantile
 
 
-def weighted_quantiles(
-    scores: Float64[Tensor, " n"], weights: Float64[Tensor, " n"], *, new: Float64[Tensor, " m"], level: float
-) -> Float64[Tensor, " m"]:
-    """The level-quantile of Σ_i w_i δ(s_i) + v δ(∞), normalised, for each weight v of a new function.
-
-    It is infinite where v is more than the fraction 1 - level of all weight. Equal weights give the ⌈(n + 1) level⌉-th
-    smallest score.
-
-    Examples:
-        >>> scores, ones = torch.arange(1.0, 10.0).double(), torch.ones(9).double()
-        >>> weighted_quantiles(scores, ones, new=torch.tensor([0.0, 1.0, 2.0]).double(), level=0.9).tolist()
-        [9.0, 9.0, inf]
-    """
-    ordered, order = scores.sort()
-    reached = weights[order].cumsum(0)
-    needed = level * (reached[-1] + new) * (1.0 - 1e-9)
-    above = torch.searchsorted(reached, needed)
-    return torch.cat([ordered, ordered.new_full((1,), torch.inf)])[above]
-
-
-class _SplitConformal(BandMethod, ABC):
+class _SplitConformal(ABC):
     """Bands whose quantile is that of the scores of calibration pairs; abstract."""
+
+    level: float
+    modulation: Modulation
+    floor: float
 
     @property
     @abstractmethod
@@ -351,7 +339,8 @@ class PointwiseBand(_SplitConformal):
         return self.level
 
 
-class Band(FittedBand[_SplitConformal]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Band(Undisturbed):
     """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
 
     Call it on inputs. Its level is the nominal coverage: of functions, or of the domain if that is what the method's level is.
@@ -361,6 +350,16 @@ class Band(FittedBand[_SplitConformal]):
         quantile: Half width in units of the local scale: dimensionless, or physical for a constant band of one channel.
         method: Level, modulation and floor it was calibrated with.
     """
+
+    predictor: Predictor
+    _: KW_ONLY
+    quantile: float
+    method: _SplitConformal
+
+    @property
+    def level(self) -> float:
+        """The method's level."""
+        return self.method.level
 
     def coverage(self, pairs: Dataset) -> float:
         """The fraction of functions that lie inside, wholly or on the fraction of the domain that the method states.
@@ -381,3 +380,23 @@ class Band(FittedBand[_SplitConformal]):
         )
         warn_of_training_pairs(self.predictor, pairs, purpose="coverage")
         return float((scores.values <= self.quantile).to(torch.float64).mean())
+
+    def __call__(self, inputs: Field, query: Grid | None = None) -> BandField:
+        """Return the bands of n input functions.
+
+        Args:
+            inputs: Input functions, `(n, in_channels, *grid)`.
+            query: Where to evaluate; the inputs' own grid by default.
+
+        Raises:
+            DataError: If the inputs or predictions are not finite.
+            ShapeError: If the number of channels is not the predictor's.
+        """
+        u = self.predictor(inputs, query)
+        predicted = moments(u, self.predictor.noise)
+        scale = local_scale(predicted, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
+        return BandField(mean=predicted.mean, half_width=self.quantile * scale, grid=u.grid)
+
+    def __repr__(self) -> str:
+        """The quantile and the method."""
+        return f"Band(quantile={self.quantile:.4g}, {self.method!r})"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Generic, Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.predictions import PredictedMoments, domain_average, moments
+from probneural.calibration.predictions import PredictedMoments, domain_average
 from probneural.checks import check_choice, check_finite, check_real
 from probneural.contexts import Undisturbed
 from probneural.distributions.base import check_values
@@ -169,61 +169,3 @@ class BandField(Undisturbed):
     def __repr__(self) -> str:
         """A short description."""
         return f"BandField({len(self)} x {self.mean.shape[1]} on {self.grid!r})"
-
-
-class BandMethod:
-    """Settings of bands whose half width is a multiple of a local scale.
-
-    Attributes:
-        level: Nominal level.
-        modulation: Choice of the local scale.
-        floor: Least local scale, as a fraction of its root mean square over the domain; dimensionless.
-    """
-
-    level: float
-    modulation: Modulation
-    floor: float
-
-
-Method = TypeVar("Method", bound=BandMethod)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class FittedBand(Undisturbed, Generic[Method]):
-    """A band of one quantile around the predictions of a predictor; call it on inputs.
-
-    Args:
-        predictor: The predictor it belongs to.
-        quantile: Half width in units of the local scale.
-        method: The method that it was calibrated with.
-    """
-
-    predictor: Predictor
-    _: KW_ONLY
-    quantile: float
-    method: Method
-
-    @property
-    def level(self) -> float:
-        """The method's level."""
-        return self.method.level
-
-    def __call__(self, inputs: Field, query: Grid | None = None) -> BandField:
-        """Return the bands of n input functions.
-
-        Args:
-            inputs: Input functions, `(n, in_channels, *grid)`.
-            query: Where to evaluate; the inputs' own grid by default.
-
-        Raises:
-            DataError: If the inputs or predictions are not finite.
-            ShapeError: If the number of channels is not the predictor's.
-        """
-        u = self.predictor(inputs, query)
-        predicted = moments(u, self.predictor.noise)
-        scale = local_scale(predicted, self.predictor, modulation=self.method.modulation, floor=self.method.floor)
-        return BandField(mean=predicted.mean, half_width=self.quantile * scale, grid=u.grid)
-
-    def __repr__(self) -> str:
-        """The quantile and how it was found."""
-        return f"{type(self).__name__}(quantile={self.quantile:.4g}, {self.method!r})"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.calibration import Novelty, RiskControl, SimultaneousBand, VarianceScale, fraction_outside
+from probneural.calibration import Novelty, SimultaneousBand, VarianceScale
 from probneural.calibration.bands.conformal import conformal_quantile
 from probneural.calibration.novelty.detector import conformal_p_values
 from probneural.calibration.predictions import group_means, group_numbers
@@ -63,15 +63,13 @@ def test_a_local_scale_does_not_learn_trajectories_by_heart() -> None:
     assert sum(local is not None for local in fitted) <= 2
 
 
-def test_bands_and_risks_count_groups() -> None:
+def test_bands_count_groups() -> None:
     data = pairs(40)
-    for method in (SimultaneousBand(0.9), SimultaneousBand(0.9, modulation="constant"), RiskControl(fraction_outside, 0.2)):
+    for method in (SimultaneousBand(0.9), SimultaneousBand(0.9, modulation="constant")):
         one, two = method.fit(Synthetic(), data), method.fit(Synthetic(), twice(data))
         assert two.quantile == one.quantile
     with pytest.raises(CalibrationError, match="at least 9 groups of calibration fields"):
         SimultaneousBand(0.9).fit(Synthetic(), twice(data[:8]))
-    with pytest.raises(CalibrationError, match="at least 9 calibration fields"):
-        RiskControl(fraction_outside, 0.1, delta=None).fit(Synthetic(), twice(data[:8]))
 
 
 def inside(scores: Tensor, groups: Tensor | None, new: Tensor) -> Tensor:

@@ -17,12 +17,10 @@ from probneural.calibration import (
     NoveltyScale,
     PointwiseBand,
     ResidualBand,
-    RiskControl,
     ScaleMixture,
     SimultaneousBand,
     Stacking,
     VarianceScale,
-    fraction_outside,
 )
 from probneural.calibration.bands.shapes import BandField
 from probneural.calibration.variance.by_lead import LeadScaling
@@ -107,7 +105,6 @@ STATED: dict[str, Callable[[], Callable[[Field], Tensor]]] = {
     "LeadScale": lambda: lambda inputs: _lead_scaling()(WalledForecast(inputs)).at(2).std,
     "HorizonBand": lambda: _horizon_width(HorizonBand()),
     "ResidualBand": lambda: _residual_bound(ResidualBand(_residual, 0.8)),
-    "RiskControl": lambda: _width(RiskControl(fraction_outside, level=0.2).fit(VarianceScale().fit(Walled(), DATA), OTHERS)),
 }
 
 
