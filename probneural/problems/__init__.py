@@ -19,6 +19,7 @@ from probneural.problems.input_distributions import (
     UniformParameters,
 )
 from probneural.problems.inviscid_burgers import InviscidBurgers
+from probneural.problems.joukowski_airfoil import JoukowskiAirfoil
 from probneural.problems.korteweg_de_vries import KortewegDeVries
 from probneural.problems.kuramoto_sivashinsky import KuramotoSivashinsky
 from probneural.problems.method_of_lines import MethodOfLines
@@ -29,6 +30,7 @@ from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.signal_separation import SignalSeparation
 from probneural.problems.spectral import dealias, spectral_derivative
 from probneural.problems.spectral_evolution import SpectralEvolution
+from probneural.problems.sphere_heat import SphereHeat
 from probneural.problems.time_integration import TimeIntegrator
 from probneural.problems.variable_advection import VariableSpeedAdvection
 from probneural.problems.wave import Wave
@@ -49,6 +51,7 @@ __all__ = [
     "IndependentDistributions",
     "InputDistribution",
     "InviscidBurgers",
+    "JoukowskiAirfoil",
     "KortewegDeVries",
     "KuramotoSivashinsky",
     "MethodOfLines",
@@ -58,6 +61,7 @@ __all__ = [
     "ShallowWater",
     "SignalSeparation",
     "SpectralEvolution",
+    "SphereHeat",
     "StateDistribution",
     "TimeIntegrator",
     "UniformParameters",
