@@ -17,8 +17,10 @@ from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import check_sample_dtype
 from probneural.randomness import check_seed, stream
 
-_OUTER = 4.0
+_OUTER = 2.5
 """Radius of the outer circle of the mesh, in radii of the circle that is mapped to the airfoil."""
+_SURFACE = 720
+"""Points of the surface among which the nearest one is found."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class JoukowskiAirfoil(Undisturbed):
 
         C_L = ∫ c_p n·(-sin α, cos α) ds.
 
-    Input channels: the angle α in radians, equal at all points; 1 on the surface, 0 elsewhere; the distance to the surface in
-    chords. The output is c_p, dimensionless. Its map from shape and angle is nonlinear.
+    Input channels: the angle α in radians, equal at all points; 1 on the surface, 0 elsewhere; distance to the surface in
+    chords; the two components of the normal at the nearest point of the surface, into the flow. The output is c_p, dimensionless. Its map from shape and angle is nonlinear.
 
     Args:
         largest_angle: Largest |α|, in radians; α is uniform.
@@ -52,7 +54,7 @@ class JoukowskiAirfoil(Undisturbed):
     Examples:
         >>> pairs = JoukowskiAirfoil().sample(2, resolution=200, seed=0)
         >>> pairs.inputs.channels, pairs.outputs.channels, pairs.inputs.grid.dimension
-        (3, 1, 2)
+        (5, 1, 2)
     """
 
     _: KW_ONLY
@@ -60,7 +62,7 @@ class JoukowskiAirfoil(Undisturbed):
     thickness: float = 0.2
     camber: float = 0.1
 
-    in_channels = 3
+    in_channels = 5
     out_channels = 1
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class JoukowskiAirfoil(Undisturbed):
 
         Args:
             n: Number of pairs.
-            resolution: Largest number of points of each mesh: rings times points on the airfoil, about 4.5 times as many.
+            resolution: Largest number of points of each mesh: rings times points on the airfoil, about seven times as many.
             seed: Seed of the draw: the same seed and n are the same airfoils on every mesh.
             dtype: Of the values returned; the arithmetic is float64.
 
@@ -96,12 +98,9 @@ class JoukowskiAirfoil(Undisturbed):
         zeta = centre + (1.0 - centre) * disk
         z, cp = _mapped(zeta, centre), _pressure(zeta, centre, angle)
         is_surface = (disk.abs() < 1.0 + 1e-9).expand_as(cp)
-        around = torch.exp(2j * math.pi * torch.arange(400, dtype=torch.float64) / 400)
-        surface = torch.view_as_real(_mapped(centre + (1.0 - centre) * around, centre))
-        points = torch.view_as_real(z)
-        distance = torch.stack([torch.cdist(*pair).amin(1) for pair in zip(points, surface, strict=True)])
-        grid = Grid.batch([Grid.mesh(where, cells) for where in points])
-        channels = [angle.expand_as(cp), is_surface.to(torch.float64), distance.masked_fill(is_surface, 0.0)]
+        distance, normal = _nearest(z, centre)
+        grid = Grid.batch([Grid.mesh(points, cells) for points in torch.view_as_real(z)])
+        channels = [angle.expand_as(cp), is_surface.to(torch.float64), distance.masked_fill(is_surface, 0.0), *normal.unbind(2)]
         return FieldPairs(Field(torch.stack(channels, 1).to(dtype), grid), Field(cp[:, None].to(dtype), grid))
 
     def lift_coefficients(self, n: int, *, seed: int) -> Float64[Tensor, " n"]:
@@ -114,7 +113,8 @@ class JoukowskiAirfoil(Undisturbed):
     @staticmethod
     def on_surface(points: Float64[Tensor, "q 2"]) -> Bool[Tensor, " q"]:
         """Whether boundary points of a mesh are on the airfoil, not on the outer boundary, `(q,)`."""
-        return (points - torch.tensor([0.5, 0.0], dtype=torch.float64)).norm(dim=1) < 0.7
+        centre, axes = torch.tensor([[0.5, 0.0], [0.6, 0.4]], dtype=torch.float64)
+        return ((points - centre) / axes).norm(dim=1) < 1.0
 
     def _drawn(self, n: int, seed: int) -> tuple[Float64[Tensor, "n 1"], Complex128[Tensor, "n 1"]]:
         """Angles α and centres μ."""
@@ -125,7 +125,7 @@ class JoukowskiAirfoil(Undisturbed):
 
 
 def _rings(count: int) -> tuple[Complex128[Tensor, " p"], Int64[Tensor, "m 3"]]:
-    """Points of the annulus 1 <= |ζ| <= 4 on circles of equal ratios, with cells of about equal sides; and triangles."""
+    """Points of the annulus 1 <= |ζ| <= 2.5 on circles of equal ratios, with cells of about equal sides; and triangles."""
     spacing = math.log(_OUTER) / (2.0 * math.pi)
     rings = 1 + round(math.sqrt(count * spacing))
     around = count // rings
@@ -146,6 +146,19 @@ def _chord(centre: Complex128[Tensor, "n 1"]) -> Float64[Tensor, "n 1"]:
 def _mapped(zeta: Complex128[Tensor, "n p"], centre: Complex128[Tensor, "n 1"]) -> Complex128[Tensor, "n p"]:
     """Coordinates in chords: z = ζ + 1/ζ with the trailing edge at 1."""
     return 1.0 + (zeta + 1.0 / zeta - 2.0) / _chord(centre)
+
+
+def _nearest(
+    z: Complex128[Tensor, "n p"], centre: Complex128[Tensor, "n 1"]
+) -> tuple[Float64[Tensor, "n p"], Float64[Tensor, "n p 2"]]:
+    """Distance to the nearest of many points of the surface, and the normal there, which points into the flow."""
+    turns = torch.exp(2j * math.pi * (torch.arange(_SURFACE, dtype=torch.float64) + 0.5) / _SURFACE)
+    zeta = centre + (1.0 - centre) * turns
+    # dz = (1 - 1/ζ²) i (ζ - μ) dθ, and -i dz / |dz| is the normal
+    normal = (1.0 - zeta**-2) * (zeta - centre)
+    pairs = zip(torch.view_as_real(z), torch.view_as_real(_mapped(zeta, centre)), strict=True)
+    distances, nearest = zip(*(torch.cdist(*pair).min(1) for pair in pairs), strict=True)
+    return torch.stack(distances), torch.view_as_real((normal / normal.abs()).gather(1, torch.stack(nearest)))
 
 
 def _velocity(
