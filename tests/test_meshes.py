@@ -10,8 +10,9 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.errors import ArgumentError, DataError, DataWarning, GridError, ProbneuralError, ShapeError
-from probneural.functionals import integral, region, sensors
+from probneural.functionals import boundary_integral, integral, region, sensors
 from probneural.grids import Grid, resample
+from probneural.grids.mesh import cell_volumes, triangulated
 from probneural.problems.poisson_on_shapes import triangulated_disk
 from tests.helpers import normal
 
@@ -330,3 +331,45 @@ class TestPosteriors:
         ):
             with pytest.raises(GridError):
                 refused()
+
+
+def ball(count: int) -> Grid:
+    """Tetrahedra of the unit ball between shells of points."""
+    shells = [
+        pn.problems.SphereHeat.grid(size).points * radius
+        for size, radius in ((count, 1.0), (count // 3, 0.6), (count // 10, 0.25))
+    ]
+    points = torch.cat(shells)
+    cells = triangulated(points)
+    return Grid.mesh(points, cells[cell_volumes(points, cells) > 1e-6])
+
+
+def harmonic(count: int, *, grid: Grid, seed: int) -> pn.FieldPairs:
+    """From boundary values of random harmonic polynomials of degree 2 to the polynomials: -Δu = 0 in the ball."""
+    x, y, z = grid.points.mT
+    polynomials = torch.stack([torch.ones_like(x), x, y, z, x * y, y * z, z * x, x**2 - y**2, 2.0 * z**2 - x**2 - y**2])
+    u = (normal(count, 9, seed=seed) @ polynomials)[:, None]
+    on_boundary = torch.zeros(grid.size, dtype=torch.float64)
+    on_boundary[grid.boundary.flatten()] = 1.0
+    return pn.FieldPairs(pn.Field((u * on_boundary).float(), grid), pn.Field(u.float(), grid))
+
+
+def test_three_dimensions_end_to_end() -> None:
+    """Train on one mesh of a ball, predict on a finer one, and integrate over the ball and its surface, with intervals."""
+    coarse, fine = ball(100), ball(250)
+    operator = pn.operators.PointFNO(in_channels=1, out_channels=1, modes=(2, 2, 2), width=16, depth=2, seed=0)
+    train, test = harmonic(200, grid=coarse, seed=0), harmonic(60, grid=fine, seed=2)
+    pn.fit(operator, train, epochs=12, seed=0, show_progress=False)
+    predictor = pn.heads.LastLayerLaplace().fit(operator, train)
+    predictor = pn.calibration.VarianceScale().fit(predictor, harmonic(60, grid=fine, seed=1))
+    u = predictor(test.inputs)
+    score = pn.metrics.score(u, test.outputs, noise=predictor.noise)
+    assert score.relative_l2 < 0.4
+    assert 0.84 < score.coverage < 0.96
+    # the mean of a harmonic function over a ball, and over its surface, is that at the centre
+    for functional, measure in ((integral(fine), 4.0 / 3.0 * math.pi), (boundary_integral(fine), 4.0 * math.pi)):
+        truth = functional(test.outputs.values.double())
+        centre = sensors(fine, [[0.0, 0.0, 0.0]])(test.outputs.values.double())
+        torch.testing.assert_close(truth, measure * centre, rtol=0, atol=0.05 * measure)
+        inside = u.apply(functional).interval(0.9).contains(truth).double().mean()
+        assert float(inside) >= 0.7

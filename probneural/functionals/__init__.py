@@ -2,11 +2,12 @@
 
 A functional maps the values of a field, channel by channel, to m numbers: `(..., c, *grid) -> (..., c, m)`. Linear ones have
 a grid and an adjoint, so a Gaussian field pushed through one, `u.apply(functional)`, stays an exact Gaussian: integrals,
-means of regions, line integrals, sensors, derivatives, and their linear combinations. The
+means of regions, integrals over lines and boundaries, sensors, derivatives, and their linear combinations. The
 [`maximum`][probneural.functionals.maximum] is nonlinear, and goes through draws: `u.apply_by_draws(maximum(grid))`.
 """
 
 from probneural.functionals.base import Functional, MatrixFunctional, stack
+from probneural.functionals.boundaries import boundary_integral
 from probneural.functionals.integrals import average, derivative, integral, line_integral, region, sensors
 from probneural.functionals.regions import maximum
 
@@ -14,6 +15,7 @@ __all__ = [
     "Functional",
     "MatrixFunctional",
     "average",
+    "boundary_integral",
     "derivative",
     "integral",
     "line_integral",

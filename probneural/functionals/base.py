@@ -272,11 +272,17 @@ class Stack(Functional):
         return torch.stack([part.adjoint(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
 
-def on_each(grid: Grid, make: Callable[[Grid], Functional]) -> Functional:
-    """The functional of each sample's grid, on a batch of grids with points of their own."""
+def on_each(grid: Grid, make: Callable[..., Functional], *arguments: Sequence[object] | Tensor) -> Functional:
+    """The functional of each sample's grid, on a batch of grids with points of their own.
+
+    Args:
+        grid: The batch.
+        make: Makes the functional of one grid, from the grid and the sample's entry of each of the arguments.
+        arguments: Sequences with an entry per sample.
+    """
     rows = []
-    for single in grid.singles():
-        functional = make(single)
+    for single, *entries in zip(grid.singles(), *arguments, strict=True):
+        functional = make(single, *entries)
         matrix = functional.adjoint(torch.eye(functional.size, dtype=torch.float64, device="cpu"))
         rows.append(torch.nn.functional.pad(matrix, (0, grid.size - single.size)))
     return MatrixFunctional(grid, torch.stack(rows), labels=functional.labels)

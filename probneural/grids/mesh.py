@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -90,10 +89,50 @@ def boundary_facets(cells: Int64[Tensor, "m k"]) -> Int64[Tensor, "b f"]:
         >>> boundary_facets(torch.tensor([[0, 1, 2], [1, 2, 3]])).tolist()
         [[0, 1], [0, 2], [1, 3], [2, 3]]
     """
-    size = cells.shape[1]
-    facets = torch.cat([cells[:, list(choice)] for choice in combinations(range(size), size - 1)]).sort(1).values
+    facets = _facets(cells)[0].sort(1).values
     unique, counts = facets.unique(dim=0, return_counts=True)
     return unique[counts == 1]
+
+
+def boundary_areas(
+    points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"]
+) -> tuple[Int64[Tensor, "b d"], Float64[Tensor, "b d"]]:
+    """Facets of a mesh of full dimension that belong to one cell only, and their areas times outward unit normals.
+
+    Raises:
+        GridError: If cells are not full-dimensional.
+
+    Examples:
+        >>> points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]).double()
+        >>> facets, areas = boundary_areas(points, torch.tensor([[0, 1, 2]]))
+        >>> facets.tolist(), areas.tolist()
+        ([[1, 2], [0, 2], [0, 1]], [[1.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+    """
+    dimension = points.shape[1]
+    if cells.shape[1] != dimension + 1:
+        raise GridError(
+            expected=f"cells of {dimension + 1} points in {dimension} dimensions",
+            got=f"cells of {cells.shape[1]} points",
+            remedy="curves and surfaces have no outward normal: integrate over them by pn.functionals.integral",
+        )
+    facets, owners, opposite = _facets(cells)
+    inverse, counts = facets.sort(1).values.unique(dim=0, return_inverse=True, return_counts=True)[1:]
+    single = counts[inverse] == 1
+    owners, opposite = owners[single], opposite[single]
+    # area normal = -d volume grad(lambda_opposite), and E^-1 has the gradients of lambda_1 ... lambda_d as columns
+    edges = points[cells[owners, 1:]] - points[cells[owners, :1]]
+    gradients = torch.linalg.inv(edges).mT
+    gradients = torch.cat([-gradients.sum(1, keepdim=True), gradients], 1)
+    volumes = torch.linalg.det(edges).abs() / math.factorial(dimension)
+    areas = -dimension * volumes[:, None] * gradients[torch.arange(len(owners)), opposite]
+    return facets[single], areas + 0.0
+
+
+def _facets(cells: Int64[Tensor, "m k"]) -> tuple[Int64[Tensor, "f k1"], Int64[Tensor, " f"], Int64[Tensor, " f"]]:
+    """Facets of all cells, the cell of each, and the place of the cell's opposite point."""
+    count, size = cells.shape
+    facets = torch.cat([cells[:, [place for place in range(size) if place != left_out]] for left_out in range(size)])
+    return facets, torch.arange(count).repeat(size), torch.arange(size).repeat_interleave(count)
 
 
 def triangulated(points: Float64[Tensor, "p d"]) -> Int64[Tensor, "m k"]:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import cast, check_integer, check_scale
+from probneural.errors import GridError
 from probneural.fields import power_of_two
 from probneural.grids import Grid, check_grid, check_unmasked, resample
 from probneural.operators.base import Operator
@@ -32,12 +33,12 @@ class LinearRegression(Operator):
     Args:
         in_channels: Channels of the inputs.
         out_channels: Channels of the outputs.
-        in_grid: Uniform training grid of the inputs.
-        out_grid: Uniform training grid of the outputs.
+        in_grid: Training grid of the inputs: one for all samples. Other grids need an interpolant, as of cells.
+        out_grid: Training grid of the outputs, likewise.
         components: Number of principal components per output channel; one more feature holds the rest.
 
     Raises:
-        GridError: If a grid is scattered.
+        GridError: If grids differ between samples.
         ArgumentError: If a size is not a positive integer.
     """
 
@@ -49,8 +50,7 @@ class LinearRegression(Operator):
         super().__init__()
         self.in_channels = in_channels = check_integer(in_channels, "in_channels")
         self.out_channels = out_channels = check_integer(out_channels, "out_channels")
-        self.in_grid = check_grid(in_grid, "in_grid", uniform=True)
-        self.out_grid = check_grid(out_grid, "out_grid", uniform=True)
+        self.in_grid, self.out_grid = _check_one(in_grid, "in_grid"), _check_one(out_grid, "out_grid")
         self.components = components = check_integer(components, "components")
         self.register_buffer("matrix", torch.zeros(in_channels * in_grid.size, out_channels * out_grid.size))
         self.register_buffer("offset", torch.zeros(out_channels * out_grid.size))
@@ -67,14 +67,15 @@ class LinearRegression(Operator):
         """Solve the least-squares problem on training data.
 
         Args:
-            train: Pairs on uniform grids. The solver needs its pairs at once: of more than 2^24 values per side (1,024
-                samples of 128 x 128 points), pairs evenly spread over the data are read.
+            train: Pairs on one grid for all inputs, and one for all outputs. The solver needs its pairs at once: of more than
+                2^24 values per side (1,024 samples of 128 x 128 points), pairs evenly spread over the data are read.
             components: See the class; at most the number of pairs.
 
         Returns:
             The regression, in the dtype of the data.
 
         Raises:
+            GridError: If grids differ between samples.
             DataError: If there are fewer than two pairs, values are not finite, or their dtype does not hold the map's weights.
             ArgumentError: If `components` is no positive integer.
         """
@@ -120,9 +121,11 @@ class LinearRegression(Operator):
             DataError: If they are of another dtype than the operator.
             GridError: If the grid lies in another domain.
         """
-        check_input(values, channels=self.in_channels, dimension=self.in_grid.dimension, dtype=self.matrix.dtype)
+        check_input(values, channels=self.in_channels, dimension=len(self.in_grid.shape), dtype=self.matrix.dtype)
         check_where(grid, query)
-        where = self.in_grid.resized(tuple(values.shape[2:])) if grid is None else grid
+        where = grid
+        if where is None:
+            where = self.in_grid.resized(tuple(values.shape[2:])) if self.in_grid.is_uniform else self.in_grid
         flat = resample(values, where, self.in_grid).flatten(1)
         outputs = (flat @ self.matrix + self.offset).unflatten(1, (self.out_channels, -1))
         weights = torch.einsum("ncp,crp->ncr", outputs, self.basis)
@@ -138,3 +141,12 @@ class LinearRegression(Operator):
 
     def fit_normalizers(self, *train: Dataset) -> None:
         """Nothing to do: the least-squares map is in physical units."""
+
+
+def _check_one(grid: Grid, name: str) -> Grid:
+    """Return a grid, or raise a GridError if it is a batch."""
+    if check_grid(grid, name).is_batch:
+        raise GridError(
+            expected=f"one grid for all samples as {name}", got=repr(grid), remedy="use PointFNO on one mesh per sample"
+        )
+    return grid

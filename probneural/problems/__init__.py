@@ -17,6 +17,7 @@ from probneural.problems.input_distributions import (
     StateDistribution,
     UniformParameters,
 )
+from probneural.problems.joukowski_airfoil import JoukowskiAirfoil
 from probneural.problems.korteweg_de_vries import KortewegDeVries
 from probneural.problems.kuramoto_sivashinsky import KuramotoSivashinsky
 from probneural.problems.method_of_lines import MethodOfLines
@@ -26,6 +27,7 @@ from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.spectral import dealias, spectral_derivative
 from probneural.problems.spectral_evolution import SpectralEvolution
+from probneural.problems.sphere_heat import SphereHeat
 from probneural.problems.time_integration import TimeIntegrator
 from probneural.problems.variable_advection import VariableSpeedAdvection
 from probneural.problems.wave import Wave
@@ -44,6 +46,7 @@ __all__ = [
     "Helmholtz",
     "IndependentDistributions",
     "InputDistribution",
+    "JoukowskiAirfoil",
     "KortewegDeVries",
     "KuramotoSivashinsky",
     "MethodOfLines",
@@ -52,6 +55,7 @@ __all__ = [
     "Problem",
     "ShallowWater",
     "SpectralEvolution",
+    "SphereHeat",
     "StateDistribution",
     "TimeIntegrator",
     "UniformParameters",

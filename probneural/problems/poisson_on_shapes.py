@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from jaxtyping import Complex128, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import check_flag, check_integer, check_real
+from probneural.checks import assign, check_flag, check_integer, check_real
+from probneural.contexts import Undisturbed
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.grids.mesh import triangulated
 from probneural.pairs import FieldPairs
+from probneural.problems.input_distributions import check_sample_dtype
 from probneural.randomness import check_seed, stream
 
 
-class PoissonOnShapes:
+@dataclass(frozen=True)
+class PoissonOnShapes(Undisturbed):
     """-Δu = f on random domains, with u = 0 on the boundary or harmonic boundary data; two-dimensional, exact.
 
     A domain is the image of the unit disk under the polynomial φ(z) = z + Σ_k c_k z^(k+1), which is one-to-one where
@@ -43,13 +47,23 @@ class PoissonOnShapes:
         (torch.Size([2, 1, 100]), torch.Size([2, 100, 2]))
     """
 
+    _: KW_ONLY
+    degree: int = 3
+    terms: int = 3
+    distortion: float = 0.6
+    boundary_data: bool = False
+
     out_channels = 1
 
-    def __init__(self, *, degree: int = 3, terms: int = 3, distortion: float = 0.6, boundary_data: bool = False) -> None:
-        self.degree = check_integer(degree, "degree", least=0)
-        self.terms = check_integer(terms, "terms")
-        self.distortion = check_real(distortion, "distortion", least=0.0, below=1.0)
-        self.boundary_data = check_flag(boundary_data, "boundary_data")
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        assign(
+            self,
+            degree=check_integer(self.degree, "degree", least=0),
+            terms=check_integer(self.terms, "terms"),
+            distortion=check_real(self.distortion, "distortion", least=0.0, below=1.0),
+            boundary_data=check_flag(self.boundary_data, "boundary_data"),
+        )
 
     @property
     def name(self) -> str:
@@ -77,6 +91,8 @@ class PoissonOnShapes:
             ArgumentError: If n or the resolution is too small.
         """
         n, resolution = check_integer(n, "n"), check_integer(resolution, "resolution", least=16)
+        graded = check_flag(graded, "graded")
+        check_sample_dtype(dtype)
         generator = stream(check_seed(seed), "shapes")
         shapes, sources, harmonics = self._shapes(n, generator), self._sources(n, generator), self._harmonics(n, generator)
         disk, cells, is_boundary = triangulated_disk(resolution, graded=graded)

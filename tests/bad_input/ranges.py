@@ -63,6 +63,8 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "boundary": ("robin",),
     },
     "problems.Heat": {"dimension": (0, 4), "diffusivity": POSITIVE, "time": POSITIVE, "boundary": ("neumann",)},
+    "problems.JoukowskiAirfoil": {"largest_angle": (-0.1, 2.0), "thickness": (0.0, 0.5), "camber": (-0.1, 0.5)},
+    "problems.PoissonOnShapes": {"degree": (-1,), "terms": (0,), "distortion": (-0.1, 1.0)},
     "problems.ShallowWater": {
         "time": POSITIVE,
         "rotation": (-1.0,),
@@ -70,6 +72,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "depth": POSITIVE,
         "design_dim": (865,),
     },
+    "problems.SphereHeat": {"diffusivity": (-0.1,), "time": (-1.0,), "rotation": (inf,), "degree": (0,)},
     "problems.TimeIntegrator": {"rtol": POSITIVE, "atol": POSITIVE, "max_steps": (0,), "method": ("euler",)},
     "problems.Wave": {"speed": POSITIVE, "time": POSITIVE},
     "training.Unroll": {"steps": COUNT, "history": COUNT, "pushforward": (1,)},

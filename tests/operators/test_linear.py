@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
+from probneural.distributions import GaussianField
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.grids.mesh import triangulated
+from probneural.heads import LastLayerLaplace
 from probneural.operators import LinearRegression
 from probneural.pairs import FieldPairs
 from probneural.problems import GaussianRandomField, Heat
@@ -110,6 +117,51 @@ def test_components_are_orthonormal_and_hold_the_training_outputs() -> None:
     assert rest.abs().max() < 1e-12
 
 
+ELASTICITY = Path(__file__).parents[3] / "shared" / "data" / "elasticity" / "elasticity.safetensors"
+"""Edge loads and displacements of an elastic square with a hole, made by others."""
+
+
+@pytest.mark.skipif(not ELASTICITY.exists(), reason="the elasticity data are not part of the repository")
+def test_the_posterior_of_a_linear_map_to_a_mesh_is_the_dense_one() -> None:
+    """From loads on an edge to displacements; features are parts of the prediction, and the formula is that of regression."""
+    data = {name: values.double() for name, values in load_file(ELASTICITY).items()}
+    points = data["points"]
+    cells = triangulated(points)
+    cells = cells[(points[cells].mean(1) - 0.5).norm(dim=1) > 0.25]  # none in the hole
+    edge, mesh = Grid.uniform(data["load"].shape[1], periodic=False), Grid.mesh(points, cells)
+    displacements = torch.stack([data["ux"], data["uy"]], 1)
+    pairs = FieldPairs(Field(data["load"][:, None], edge), Field(displacements, mesh))
+    train, test = pairs[:80], pairs[80:]
+    operator = LinearRegression.fitted(train, components=10)
+    mean = operator(test.inputs.values, grid=edge, query=mesh).detach()
+    errors = (mean - test.outputs.values).flatten(1).norm(dim=1) / test.outputs.values.flatten(1).norm(dim=1)
+    assert float(errors.median()) < 1e-6
+
+    noise, prior, count = 0.01, 0.1, 50.0
+    head = LastLayerLaplace(noise=noise, prior_precision=prior, effective_observations=count)
+    u = head.fit(operator, train)(test.inputs, mesh)
+    assert isinstance(u, GaussianField)
+
+    def features(inputs: Field) -> Tensor:
+        """Of both channels, parts of the prediction along principal components of the outputs and the rest; 1: `(n, p, k)`."""
+        columns = []
+        for channel in range(2):
+            predicted = operator(inputs.values, grid=edge, query=mesh)[:, channel].detach()
+            centred = train.outputs.values[:, channel] - train.outputs.values[:, channel].mean(0)
+            basis = torch.linalg.svd(centred, full_matrices=False)[2][:10]
+            parts = (predicted @ basis.mT)[:, None] * basis.mT
+            columns += [parts, (predicted - parts.sum(2))[..., None]]
+        return torch.cat([*columns, torch.ones_like(columns[1])], 2)
+
+    rows, at = features(train.inputs).flatten(0, 1), features(test.inputs)
+    weights = (count * mesh.mean_weights).repeat(len(train))
+    precision = rows.mT @ (weights[:, None] * rows) / noise + prior * torch.eye(rows.shape[1], dtype=torch.float64)
+    dense = at @ torch.linalg.solve(precision, at.mT)
+    for root in u.root.dense().unbind(1):
+        assert float((root @ root.mT - dense).norm() / dense.norm()) < 1e-8
+    torch.testing.assert_close(u.mean, mean, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.bad_input
 def test_bad_data_are_refused() -> None:
     train = random_pairs()
@@ -122,11 +174,11 @@ def test_bad_data_are_refused() -> None:
         parts[side] = Field(values, parts[side].grid)
         with pytest.raises(DataError, match=f"finite training {side}; got 1 values .* \\(2, 1, 3\\)"):
             LinearRegression.fitted(FieldPairs(**parts))
-    points = Grid.scattered([[0.1], [0.5]], [0.5, 0.5])
-    with pytest.raises(GridError, match="uniform grid as in_grid; got Grid.scattered"):
-        LinearRegression(1, 1, in_grid=points, out_grid=Grid.uniform(4))
-    with pytest.raises(GridError, match="uniform grid as out_grid"):
-        LinearRegression(1, 1, in_grid=Grid.uniform(4), out_grid=points)
+    meshes = Grid.batch([Grid.scattered([[0.1], [0.5]], [0.5, 0.5])] * 3)
+    with pytest.raises(GridError, match="one grid for all samples as in_grid; got Grid.batch"):
+        LinearRegression(1, 1, in_grid=meshes, out_grid=Grid.uniform(4))
+    with pytest.raises(GridError, match="one grid for all samples as out_grid"):
+        LinearRegression(1, 1, in_grid=Grid.uniform(4), out_grid=meshes)
     for name in ("in_channels", "out_channels", "components"):
         sizes = {"in_channels": 1, "out_channels": 1, "components": 1, name: 0}
         with pytest.raises(ArgumentError, match=f"{name}; got 0"):
