@@ -39,8 +39,8 @@ from probneural.distributions.constraints import ROW_ROUNDING, Constraint, Resid
 from probneural.distributions.intervals import log_density_of_function, log_density_of_values
 from probneural.distributions.latent import Latent, Seeds, SelectedFunctions, checked_seeds, digest
 from probneural.distributions.roots.base import Root, square_units
+from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
-from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional

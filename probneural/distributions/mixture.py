@@ -30,8 +30,8 @@ from probneural.distributions.gaussian import GaussianField, around, of_function
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
 from probneural.distributions.latent import Latent, checked_seeds, digest, draw_keys
 from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root, square_units
+from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional

@@ -22,10 +22,9 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.predictors.base import Predictor
-from probneural.distributions.predictors.calibrated import Calibrated
+from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import FeatureRoot, Root
-from probneural.distributions.roots.weighted import weigh
+from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
