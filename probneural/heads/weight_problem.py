@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from probneural.checks import check_module, check_scale, real_tensor
 from probneural.curvature import ParameterVector
-from probneural.curvature.jacobian import GaussNewtonRows
 from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.curvature.products.functions import gauss_newton_vector_product
 from probneural.curvature.products.linearisation import Linearisation, gauss_newton_term
+from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid

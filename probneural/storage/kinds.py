@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.base import Predictor, with_records, with_traits
 from probneural.errors import ArgumentError, DataWarning, FileError, ProbneuralError, ShapeError, UnsupportedError, warn
 from probneural.operators import Operator
 from probneural.pairs.provenance import TrainingRecord
@@ -59,9 +59,9 @@ def build_instance(kind: Kind, parts: Mapping[str, Any]) -> Any:
         built = _build(kind)(**arguments)
         if isinstance(built, Predictor):
             _check_inputs(built)
-            built._with_records(record)
+            with_records(built, record)
             if discrepancy is not None:  # older files leave it out
-                built._with_discrepancy_variance(discrepancy)
+                with_traits(built, discrepancy_variance=tuple(discrepancy))
         _check_settings(kind, parts, parts_of(kind, built))
         return built
     except FileError:
@@ -112,7 +112,7 @@ def moved(predictor: Predictor, device: torch.device | str) -> Predictor:
     return copied
 
 
-Predictor._moved = staticmethod(moved)
+Predictor._moved = moved
 
 
 def _moved(thing: Any, device: torch.device) -> Any:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from probneural.curvature import ParameterVector
-from probneural.curvature.jacobian import KeptRows
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.curvature.rows import KeptRows
 from probneural.curvature.weights import DenseWeights, DiagonalWeights, LowRankWeights, WeightRoot
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.distributions.roots.base import RecordedMaps
@@ -153,7 +153,7 @@ def test_one_function_by_itself_takes_as_many_columns_as_values(operator: str, k
 
 
 def test_rows_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    import probneural.curvature.jacobian as module
+    import probneural.curvature.rows as module
 
     monkeypatch.setattr(module, "_LARGEST_KEPT", 100)
     assert KeptRows.of(2, rows=5, rank=10) is not None

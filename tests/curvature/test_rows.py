@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probneural.curvature import ParameterVector, gauss_newton, jacobian
-from probneural.curvature.jacobian import GaussNewtonRows
+from probneural.curvature.rows import GaussNewtonRows
 from probneural.errors import ArgumentError
 from tests.heads.cases import OperatorCase, operator_case
 

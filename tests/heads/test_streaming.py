@@ -65,7 +65,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_problem, "_BATCH_POINTS", 8 * 16)
     monkeypatch.setattr("probneural.statistics._CHUNK_NUMBERS", 8 * 16)
     monkeypatch.setattr("probneural.heads.ensembles.members._BATCH_ELEMENTS", 3 * 8 * 16)
-    monkeypatch.setattr("probneural.curvature.jacobian._READ_VALUES", 8 * 16)
+    monkeypatch.setattr("probneural.curvature.rows._READ_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
     monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 8 * 16)
 

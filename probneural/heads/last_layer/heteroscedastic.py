@@ -23,6 +23,7 @@ from probneural.distributions import (
     Root,
 )
 from probneural.distributions.latent import digest
+from probneural.distributions.predictors.base import with_discrepancy
 from probneural.distributions.roots.base import square_root
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
@@ -306,7 +307,7 @@ class HeteroscedasticGaussian:
             domain=pairs.inputs.grid,
             in_channels=pairs.inputs.channels,
         )
-        return predictor._with_discrepancy(pairs.pairs)
+        return with_discrepancy(predictor, pairs.pairs)
 
     @torch.enable_grad()
     def _trained(self, source: _Source, sizes: Float64[Tensor, " f"]) -> tuple[Tensor, Tensor]:
