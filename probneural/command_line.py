@@ -21,9 +21,8 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from probneural import runs
 from probneural.errors import ArgumentError, ProbneuralError
-from probneural.runs.config import Config, paths_in
+from probneural.runs.config import Config, convert, hints_of, is_section, paths_in
 from probneural.runs.folder import own_config
-from probneural.runs.values import convert, hints_of, is_section
 from probneural.training.schema import is_too_deep
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed
 from jaxtyping import Float64
-from torch import Tensor
+from torch import Tensor, distributed
+
+from probneural.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -44,8 +47,8 @@ def world_size() -> int:
         >>> world_size()
         1
     """
-    is_initialized = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if is_initialized and not _IS_ALONE.get() else 1
+    is_initialized = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_initialized and not _IS_ALONE.get() else 1
 
 
 @contextmanager
@@ -102,7 +105,7 @@ def rank() -> int:
         >>> rank()
         0
     """
-    return torch.distributed.get_rank() if world_size() > 1 else 0
+    return distributed.get_rank() if world_size() > 1 else 0
 
 
 def own_rows(count: int) -> range:
@@ -127,10 +130,10 @@ def gathered(values: Tensor) -> list[Tensor]:
     """
     if world_size() == 1:
         return [values]
-    is_on_gpu = torch.distributed.get_backend() == "nccl"  # which takes tensors of the GPU only
+    is_on_gpu = distributed.get_backend() == "nccl"  # which takes tensors of the GPU only
     moved = values.to("cuda" if is_on_gpu else "cpu").contiguous()
     parts = [torch.empty_like(moved) for _ in range(world_size())]
-    torch.distributed.all_gather(parts, moved)
+    distributed.all_gather(parts, moved)
     return [part.to(values.device) for part in parts]
 
 
@@ -148,9 +151,79 @@ def sum_over_processes(local: Float64[Tensor, "*shape"], *, group: ProcessGroup 
         [1.0, 1.0]
     """
     if world_size() > 1:
-        is_on_gpu = torch.distributed.get_backend(group) == "nccl"  # which takes tensors of the GPU only
+        is_on_gpu = distributed.get_backend(group) == "nccl"  # which takes tensors of the GPU only
         moved = local.cuda() if is_on_gpu else local.cpu()
-        torch.distributed.all_reduce(moved, group=group)
+        distributed.all_reduce(moved, group=group)
         if moved is not local:
             local.copy_(moved)
     return local
+
+
+TIMEOUT = timedelta(minutes=5)
+"""How long a process waits for the others; one that dies is noticed at once, because its connections close."""
+
+
+def join() -> None:
+    """Initialise the process group if torchrun has started this process and nobody has done so yet; alone, do nothing.
+
+    Tensors on the CPU travel by gloo, those on CUDA by nccl.
+    """
+    if launched() < 2 or not distributed.is_available() or distributed.is_initialized():
+        return
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+    atexit.register(leave)
+
+
+def leave() -> None:
+    """Destroy the process group, if there is still one."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """This process's own CUDA device, where several share a machine; other devices as they are."""
+    if device.type != "cuda" or world_size() == 1 or "LOCAL_RANK" not in os.environ:
+        return device
+    local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(local)
+    return local
+
+
+def check_batch(batch_size: int) -> None:
+    """Raise an ArgumentError if a batch has less than one pair for each process."""
+    if batch_size < world_size():
+        raise ArgumentError(
+            expected=f"a batch_size of at least {world_size()}, one pair for each process",
+            got=str(batch_size),
+            remedy="raise batch_size, which counts the pairs of all processes, or start fewer",
+        )
+
+
+def summed(value: Tensor) -> Tensor:
+    """The sum of a number over all processes, in their order, on the CPU."""
+    return torch.stack(gathered(value)).sum(0) if world_size() > 1 else value
+
+
+def first_says(answer: bool) -> bool:
+    """What the first process answers."""
+    if world_size() == 1:
+        return answer
+    said = torch.tensor([answer], dtype=torch.uint8, device=_device())
+    distributed.broadcast(said, src=0)
+    return bool(said.item())
+
+
+def take_from_first(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors by the first process's."""
+    if world_size() == 1:
+        return
+    for tensor in tensors:
+        values = tensor.detach().to(_device(), copy=True).contiguous()
+        distributed.broadcast(values, src=0)
+        tensor.detach().copy_(values)
+
+
+def _device() -> torch.device:
+    """Where tensors travel: on the CPU, unless the group knows nccl alone."""
+    is_cuda_only = "gloo" not in str(distributed.get_backend_config())
+    return torch.device("cuda", torch.cuda.current_device()) if is_cuda_only else torch.device("cpu")

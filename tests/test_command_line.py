@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 from probneural import __main__, command_line, runs
 from probneural.command_line import main
-from probneural.runs.config import Config
-from probneural.runs.values import hints_of, is_section
+from probneural.runs.config import Config, hints_of, is_section
 from tests.runs.files import cheap, written
 
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,7 @@ from probneural.calibration.variance.variance_scale import VarianceScale
 from probneural.checks import check_instance, check_real
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
-from probneural.distributions.predictors.base import Predictor
-from probneural.distributions.predictors.calibrated import Calibrated
+from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.errors import CalibrationError
 from probneural.fields import Field
 from probneural.metrics.comparison import compare

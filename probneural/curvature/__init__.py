@@ -6,7 +6,6 @@ Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` says
 `probneural.linear_algebra.conjugate_gradients.solve` need nothing but products.
 """
 
-from probneural.curvature.jacobian import gauss_newton, jacobian
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.kfac.factorisation import kronecker
 from probneural.curvature.parameters import ParameterVector
@@ -18,6 +17,7 @@ from probneural.curvature.products.functions import (
     jacobian_vector_product,
     vector_jacobian_product,
 )
+from probneural.curvature.rows import gauss_newton, jacobian
 from probneural.curvature.spectra.diagonals import xdiag
 from probneural.curvature.spectra.lanczos import top_eigenpairs
 from probneural.curvature.spectra.quadrature import spectral_density

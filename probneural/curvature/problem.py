@@ -12,8 +12,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_integer, validated
-from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
+from probneural.curvature.rows import evaluate_at
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -152,7 +152,7 @@ class FieldDistribution(Undisturbed, ABC):
             ShapeError: If what it returns is not `(s, n, c', m)`.
             DataError: If it returns no tensor, or values that are not finite.
         """
-        return type(self)._push_draws(self, function, draws=draws, seed=seed)
+        return self._push_draws(function, draws=draws, seed=seed)
 
     @abstractmethod
     def scale(self, factors: Float[Tensor, "..."]) -> FieldDistribution:
@@ -434,24 +434,28 @@ def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
         ) from error
 
 
-def check_held(variance: Float[Tensor, "n c *grid"], deviation: Float[Tensor, "n c *grid"], mean: Tensor) -> None:
-    """Raise a DataError if a channel's standard deviations are not zero, to rounding of the mean, where its variances are lost.
+def held_variance(variance: Float[Tensor, "n c *grid"], u: FieldDistribution) -> Float[Tensor, "n c *grid"]:
+    """Return variances of a field, or raise a DataError where they are lost and a channel's deviations are not zero.
 
-    Those of one function may be lost beside those of another: they are zero to rounding of what the channel has.
+    Deviations count as zero to rounding of the mean. Those of one function may be lost beside those of another: they are zero
+    to rounding of what the channel has.
     """
+    if bool((square_units(variance) == 1.0).all()):
+        return variance
 
     def largest(values: Tensor) -> Tensor:
         return values.detach().abs().movedim(1, 0).flatten(1).amax(1)
 
+    deviation, limits = largest(u.standard_deviation), torch.finfo(variance.dtype)
     lost = square_units(largest(variance)[None, :, None])[0] != 1.0
-    real = largest(deviation) > torch.finfo(mean.dtype).eps * largest(mean)
-    if bool((lost & real).any()):
-        limits = torch.finfo(variance.dtype)
+    lost &= deviation > torch.finfo(u.mean.dtype).eps * largest(u.mean)
+    if bool(lost.any()):
         raise DataError(
             expected=f"variances that {variance.dtype} holds, from {limits.tiny / limits.eps:.0e} to {limits.max:.0e}",
-            got=f"the square of {float(largest(deviation)[lost & real][0]):.1e}",
+            got=f"the square of {float(deviation[lost][0]):.1e}",
             remedy="read standard_deviation, rescale the data, or work in float64",
         )
+    return variance
 
 
 def to_dataset(u: FieldDistribution, table: Mapping[str, NDArray[Any]], *, level: float) -> xarray.Dataset:

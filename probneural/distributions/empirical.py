@@ -15,8 +15,8 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
     check_deviation_factors,
-    check_held,
     check_values,
+    held_variance,
     index_grid,
     inherit,
     inherit_image,
@@ -101,10 +101,7 @@ class EmpiricalField(FieldDistribution):
         Raises:
             DataError: If the samples' dtype does not hold it; it holds the standard deviation.
         """
-        variance = self._variance(self.samples - self.mean)
-        if bool((square_units(variance) != 1.0).any()):
-            check_held(variance, self.standard_deviation, self.mean)
-        return variance
+        return held_variance(self._variance(self.samples - self.mean), self)
 
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:

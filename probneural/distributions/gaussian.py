@@ -25,8 +25,8 @@ from probneural.contexts import undisturbed
 from probneural.distributions.base import (
     FieldDistribution,
     check_deviation_factors,
-    check_held,
     check_values,
+    held_variance,
     index_grid,
     inherit,
     inherit_image,
@@ -38,9 +38,9 @@ from probneural.distributions.base import (
 from probneural.distributions.constraints import ROW_ROUNDING, Constraint, Residual, checked, find_mode
 from probneural.distributions.intervals import log_density_of_function, log_density_of_values
 from probneural.distributions.latent import Latent, Seeds, SelectedFunctions, checked_seeds, digest
-from probneural.distributions.roots.base import Root, square_units
+from probneural.distributions.roots.base import Root
+from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
-from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, LatentError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
@@ -135,9 +135,7 @@ class GaussianField(FieldDistribution):
         """
         with undisturbed():
             variance = self._each.row_squares().unflatten(-1, self.grid.shape).to(self._mean)
-        if bool((square_units(variance) != 1.0).any()):
-            check_held(variance, self.standard_deviation, self._mean)
-        return variance
+        return held_variance(variance, self)
 
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:

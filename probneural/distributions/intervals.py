@@ -14,8 +14,8 @@ from probneural.checks import real_tensor
 from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field
+from probneural.linear_algebra.conditioning import increment
 from probneural.linear_algebra.densities import LOG_TWO_PI, log_density, log_density_of_gram, log_density_without_noise
-from probneural.linear_algebra.first_order import increment
 
 ENOUGH_MEMBERS = 100
 """Effective members from which an empirical field has quantiles of its own; below, they are those of a Gaussian."""

@@ -16,8 +16,8 @@ from probneural.checks import check_finite, check_flag, check_instance, check_se
 from probneural.distributions.base import (
     FieldDistribution,
     check_deviation_factors,
-    check_held,
     check_values,
+    held_variance,
     inherit,
     inherit_image,
     inherit_rows,
@@ -29,9 +29,9 @@ from probneural.distributions.base import (
 from probneural.distributions.gaussian import GaussianField, around, of_functions
 from probneural.distributions.intervals import check_probabilities, mixture_quantiles
 from probneural.distributions.latent import Latent, checked_seeds, digest, draw_keys
-from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root, square_units
+from probneural.distributions.roots.base import DenseRoot, Root, root_sum_of_squares, square_root
+from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, ShapeError
 from probneural.fields import row_number, select_rows
 from probneural.functionals import Functional
@@ -154,9 +154,7 @@ class MixtureField(FieldDistribution):
         mean = self.mean
         spread = [(field.mean - mean).square() for field in self.components]
         variance = self._mixed([first + second for first, second in zip(self._component_variances(), spread, strict=True)])
-        if bool((square_units(variance.flatten(2)) != 1.0).any()):
-            check_held(variance, self.standard_deviation, mean)
-        return variance
+        return held_variance(variance, self)
 
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:

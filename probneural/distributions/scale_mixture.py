@@ -9,10 +9,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_instance, real_tensor
-from probneural.distributions.base import check_deviation_factors, check_held, inherit, noise_variance
+from probneural.distributions.base import check_deviation_factors, held_variance, inherit, noise_variance
 from probneural.distributions.gaussian import GaussianField, around
 from probneural.distributions.mixture import MixtureField, checked_weights, choose
-from probneural.distributions.roots.base import root_sum_of_squares, square_units
+from probneural.distributions.roots.base import root_sum_of_squares
 from probneural.errors import ArgumentError
 from probneural.functionals import Functional
 
@@ -87,10 +87,7 @@ class ScaleMixtureField(MixtureField):
         Raises:
             DataError: If the mean's dtype does not hold it; it holds the standard deviation.
         """
-        variance = self.variance_factor.to(self.field.mean) * self.field.variance
-        if bool((square_units(variance.flatten(2)) != 1.0).any()):
-            check_held(variance, self.standard_deviation, self.mean)
-        return variance
+        return held_variance(self.variance_factor.to(self.field.mean) * self.field.variance, self)
 
     @property
     def standard_deviation(self) -> Float[Tensor, "n c *grid"]:

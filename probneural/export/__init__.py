@@ -5,6 +5,6 @@ samples. Inputs and outputs are described in JSON, under the key `probneural`. P
 [`save`][probneural.storage.save] writes; these files are for programs that have neither this library nor, with ONNX, Python.
 """
 
-from probneural.export.writing import to_onnx, to_torch_export
+from probneural.export.programs import to_onnx, to_torch_export
 
 __all__ = ["to_onnx", "to_torch_export"]

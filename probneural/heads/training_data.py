@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from probneural.checks import check_finite, check_scale
-from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.base import Predictor, with_records
 from probneural.errors import DataError, DataWarning, GridError, warn
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -227,7 +227,7 @@ def recorded(fit: FitMethod) -> FitMethod:
         new, old = record_of(data, keys=keys), operator_record(operator)
         if getattr(head, "train", None) is None:
             _warn_of_training(operator, old, new, keys=keys[:, :-1])
-        return predictor._with_records(old, new)
+        return with_records(predictor, old, new)
 
     return cast(FitMethod, fitted)
 

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.linear_algebra.conditioning import RANK_TOLERANCE
-from probneural.linear_algebra.first_order import Decomposition, by_size, increment, row_norms
+from probneural.linear_algebra.conditioning import RANK_TOLERANCE, Decomposition, by_size, increment, row_norms
 
 _GRAM_COLUMNS = 64
 """Least number of columns and rows for which a Cholesky factor of the products is faster than singular values: five times at

@@ -140,12 +140,6 @@ class WindowClock:
         none = torch.zeros(len(self), dtype=torch.int64, device="cpu")
         return none if self.trajectories is None else self.trajectories
 
-    def _named(self, fingerprint: str) -> WindowClock:
-        """The same clock with an identity for its trajectory, if it has none yet."""
-        if self.trajectories is not None:
-            return self
-        return replace(self, trajectories=torch.full((len(self),), identity(fingerprint), dtype=torch.int64, device="cpu"))
-
     def __len__(self) -> int:
         """Number of pairs n."""
         return len(self.states)
@@ -202,7 +196,14 @@ def series_clock(times: NDArray[Any], name: str | None = None) -> WindowClock | 
         return None
     states = torch.from_numpy(times.astype(np.float64))
     clock = WindowClock(states, step=even_step(states.sort().values))
-    return clock if name is None else clock._named(name)
+    return clock if name is None else named_clock(clock, name)
+
+
+def named_clock(clock: WindowClock, fingerprint: str) -> WindowClock:
+    """The same clock with an identity for its trajectory, if it has none yet."""
+    if clock.trajectories is not None:
+        return clock
+    return replace(clock, trajectories=torch.full((len(clock),), identity(fingerprint), dtype=torch.int64, device="cpu"))
 
 
 def even_step(times: Float64[Tensor, "... times"]) -> float | None:

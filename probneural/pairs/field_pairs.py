@@ -31,7 +31,7 @@ from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import MISSING, Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
-from probneural.pairs.clocks import WindowClock, clock_coordinates, joined_clocks, read_clock
+from probneural.pairs.clocks import WindowClock, clock_coordinates, joined_clocks, named_clock, read_clock
 from probneural.pairs.splits import Rows, check_clock, check_groups, divided_rows, joined_groups, select_groups
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Paired:
         if self.groups is not None:
             check_groups(self.groups, len(self.inputs))
         if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
-            assign(self, clock=self.clock._named(self.fingerprint))
+            assign(self, clock=named_clock(self.clock, self.fingerprint))
 
     def __len__(self) -> int:
         """Number of pairs n."""
@@ -284,7 +284,7 @@ class FieldPairs(Paired):
         second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options)
         if axes is None and grid is None:
             check_not_parameters(first[1], second[1])
-        return cls(Field(*first), Field(*second))._looked_at()
+        return _looked_at(cls(Field(*first), Field(*second)))
 
     @classmethod
     def from_meshes(
@@ -392,7 +392,7 @@ class FieldPairs(Paired):
         table = table.reshape(len(table), -1)
         in_grid = Grid.scattered([[0.0]], [1.0]) if as_points else out_grid
         inputs = table.reshape(*table.shape, *(1,) * len(in_grid.shape)).expand(*table.shape, *in_grid.shape)
-        return cls(Field(inputs.contiguous(), in_grid), Field(values, out_grid))._looked_at()
+        return _looked_at(cls(Field(inputs.contiguous(), in_grid), Field(values, out_grid)))
 
     @classmethod
     def from_xarray(
@@ -461,16 +461,7 @@ class FieldPairs(Paired):
                 (second, "outputs", out_grid, out_mask, out_labels),
             )
         ]
-        return cls(*sides, groups=_read_groups(inputs), clock=read_clock(inputs, sample))._looked_at(may_be_equal=is_written)
-
-    def _looked_at(self, *, may_be_equal: bool = False) -> FieldPairs:
-        """Itself, if the first samples are plausible, with a warning of fill values."""
-        warn_of_fill_values({"inputs": self.inputs.values, "outputs": self.outputs.values})
-        sides = {"inputs": self.inputs, "outputs": self.outputs}
-        rows = min(rows_to_check(len(self), side.channels, side.grid) for side in sides.values())
-        first_rows = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
-        check_plausible(first_rows, may_be_equal=may_be_equal, summary=self.summary)
-        return self
+        return _looked_at(cls(*sides, groups=_read_groups(inputs), clock=read_clock(inputs, sample)), may_be_equal=is_written)
 
     def to_xarray(self) -> xarray.Dataset:
         """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.
@@ -537,6 +528,16 @@ class FieldPairs(Paired):
     def to(self, target: torch.device | torch.dtype | str) -> FieldPairs:
         """Return the pairs on another device or in another dtype."""
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
+
+
+def _looked_at(pairs: FieldPairs, *, may_be_equal: bool = False) -> FieldPairs:
+    """Itpairs, if the first samples are plausible, with a warning of fill values."""
+    warn_of_fill_values({"inputs": pairs.inputs.values, "outputs": pairs.outputs.values})
+    sides = {"inputs": pairs.inputs, "outputs": pairs.outputs}
+    rows = min(rows_to_check(len(pairs), side.channels, side.grid) for side in sides.values())
+    first_rows = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
+    check_plausible(first_rows, may_be_equal=may_be_equal, summary=pairs.summary)
+    return pairs
 
 
 def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Dataset:

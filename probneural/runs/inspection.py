@@ -17,7 +17,7 @@ from probneural.runs.config import Config
 from probneural.runs.folder import OF_ONE_STEP, read_json, read_record
 from probneural.runs.sources import PARTS
 from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERATOR, REPORT, SCORES
-from probneural.storage.modules import CONFIGURATION, FOREIGN
+from probneural.storage.kinds import CONFIGURATION, FOREIGN
 from probneural.training import files, schema
 
 _STEPS = (

@@ -17,8 +17,7 @@ from typing import Any
 
 from probneural.checks import check_instance, check_path, check_regular, check_text
 from probneural.errors import ArgumentError, ConfigurationError, FileError, ProbneuralError
-from probneural.runs.config import Config, Source, with_paths
-from probneural.runs.values import convert, explanations, hints_of, is_section, joined
+from probneural.runs.config import Config, Source, convert, explanations, hints_of, is_section, joined, with_paths
 from probneural.training import atomic, schema
 
 

@@ -9,7 +9,6 @@ The annotations of these constructors are the schema of files. What a file says 
 anything is built: types, names, the shapes of tensors, and that every tensor has its place.
 """
 
-from probneural.storage.loading import load
-from probneural.storage.saving import save
+from probneural.storage.files import load, save
 
 __all__ = ["load", "save"]

@@ -12,9 +12,9 @@ from probneural.checks import check_module, check_positive
 from probneural.pairs import Dataset, FieldPairs, check_dataset
 from probneural.training.loading import BatchOrder, unchanged
 from probneural.training.losses import Loss
-from probneural.training.objective import Objective
 from probneural.training.optimizers import make_optimizer, make_schedule
 from probneural.training.options import Optimization
+from probneural.training.run import Objective
 
 
 def lightning_module(

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from probneural.errors import FileError
 from probneural.fingerprints import identity_of
-from probneural.processes import gathered, rank, world_size
+from probneural.processes import first_says, gathered, rank, world_size
 from probneural.randomness import global_generator, seeded
-from probneural.training import atomic, files, optimizers, parallel, schema, weights
+from probneural.training import atomic, files, optimizers, schema, weights
 from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
 
@@ -105,7 +105,7 @@ class Keeper:
             return
         due = self.options.steps is not None and self.steps >= self.options.steps
         if not due and self.options.seconds is not None:
-            due = parallel.first_says(time.perf_counter() - self.written >= self.options.seconds)
+            due = first_says(time.perf_counter() - self.written >= self.options.seconds)
         if due:
             self.write()
 

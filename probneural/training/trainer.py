@@ -18,9 +18,9 @@ from probneural.operators import Operator
 from probneural.pairs import Dataset, check_dataset
 from probneural.pairs.clocks import WindowClock, split_in_time
 from probneural.pairs.provenance import joined_record, operator_record, record_of, row_keys
-from probneural.processes import own_rows, rank, sum_over_processes, together, world_size
+from probneural.processes import check_batch, join, own_device, own_rows, rank, sum_over_processes, together, world_size
 from probneural.randomness import check_seed, stream_seed
-from probneural.training import parallel, weights
+from probneural.training import weights
 from probneural.training.callbacks import Callback, History
 from probneural.training.losses import Loss, check_loss
 from probneural.training.options import Checkpoint, DataOptions, Optimization, RunOptions, resolve_device
@@ -125,9 +125,9 @@ def fit(
         optimization=options,
         unroll=unroll,
     )
-    parallel.join()
-    parallel.check_batch(plan.batch_size)
-    operator.to(parallel.own_device(resolve_device(running.device, operator)))
+    join()
+    check_batch(plan.batch_size)
+    operator.to(own_device(resolve_device(running.device, operator)))
     sets = _checked_data(train)
     if unroll is not None:
         unroll.check(sets)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.distributions.predictors.base import with_records
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning
 from probneural.metrics import score, score_by_lead, score_pairs
@@ -39,7 +40,7 @@ CALIBRATORS: dict[str, Callable[..., Any]] = {
 
 
 def trained() -> Synthetic:
-    return Synthetic()._with_records(record_of(TRAIN))
+    return with_records(Synthetic(), record_of(TRAIN))
 
 
 @pytest.mark.parametrize("name", CALIBRATORS)
@@ -114,7 +115,7 @@ def test_trajectories_with_a_step_that_trained_the_predictor_are_refused(name: s
     truth, new = trajectories(12), trajectories(12, seed=1)
     error = DataError if name == "scores" else CalibrationError
     use = {"scale": C.LeadScale().fit, "band": C.HorizonBand().fit, "scores": score_by_lead}[name]
-    predictor = Step()._with_records(record_of(truth[:5].windows()[[2, 7]]))  # a later step of trajectories 0 and 1
+    predictor = with_records(Step(), record_of(truth[:5].windows()[[2, 7]]))  # a later step of trajectories 0 and 1
 
     def forecast(of: pn.FieldTrajectories) -> Any:
         return predictor.rollout(of.start, steps=4, members=4, show_progress=False)

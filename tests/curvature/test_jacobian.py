@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from probneural.curvature import ParameterVector, gauss_newton, jacobian
-from probneural.curvature.jacobian import evaluate_at
+from probneural.curvature.rows import evaluate_at
 from probneural.errors import ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.func import grad
 
-from probneural.curvature.jacobian import evaluate_at
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.problem import Minibatches, QuadratureGaussian
+from probneural.curvature.rows import evaluate_at
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Root
 from probneural.distributions.roots.lazy import LazyFeatureRoot
-from probneural.distributions.roots.weighted import weigh
+from probneural.distributions.roots.modulated import weigh
 from probneural.functionals import Functional, MatrixFunctional, derivative, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.linear_algebra.conditioning import LowRankUpdate

@@ -19,8 +19,8 @@ from probneural.distributions import (
     ScaleMixtureField,
 )
 from probneural.distributions.roots.lazy import LazyFeatureRoot
+from probneural.distributions.roots.modulated import WeightedRoot
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.fields import Field
 from probneural.functionals import derivative, integral, sensors, stack
 from probneural.grids import Grid

@@ -13,9 +13,8 @@ from probneural.distributions import DenseRoot, EmpiricalField, FieldDistributio
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.distributions.roots.base import FeatureRoot
-from probneural.distributions.roots.modulated import DiagonalRoot
+from probneural.distributions.roots.modulated import DiagonalRoot, WeightedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.errors import ConstraintError, DataError, LatentError
 from probneural.fields import Field
 from probneural.functionals import average, derivative, sensors, stack

@@ -12,9 +12,9 @@ from probneural.linear_algebra.conditioning import (
     Rounding,
     condition_exactly,
     condition_noisily,
+    row_norms,
 )
 from probneural.linear_algebra.densities import log_density, log_density_without_noise
-from probneural.linear_algebra.first_order import row_norms
 from tests.helpers import normal
 
 NOISE = torch.tensor([0.3, 0.5, 0.2, 0.4], dtype=torch.float64)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.distributions.predictors.base import with_records
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import DataError
 from probneural.pairs import FieldPairs
@@ -79,7 +80,7 @@ def windows(*, leads: int = 6) -> FieldPairs:
 def test_windows_are_known_by_their_contents_where_their_times_are_lost() -> None:
     data = windows()
     plain = FieldPairs(data.inputs, data.outputs)
-    predictor = Synthetic()._with_records(record_of(data))
+    predictor = with_records(Synthetic(), record_of(data))
     assert shared_rows(row_keys(plain), record_of(data).row_keys) == len(data)
     with pytest.raises(DataError, match="10 of 10"):
         pn.metrics.score(predictor(data.inputs), data.outputs)
@@ -124,7 +125,7 @@ def test_inputs_in_other_units_than_in_training_are_refused() -> None:
     trained = FieldPairs(in_units(data.inputs, "K", "m/s"), in_units(data.outputs, "K", ""))
     record = record_of(trained)
     assert (record.input_units, record.output_units) == (("K", "m/s"), ("K", ""))
-    predictor = Synthetic(channels=2)._with_records(dataclasses.replace(record, row_keys=record.row_keys[:0]))
+    predictor = with_records(Synthetic(channels=2), dataclasses.replace(record, row_keys=record.row_keys[:0]))
     for accepted in (data.inputs, trained.inputs, in_units(data.inputs, "", "m/s"), in_units(data.inputs, "K", "")):
         predictor(accepted)
     with pytest.raises(DataError, match="input channel 0 in 'K', the unit of the training inputs; got 'degC'"):
@@ -141,7 +142,7 @@ def test_inputs_in_other_units_than_in_training_are_refused() -> None:
 
 def test_mixtures_know_the_pairs_of_all_members() -> None:
     first, second = pairs(5), pairs(6, seed=7)
-    members = [Synthetic()._with_records(record_of(data)) for data in (first, second)]
+    members = [with_records(Synthetic(), record_of(data)) for data in (first, second)]
     mixture = MixturePredictor([*members, Synthetic()])
     assert mixture.trained_on is not None
     assert torch.equal(mixture.trained_on.row_keys, torch.cat([row_keys(first), row_keys(second)]).flatten().unique())
@@ -150,7 +151,7 @@ def test_mixtures_know_the_pairs_of_all_members() -> None:
 
 def test_fields_hold_the_provenance_of_their_predictor() -> None:
     record = TrainingRecord(row_keys=torch.tensor([3]))
-    u = Synthetic()._with_records(record)(pairs(4).inputs)
+    u = with_records(Synthetic(), record)(pairs(4).inputs)
     probe = pn.functionals.integral(GRID)
     moved = u.constrain(probe, probe(u.mean))
     conditioned = u.condition(probe, probe(u.mean), noise=1.0)

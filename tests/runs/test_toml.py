@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs import Config, Data, read_config, write_config
-from probneural.runs.config import EarlyStopping, Training
+from probneural.runs.config import EarlyStopping, Training, convert, explanations, hints_of, is_section, joined
 from probneural.runs.toml import line_of, parsed_config, place_of, text_of
-from probneural.runs.values import convert, explanations, hints_of, is_section, joined
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.booleans() | st.integers(-(2**63), 2**63 - 1) | NUMBERS | st.text()

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from probneural import processes
 from probneural.errors import ArgumentError
 from probneural.processes import alone
-from probneural.training import DataOptions, files, fit, parallel
+from probneural.training import DataOptions, files, fit
 from tests.distributed import needs_distributed, run_by_torchrun
 from tests.training.cases import built, data, same
 from tests.training.ranks import CHUNK, SETTINGS
@@ -95,29 +96,29 @@ def test_a_killed_process_ends_all_and_the_run_resumes(tmp_path: Path) -> None:
 
 def test_a_program_of_its_own_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    parallel.join()
+    processes.join()
     assert not torch.distributed.is_initialized()
-    assert parallel.own_device(torch.device("cuda")) == torch.device("cuda")
-    assert parallel.first_says(True)
-    assert not parallel.first_says(False)
+    assert processes.own_device(torch.device("cuda")) == torch.device("cuda")
+    assert processes.first_says(True)
+    assert not processes.first_says(False)
 
 
 def test_who_is_alone_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """As members of an ensemble are, in workers that have the environment of who has started them."""
     joined = []
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *arguments, **options: joined.append(arguments))
-    monkeypatch.setattr(parallel.atexit, "register", lambda function: None)
+    monkeypatch.setattr(processes.atexit, "register", lambda function: None)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with alone():
-        parallel.join()
+        processes.join()
     assert not joined
-    parallel.join()
+    processes.join()
     assert len(joined) == 1
 
 
 @pytest.mark.bad_input
 def test_a_batch_has_a_pair_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "world_size", lambda: 4)
+    monkeypatch.setattr(processes, "world_size", lambda: 4)
     with pytest.raises(ArgumentError, match="a batch_size of at least 4"):
         fit(built("FNO"), data(), data=DataOptions(batch_size=3))

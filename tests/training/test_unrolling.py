@@ -17,7 +17,7 @@ from probneural.grids import Grid
 from probneural.operators import FNO
 from probneural.pairs import Dataset, FieldPairs
 from probneural.training import Checkpoint, DataOptions, Optimization, RunOptions, Unroll, files, fit, relative_l2
-from probneural.training.objective import Objective
+from probneural.training.run import Objective
 from probneural.training.unrolling import FirstStep
 from tests.training.cases import same
 from tests.training.test_resuming import KillAt, Killed

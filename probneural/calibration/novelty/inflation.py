@@ -22,10 +22,9 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import digest
 from probneural.distributions.mixture import MixtureField
-from probneural.distributions.predictors.base import Predictor
-from probneural.distributions.predictors.calibrated import Calibrated
+from probneural.distributions.predictors.base import Calibrated, Predictor, with_discrepancy
 from probneural.distributions.roots.base import FeatureRoot, Root
-from probneural.distributions.roots.weighted import weigh
+from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField
 from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
@@ -159,7 +158,7 @@ class NoveltyScale:
         inflation = fit_inflation(initial, errors[0], shifted=errors[1:])
         used = torch.cat([inner.calibrated_on, *(one.flatten() for one in keys)])
         inflated = InflatedPredictor(inner, inflation, measure=detector.measure, calibrated_on=used)
-        return inflated._with_discrepancy(calibration)
+        return with_discrepancy(inflated, calibration)
 
 
 @stored(on_cpu=("inflation", "measure", "calibrated_on"))

@@ -16,8 +16,7 @@ from probneural.checks import assign, check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.mixture import checked_weights
-from probneural.distributions.predictors.base import Predictor
-from probneural.distributions.predictors.calibrated import Calibrated
+from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.scale_mixture import ScaleMixtureField, checked_scales
 from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.fields import Field

@@ -16,12 +16,10 @@ from probneural.distributions.base import FieldDistribution, check_factors
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent, digest
-from probneural.distributions.predictors.base import Predictor
-from probneural.distributions.predictors.calibrated import Calibrated
+from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root, square_root
-from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot
+from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot, weigh
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.distributions.roots.weighted import weigh
 from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.registry import stored

@@ -30,7 +30,7 @@ from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import noise_variance
-from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.base import Predictor, with_discrepancy
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataWarning, warn
 from probneural.pairs import Dataset
@@ -164,7 +164,7 @@ class VarianceScale:
             calibrated_on=torch.cat([inner.calibrated_on.cpu(), keys.flatten()]),
         )
         decomposition = decompose(inner, predicted, shared=shared, scale=scale, noise=unexplained, local=local)
-        variance = scaled(decomposition=decomposition)._with_discrepancy(calibration).discrepancy_variance
+        variance = with_discrepancy(scaled(decomposition=decomposition), calibration).discrepancy_variance
         return scaled(decomposition=replace(decomposition, variance=scale.new_tensor(variance)))
 
     def _scales(

@@ -17,11 +17,11 @@ from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.dialect.common.cse_pass import CSEPass, get_CSE_banned_ops
 
 from probneural.contexts import AUTOGRAD_STATE
 from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import fisher_product, gauss_newton_product, hessian_product
-from probneural.curvature.products.rewriting import simplify
 
 _MEMORY = 2**29
 """Bytes of constants to remember, 512 MiB. A 1-D operator of width 32 needs about 50 MB per minibatch of 32 functions."""
@@ -64,8 +64,11 @@ class LinearProgram:
         tracer = make_fx(pure, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)
         with AUTOGRAD_STATE:
             traced = tracer(*fixed, vector)
-        simplify(traced)
-        return cls(*_split(traced))
+        # Forward and reverse mode both run the forward pass: equal operations are run once.
+        shared = CSEPass(get_CSE_banned_ops())(traced)
+        assert shared is not None
+        shared.graph_module.graph.eliminate_dead_code()
+        return cls(*_split(shared.graph_module))
 
     def __call__(self, vector: Tensor, constants: tuple[Tensor, ...]) -> Tensor:
         """Run the second part."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -147,31 +147,6 @@ class Predictor(Undisturbed, ABC):
         noise = self.noise.detach().to("cpu", torch.float64)
         return noise + noise.new_tensor(self.discrepancy_variance or (0.0,))
 
-    @torch.no_grad()
-    def _with_discrepancy(self: AnyPredictor, pairs: Dataset) -> AnyPredictor:
-        """This very predictor, just made, with the mean variance of the discrepancy of its fields at some of these pairs."""
-        subset = pairs.subset(evenly_spread_rows(len(pairs), _SAMPLES))
-        total, grid = torch.zeros(self.out_channels, dtype=torch.float64, device="cpu"), subset.outputs.grid.shared
-        for part in batches(subset, max(1, _VALUES // (self.out_channels * grid.size))):
-            u = self(part.inputs.detached(), grid)
-            variance = u.grid.fill(u._discrepancy_variance.to("cpu", torch.float64))
-            total += u.grid.mean(variance.flatten(2)).sum(0) / len(subset)
-        return self._with_discrepancy_variance(total.tolist())
-
-    def _with_discrepancy_variance(self: AnyPredictor, variance: Sequence[float]) -> AnyPredictor:
-        """This very predictor, just made, with the mean variance of the discrepancy of its fields."""
-        self.__dict__["traits"] = replace(self.traits, discrepancy_variance=tuple(variance))
-        return self
-
-    def _with_records(self: AnyPredictor, *records: TrainingRecord | None) -> AnyPredictor:
-        """This very predictor, just made, with the union of training records, which key the random numbers of its latent."""
-        self.__dict__["traits"] = replace(self.traits, trained_on=joined_record(records))
-        self.__dict__.pop("_key", None)
-        latent = getattr(self, "latent", None)
-        if isinstance(latent, Latent):
-            self.__dict__["latent"] = replace(latent, source=self._key)
-        return self
-
     @abstractmethod
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         """Predict for several sets of inputs, which share a latent that belongs to one call.
@@ -223,7 +198,7 @@ class Predictor(Undisturbed, ABC):
         if query is not None:
             check_grid(query, "query")
         check_units(self.trained_on, inputs)
-        self._check_domain(inputs.grid)
+        check_domain(inputs.grid, self.domain)
         check_finite(inputs.values, "inputs", remedy=MISSING)
         warn_of_fill_values({"inputs": inputs.values})
         warn_of_mask(self.trained_on, query or inputs.grid)
@@ -242,7 +217,7 @@ class Predictor(Undisturbed, ABC):
             UnsupportedError: If a part cannot be copied, as a predictor class of your own, or that of
                 `Laplace(structure="iterative")`.
         """
-        return type(self)._moved(self, check_device(device))
+        return self._moved(check_device(device))
 
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
@@ -266,7 +241,7 @@ class Predictor(Undisturbed, ABC):
             ShapeError: If numbers of functions, channels or values do not fit.
             UnsupportedError: If the predictor's fields are not Gaussian; `VarianceScale` makes them so.
         """
-        return type(self)._conditioned(self, inputs, functional=functional, values=values, noise=noise)
+        return self._conditioned(self, inputs, functional=functional, values=values, noise=noise)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set what others rely on once: predictors are frozen."""
@@ -282,28 +257,6 @@ class Predictor(Undisturbed, ABC):
     def _description(self) -> str:
         """What it is, without saying whether it was calibrated."""
         return f"{type(self).__name__}({self.in_channels} -> {self.out_channels} channels on {self.domain!r})"
-
-    def _check_domain(self, grid: Grid) -> None:
-        """Raise a GridError if a uniform grid spans another domain than the training inputs: operators cannot tell."""
-        if not (grid.is_uniform and self.domain.is_uniform):
-            return
-
-        def spans(grid: Grid) -> list[tuple[float, float, bool]]:
-            return [(axis.origin, axis.length, axis.periodic) for axis in grid.axes]
-
-        names, trained = ([axis.name for axis in domain.axes] for domain in (grid, self.domain))
-        if names != trained and sorted(names) == sorted(trained):
-            raise GridError(
-                expected=f"axes of space in the order {', '.join(trained)} of the training inputs",
-                got=", ".join(names),
-                remedy=f"transpose the values: array.transpose(..., {', '.join(map(repr, trained))})",
-            )
-        if spans(grid) != spans(self.domain):
-            raise GridError(
-                expected=f"inputs on the domain of the training inputs, {self.domain!r}",
-                got=repr(grid),
-                remedy="only the resolution may differ; give the grid its lengths, origin and periodicity",
-            )
 
     def evaluate_draws(
         self, inputs: Field, query: Grid | None = None, *, seeds: Sequence[int], each: bool = False
@@ -430,8 +383,58 @@ class Predictor(Undisturbed, ABC):
             DataError: If a part is no field, or not finite.
         """
         ensemble = members_of(self, start, members=members, draws=draws, initial=initial, inputs=inputs, seed=seed)
-        self._check_domain(start.grid)
+        check_domain(start.grid, self.domain)
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
+
+
+@torch.no_grad()
+def with_discrepancy(predictor: AnyPredictor, pairs: Dataset) -> AnyPredictor:
+    """A predictor, just made, with the mean variance of the discrepancy of its fields at some of these pairs."""
+    subset = pairs.subset(evenly_spread_rows(len(pairs), _SAMPLES))
+    total, grid = torch.zeros(predictor.out_channels, dtype=torch.float64, device="cpu"), subset.outputs.grid.shared
+    for part in batches(subset, max(1, _VALUES // (predictor.out_channels * grid.size))):
+        u = predictor(part.inputs.detached(), grid)
+        variance = u.grid.fill(u._discrepancy_variance.to("cpu", torch.float64))
+        total += u.grid.mean(variance.flatten(2)).sum(0) / len(subset)
+    return with_traits(predictor, discrepancy_variance=tuple(total.tolist()))
+
+
+def with_records(predictor: AnyPredictor, *records: TrainingRecord | None) -> AnyPredictor:
+    """A predictor, just made, with the union of training records, which key the random numbers of its latent."""
+    with_traits(predictor, trained_on=joined_record(records)).__dict__.pop("_key", None)
+    latent = getattr(predictor, "latent", None)
+    if isinstance(latent, Latent):
+        predictor.__dict__["latent"] = replace(latent, source=predictor._key)
+    return predictor
+
+
+def with_traits(predictor: AnyPredictor, **changes: Any) -> AnyPredictor:
+    """A predictor, just made, with other traits."""
+    predictor.__dict__["traits"] = replace(predictor.traits, **changes)
+    return predictor
+
+
+def check_domain(grid: Grid, domain: Grid) -> None:
+    """Raise a GridError if a uniform grid spans another domain than the training inputs: operators cannot tell."""
+    if not (grid.is_uniform and domain.is_uniform):
+        return
+
+    def spans(grid: Grid) -> list[tuple[float, float, bool]]:
+        return [(axis.origin, axis.length, axis.periodic) for axis in grid.axes]
+
+    names, trained = ([axis.name for axis in where.axes] for where in (grid, domain))
+    if names != trained and sorted(names) == sorted(trained):
+        raise GridError(
+            expected=f"axes of space in the order {', '.join(trained)} of the training inputs",
+            got=", ".join(names),
+            remedy=f"transpose the values: array.transpose(..., {', '.join(map(repr, trained))})",
+        )
+    if spans(grid) != spans(domain):
+        raise GridError(
+            expected=f"inputs on the domain of the training inputs, {domain!r}",
+            got=repr(grid),
+            remedy="only the resolution may differ; give the grid its lengths, origin and periodicity",
+        )
 
 
 def _contents(part: object) -> object:
@@ -500,3 +503,40 @@ class FunctionDraw(Undisturbed, nn.Module):
         where = grid if grid is not None else domain if domain.shape == shape else domain.resized(shape)
         with common_random_numbers() if self.shared else nullcontext():
             return self.predictor.evaluate_draws(Field(values, where), query, seeds=[self.seed])[0]
+
+
+class Calibrated(Predictor):
+    """A predictor whose fields are those of another predictor, mapped one by one; abstract.
+
+    Draws, roll-outs and conditioning follow from the mapped field: a calibrated ensemble draws from its Gaussian field, and the
+    members themselves roll out by the ensemble's own `rollout`.
+
+    Args:
+        inner: The predictor it wraps.
+        calibrated_on: Row keys of the calibration pairs, and of those that `inner` was calibrated on, `(m,)`.
+        traits: Those of `inner` by default.
+    """
+
+    def __init__(self, inner: Predictor, *, calibrated_on: Int64[Tensor, " m"], traits: PredictorTraits | None = None) -> None:
+        super().__init__(inner.traits if traits is None else traits)
+        self.inner = inner
+        self.calibrated_on = calibrated_on
+        self.effective_observations = inner.effective_observations
+
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        fields = self.inner._predict(sets)
+        for field in fields:
+            field.source = field.source or self.inner._key
+        return [self._map(inputs, field) for (inputs, _), field in zip(sets, fields, strict=True)]
+
+    @abstractmethod
+    def _map(self, inputs: Field, field: FieldDistribution) -> FieldDistribution:
+        """Map the inner predictor's field of inputs `(n, in_channels, *grid)` to the calibrated field."""
+
+    def _details(self) -> str:
+        """Parameters of the map, for the description."""
+        return ""
+
+    def _description(self) -> str:
+        """The class, the inner predictor and the parameters of the map."""
+        return f"{type(self).__name__}({', '.join(filter(None, (self.inner._description(), self._details())))})"

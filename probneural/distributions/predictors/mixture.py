@@ -16,7 +16,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
 from probneural.distributions.mixture import LazyMixtureField, MixtureField, checked_weights
-from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.base import Predictor, check_domain
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
@@ -156,7 +156,7 @@ def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]
                 remedy="fit all on data of the same problem",
             )
         try:
-            first._check_domain(predictor.domain)
+            check_domain(predictor.domain, first.domain)
         except GridError as error:
             raise GridError(
                 expected=f"predictors of one domain, {first.domain!r}",

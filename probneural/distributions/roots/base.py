@@ -340,15 +340,8 @@ class FeatureRoot(Root):
         root = self._narrowed()
         inputs, channels, points, rank = root.shape
         step = max(1, _SQUARED_ELEMENTS // max(1, channels * points * rank))
-        pieces = [root.select(slice(start, start + step))._squares() for start in range(0, inputs, step)]
+        pieces = [_feature_squares(root.select(slice(start, start + step))) for start in range(0, inputs, step)]
         return torch.cat(pieces) if pieces else self.features.new_zeros(0, channels, points)
-
-    def _squares(self) -> Float[Tensor, "n c p"]:
-        if self.factor.shape[0] > 1:
-            return self.dense().square().sum(-1)
-        _, channels, _, rank = self.shape
-        columns = self.factor[0].to(self.features).movedim(1, 0).flatten(1)  # one product for all channels and inputs
-        return (self.features @ columns).square().unflatten(-1, (channels, rank)).sum(-1).mT
 
     def _narrowed(self) -> FeatureRoot:
         """A root of each channel's own covariance with no more latents than features, or this root if that costs more.
@@ -386,6 +379,15 @@ class FeatureRoot(Root):
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root."""
         return self.features[:, None] @ self.factor.to(self.features)
+
+
+def _feature_squares(root: FeatureRoot) -> Float[Tensor, "n c p"]:
+    """Row sums of squares of a root of features, formed at once."""
+    if root.factor.shape[0] > 1:
+        return root.dense().square().sum(-1)
+    _, channels, _, rank = root.shape
+    columns = root.factor[0].to(root.features).movedim(1, 0).flatten(1)  # one product for all channels and inputs
+    return (root.features @ columns).square().unflatten(-1, (channels, rank)).sum(-1).mT
 
 
 def square_units(squares: Float[Tensor, "n c *points"]) -> Float[Tensor, "n c"]:

@@ -20,6 +20,7 @@ from probneural.curvature.spectra.lanczos import top_eigenpairs
 from probneural.curvature.weights import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys
+from probneural.distributions.predictors.base import with_records
 from probneural.distributions.roots.base import FormedRoot, RecordedMaps
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.fields import Field, evaluate
@@ -379,7 +380,7 @@ class LaplacePredictor(Predictor):
         if isinstance(result.weights, LowRankWeights):
             # what the old data say outside their span, and what the new span leaves of both, may add up along one direction
             report |= {"rank": float(len(result.weights.factors)), "next_ratio": report["next_ratio"] + result.next_value}
-        return LaplacePredictor(
+        predictor = LaplacePredictor(
             operator=self.operator,
             layout=self.layout,
             weights=result.weights,
@@ -388,7 +389,8 @@ class LaplacePredictor(Predictor):
             in_channels=self.in_channels,
             variance_estimation=self.variance_estimation,
             shift=result.shift,
-        )._with_records(self.trained_on, record_of(data))
+        )
+        return with_records(predictor, self.trained_on, record_of(data))
 
     def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
         """Return the predictor that is not linearised: `members` operators with weights drawn from the posterior.
@@ -406,7 +408,7 @@ class LaplacePredictor(Predictor):
         vectors = self._vector + self.weights.product(latents.to(self.device)).to(self._vector)
         if self.shift is not None:
             vectors = vectors + self.shift.to(vectors)
-        return WeightSampledPredictor(
+        predictor = WeightSampledPredictor(
             operator=self.operator,
             layout=self.layout,
             vectors=vectors,
@@ -414,7 +416,8 @@ class LaplacePredictor(Predictor):
             domain=self.domain,
             in_channels=self.in_channels,
             effective_observations=self.effective_observations,
-        )._with_records(self.trained_on)
+        )
+        return with_records(predictor, self.trained_on)
 
     def _root(self, inputs: Field, query: Grid | None) -> JacobianRoot:
         return JacobianRoot(

@@ -14,6 +14,7 @@ from probneural.checks import assign, check_flag, check_module
 from probneural.contexts import undisturbed
 from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
+from probneural.distributions.predictors.base import with_records
 from probneural.distributions.roots.lazy import HELD_ELEMENTS, LazyFeatureRoot
 from probneural.errors import ShapeError
 from probneural.fields import Field
@@ -302,7 +303,7 @@ class LastLayerPredictor(Predictor):
             gain -= 0.5 * (count * math.log(2.0 * math.pi * noise) + float(log_determinant) + explained)
             factor[0, channel, :, columns] = new
             moved[channel] = shift[channel] + step
-        return LastLayerPredictor(
+        predictor = LastLayerPredictor(
             readout=self.readout,
             factor=factor,
             noise=self.noise,
@@ -312,7 +313,8 @@ class LastLayerPredictor(Predictor):
             domain=self.domain,
             in_channels=self.in_channels,
             shift=moved,
-        )._with_records(self.trained_on, record_of(data))
+        )
+        return with_records(predictor, self.trained_on, record_of(data))
 
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
         return [self._field(inputs, query) for inputs, query in sets]

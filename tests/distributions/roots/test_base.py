@@ -8,8 +8,8 @@ import torch
 from probneural.distributions import DenseRoot, FeatureRoot, Root
 from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.lazy import LazyFeatureRoot
+from probneural.distributions.roots.modulated import WeightedRoot
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.distributions.roots.weighted import WeightedRoot
 from probneural.errors import GridError, ShapeError
 from probneural.functionals import integral
 from probneural.linear_algebra.conditioning import LowRankUpdate
