@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
@@ -66,13 +65,6 @@ def test_linear_functionals_keep_their_moments(case: Case) -> None:
         assert torch.equal(drawn.weights, exact.weights)
 
 
-def test_draws_are_coherent_over_functions() -> None:
-    """Two functions that are one and the same have the same maximum in every draw."""
-    u = independent()[[0, 0]]
-    samples = u.apply_by_draws(maximum(LINE), draws=50).samples
-    assert torch.equal(samples[:, 0], samples[:, 1])
-
-
 def test_draws_follow_their_seed_and_differ_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     u, peak = independent(n=2), maximum(LINE)
     monkeypatch.setattr("probneural.distributions.empirical._CHUNK_ELEMENTS", 70)
@@ -80,15 +72,6 @@ def test_draws_follow_their_seed_and_differ_between_batches(monkeypatch: pytest.
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len(first[:, 0].unique()) == 50
-
-
-def test_any_function_will_do() -> None:
-    def spread(values: Tensor) -> Tensor:
-        return torch.stack([values.amax(-1), values.amin(-1)], dim=-1)
-
-    image = independent().apply_by_draws(spread, draws=200)
-    assert image.mean.shape == (1, 1, 2)
-    assert (image.samples[..., 0] >= image.samples[..., 1]).all()
 
 
 def test_names_go_with_the_numbers() -> None:

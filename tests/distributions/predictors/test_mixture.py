@@ -124,39 +124,6 @@ def test_ensembles_take_part_with_their_moments() -> None:
     torch.testing.assert_close(field.components[1].variance, members(DATA.inputs).variance)
 
 
-def test_draws_are_draws_of_one_predictor_on_every_grid() -> None:
-    owners = choose(FITTED.weights, uniform_numbers(range(400), FITTED._key), 1).flatten()
-    assert abs(float(owners.double().mean()) - 0.75) <= 5 * math.sqrt(0.25 * 0.75 / 400)
-    for seed in range(4):
-        field = FITTED(INPUTS).components[int(owners[seed])]
-        torch.testing.assert_close(FITTED.draw(seed)(INPUTS.values), field.draw([seed])[0], rtol=0, atol=0)
-    finer = fields(PERIODIC.resized(24), 2, 1, seed=9)
-    torch.testing.assert_close(FITTED.draw(1)(finer.values)[..., ::2], FITTED.draw(1)(INPUTS.values))
-    seeds = list(range(6))
-    values = torch.stack([fields(PERIODIC, 2, 1, seed=seed).values for seed in seeds])
-    repeated = [seed for seed in seeds for _ in range(2)]
-    together = FITTED.evaluate_draws(Field(values.flatten(0, 1), PERIODIC), seeds=repeated, each=True).unflatten(0, (6, 2))
-    alone = torch.stack([FITTED.draw(seed)(one) for seed, one in zip(seeds, values, strict=True)])
-    torch.testing.assert_close(together, alone)
-
-
-def test_rolls_out() -> None:
-    states = FITTED.rollout(INPUTS, steps=2, members=5, seed=0, show_progress=False).at(2)
-    assert states.samples.shape == (5, 2, 1, 12)
-    first = FITTED.rollout(INPUTS, steps=1, members=5, seed=0, show_progress=False).at(1).samples
-    assert len({float(one.sum()) for one in first}) == 5
-
-
-def test_files_hold_all_of_it(tmp_path: Path) -> None:
-    save(FITTED, tmp_path / "mixture")
-    again = load(tmp_path / "mixture")
-    assert isinstance(again, MixturePredictor)
-    assert torch.equal(again.weights, FITTED.weights)
-    for name in ("mean", "variance"):
-        assert torch.equal(getattr(again(INPUTS), name), getattr(FITTED(INPUTS), name))
-    assert torch.equal(again.draw(3)(INPUTS.values), FITTED.draw(3)(INPUTS.values))
-
-
 def test_zero_shot_resolution_functionals_and_figures() -> None:
     finer = fields(PERIODIC.resized(24), 2, 1, seed=9)
     coarse, fine = FITTED(INPUTS), FITTED(finer)
