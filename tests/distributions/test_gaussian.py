@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, LatentError, ShapeError
 from probneural.functionals import MatrixFunctional, integral, sensors, stack
-from probneural.grids import Grid, resample
+from probneural.grids import Grid
 from tests.distributions.cases import (
     GRIDS,
     GaussianCase,
@@ -260,17 +260,6 @@ class TestManyExactObservations:
         once = field.condition(total, values).latent.chi2
         assert field.condition(stack([total, total]), values.expand(1, 1, 2)).latent.chi2 == pytest.approx(once, rel=1e-10)
 
-    def test_small_deviations_from_a_large_mean_survive_single_precision(self) -> None:
-        """A temperature in kelvin, uncertain in its third decimal."""
-        field = smooth_field(2, 9, dtype=torch.float32).scale(torch.tensor([1e-2]))
-        warm = GaussianField(field.mean * 0 + 300.0, field.root, latent="xi", grid=field.grid)
-        total = integral(field.grid)
-        values = total(warm.mean) + 0.01
-        bound = warm.constrain(total, values)
-        assert (total(bound.mean) - values).abs().max() <= 1e-4
-        assert bound.apply(total).standard_deviation.max() <= 1e-6
-        assert bound.variance.mean() > 0.05 * warm.variance.mean()
-
 
 class TestCertainty:
     """Zero variance is legal."""
@@ -447,46 +436,6 @@ class TestDifferentiability:
 
         tensors = [tensor.requires_grad_() for tensor in (mean, root, value)]
         assert torch.autograd.gradcheck(numbers, tensors)
-
-
-class TestCoherence:
-    """u(x) = sum_j phi_j(x) w_j with w = factor xi: one xi is one function, wherever it is evaluated."""
-
-    RANK = 6
-
-    def field(self, grid: Grid, shifts: list[float]) -> GaussianField:
-        """Shifted functions with frequencies up to 2, which five points resolve."""
-        x = grid.points[:, :1] + torch.tensor(shifts, dtype=torch.float64)[:, None, None]
-        waves = [torch.ones_like(x), *(wave(2 * math.pi * k * x) for k in (1, 2) for wave in (torch.sin, torch.cos))]
-        features = torch.cat(waves, dim=-1)
-        factor = normal("weights", 1, 2, features.shape[-1], self.RANK)
-        mean = torch.cat([x * 0, torch.sin(2 * math.pi * x)], dim=-1).mT
-        return GaussianField(mean, FeatureRoot(features, factor), latent="last layer", grid=grid)
-
-    COARSE, FINE = Grid.uniform(5), Grid.uniform(16)
-    SCATTERED = Grid.scattered(torch.rand(9, 1, generator=generator("scattered")), torch.ones(9))
-    SHIFTS = (0.0, 0.1, 0.7)
-
-    def test_data_on_one_grid_inform_another(self) -> None:
-        """The posterior of the function does not depend on where it is looked at."""
-        probe, values = sensors(self.COARSE, [[0.2], [0.33]]), normal("readings", 1, 2, 2)
-        learned = self.field(self.COARSE, [0.1]).condition(probe, values, noise=1e-4).latent
-        same_probe = sensors(self.FINE, [[0.2], [0.33]])
-        again = self.field(self.FINE, [0.1]).condition(same_probe, values, noise=1e-4).latent
-        for field in (self.field(self.FINE, [0.4, 0.9]), self.field(self.SCATTERED, [0.4, 0.9])):
-            assert (field.under(learned).mean - field.under(again).mean).abs().max() <= 1e-10
-            assert (field.under(learned).variance - field.under(again).variance).abs().max() <= 1e-10
-        moved = self.field(self.SCATTERED, [0.4]).under(learned)
-        draws = resample(self.field(self.COARSE, [0.4]).under(learned).rsample((3,), seed=0), self.COARSE, self.SCATTERED)
-        assert (moved.rsample((3,), seed=0) - draws).abs().max() <= 1e-12
-
-    def test_scaled_fields_stay_coherent_among_themselves(self) -> None:
-        factors = torch.tensor([2.0, 3.0])
-        here, there = (self.field(grid, [*self.SHIFTS]).scale(factors) for grid in (self.COARSE, self.FINE))
-        assert here.latent.id == there.latent.id
-        moved = resample(here.rsample(seed=1), self.COARSE, self.FINE)
-        assert (moved - there.rsample(seed=1)).abs().max() <= 1e-12
-        assert here.latent.id != self.field(self.COARSE, [0.0]).scale(2 * factors).latent.id
 
 
 @pytest.mark.bad_input

@@ -65,18 +65,6 @@ def test_std_is_the_standard_deviation() -> None:
         assert torch.equal(u.std, u.variance.sqrt())
 
 
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
-@pytest.mark.parametrize("noise", NOISES)
-def test_draws_lie_inside_as_often_as_stated(level: float, noise: float) -> None:
-    """Of fields and of images, discrepancy included, within four standard errors of every value."""
-    count = 20000
-    for u in (gaussian(), gaussian().apply(integral(LINE))):
-        draws = u.rsample((count,), seed=0) + noise**0.5 * normal(count, *u.mean.shape, seed=5)
-        lower, upper = u.interval(level, noise=noise)
-        inside = ((lower <= draws) & (draws <= upper)).double().mean(0)
-        assert ((inside - level).abs() <= 4.5 * (level * (1 - level) / count) ** 0.5).all()
-
-
 def test_intervals_resolve_what_the_dtype_of_the_mean_does_not() -> None:
     """Nor are variances formed, which float32 cannot hold."""
     root = DenseRoot(torch.full((1, 1, 6, 1), 1e-30))

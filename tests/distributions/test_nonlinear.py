@@ -36,23 +36,6 @@ def test_the_maximum_of_independent_values() -> None:
     assert upper - peak.mean.item() > peak.mean.item() - lower  # skewed to the right
 
 
-def test_intervals_of_a_known_field_cover() -> None:
-    """Maxima of fresh draws, of a correlated field with a discrepancy, within four standard errors."""
-    grid = Grid.uniform((6, 4))
-    u = GaussianField(
-        normal(2, 1, 6, 4),
-        DenseRoot(normal(2, 1, 24, 3, seed=1)),
-        latent="xi",
-        grid=grid,
-        discrepancy=DenseRoot(0.5 * normal(2, 1, 24, 24, seed=2)),
-    )
-    draws, fresh = 8000, 8000
-    interval = u.apply_by_draws(maximum(grid), draws=draws, seed=1).interval(0.9)
-    peaks = maximum(grid)(u.rsample((fresh,), seed=77))
-    inside = ((interval.lower <= peaks) & (peaks <= interval.upper)).double().mean(0)
-    assert ((inside - 0.9).abs() <= 4 * (0.09 * (1 / draws + 1 / fresh)) ** 0.5).all()
-
-
 @on_every_distribution
 def test_linear_functionals_keep_their_moments(case: Case) -> None:
     functional = integral(case.field.grid)

@@ -213,6 +213,12 @@ class TestConditioning:
 
 
 class TestDraws:
+    def test_are_one_function_in_all_calls(self, predictor: Predictor) -> None:
+        draw = conditioned(predictor).draw(3)
+        whole = draw(others().values)
+        torch.testing.assert_close(draw(others().values[1:3]), whole[1:3], rtol=1e-6, atol=1e-8)
+        assert (conditioned(predictor).draw(4)(others().values) - whole).abs().max() > 0
+
     def test_of_two_conditions_have_noise_of_their_own(self) -> None:
         """With the same random numbers twice, the variance would be twice as large."""
         there, inputs = probe(measured().outputs.grid), measured()[:3].inputs
