@@ -38,16 +38,14 @@ from probneural.errors import (
 from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
-from probneural.heads import KernelOperator, Laplace
+from probneural.heads import KernelOperator
 from probneural.operators import (
-    FNO,
     DeepONet,
     HiddenLayers,
     NeuralODEOperator,
     PODDeepONet,
     Rollout,
 )
-from probneural.pairs import FieldPairs
 from probneural.registry import KINDS
 from probneural.storage import load, save
 from probneural.storage.kinds import parameters
@@ -545,13 +543,3 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     assert len(lines) == 12
     assert sum("is no regular file" in line for line in lines) >= 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe", "socket"]
-
-
-def test_a_low_rank_head_in_single_precision_is_saved(tmp_path: Path) -> None:
-    """Its prior and factors are in double precision."""
-    data = Field(torch.randn(12, 1, 16, generator=torch.Generator().manual_seed(0)), Grid.uniform(16))
-    operator = FNO(1, 1, modes=(4,), width=4, depth=1, seed=0)
-    head = Laplace("low_rank", noise=0.1, prior_precision=1.0, effective_observations=5.0, show_progress=False)
-    predictor = head.fit(operator, FieldPairs(data, Field(data.values.square(), data.grid)))
-    save(predictor, tmp_path / "head")
-    assert torch.equal(load(tmp_path / "head")(data).variance, predictor(data).variance)

@@ -80,14 +80,6 @@ def test_subsets_in_the_modules_order(chosen: list[str], names: tuple[str, ...])
     )
 
 
-def test_unflattening_is_differentiable() -> None:
-    layout = ParameterVector.of(Mixed())
-    vector = torch.randn(layout.size, requires_grad=True)
-    total = sum(part.abs().square().sum() for part in layout.unflatten(vector).values())
-    (gradient,) = torch.autograd.grad(total, vector)
-    torch.testing.assert_close(gradient, 2 * vector.detach())
-
-
 @pytest.mark.bad_input
 def test_errors() -> None:
     module = Mixed()

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from torch.func import grad
 
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.problem import Minibatches, QuadratureGaussian
@@ -14,7 +13,7 @@ from probneural.curvature.rows import evaluate_at
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
-from tests.curvature.cases import EVERY, F64, ProductCase, changed, close, product_case, tiny
+from tests.curvature.cases import EVERY, F64, ProductCase, changed, close, tiny
 from tests.heads.cases import ConvStack
 
 
@@ -29,19 +28,6 @@ def test_outputs_are_the_operators(case: ProductCase) -> None:
     close(problem.losses(theta), losses, 1e-12)
     close(problem.loss(theta), losses.sum(), 1e-12)
     close(torch.cat([problem.losses(theta, rows) for rows in problem.minibatches()]), losses, 1e-12)
-
-
-@pytest.mark.parametrize("name", ["fno-1d", "complex"])
-def test_gradients_are_those_of_unflattening(name: str) -> None:
-    """Spreading by one split is `ParameterVector.unflatten`."""
-    case = product_case(name)
-    problem = case.problem
-
-    def loss(theta: torch.Tensor) -> torch.Tensor:
-        values = evaluate_at(problem.operator, problem.layout, vector=theta, inputs=problem.inputs, query=problem.grid)
-        return problem.likelihood.loss(values.flatten(2), problem.targets.values.flatten(2))
-
-    close(grad(problem.loss)(case.parameters), grad(loss)(case.parameters), 1e-12)
 
 
 def test_minibatches_cover_every_function_once() -> None:
@@ -59,11 +45,6 @@ def test_chunk_follows_the_minibatch() -> None:
         zeros = Field(torch.zeros(5, 1, size, dtype=F64), grid)
         weights = QuadratureGaussian.of(grid, torch.ones(1))
         assert changed(tiny(), inputs=zeros, targets=None, likelihood=weights, chunk=None, batch=batch).width == width
-
-
-def test_one_process_sums_nothing() -> None:
-    local = torch.ones(2, dtype=F64)
-    assert Minibatches().summed(local) is local
 
 
 @pytest.mark.bad_input

@@ -239,31 +239,6 @@ class TestNames:
         assert np.array_equal(read.inputs.values[:, 1], np.repeat(depth.T, 3, axis=0))
         assert np.array_equal(read.outputs.values[:, 0], by_hand[:, 1:].reshape(9, 8) + 1)
 
-    def test_samples_may_be_times(self, tmp_path: Path) -> None:
-        variables = {"u": (("time", "x"), numbers(5, 8)), "v": (("time", "x"), numbers(5, 8, seed="v"))}
-        made = xarray.Dataset(variables, coords={"time": range(5), "x": range(8)})
-        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
-        data = opened(tmp_path / "f.nc", inputs=["u"], outputs=["v"], periodic=True, sample="time")
-        assert isinstance(data, StoredPairs)
-        assert (len(data), data.inputs.labels.coordinates["time"].tolist()) == (5, [0, 1, 2, 3, 4])
-
-    def test_descending_coordinates_are_turned_round(self, tmp_path: Path) -> None:
-        values = numbers(3, 6, 8)
-        coordinates = {"lat": np.linspace(75.0, -75.0, 6), "lon": range(8)}
-        made = xarray.Dataset({name: (("sample", "lat", "lon"), factor * values) for name, factor in (("u", 1), ("v", 2))})
-        made.assign_coords(coordinates).to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
-        data = opened(tmp_path / "f.nc", inputs=["u"], outputs=["v"], periodic=(False, True))
-        assert np.array_equal(data[[2, 0]].inputs.values[:, 0], values[[2, 0], ::-1])
-        assert data.inputs.labels.coordinates["lat"][0] == -75.0
-        assert data.inputs.grid.axes[0].origin == -75.0
-
-    def test_one_trajectory_needs_no_dimension_of_them(self, tmp_path: Path) -> None:
-        made = xarray.Dataset({"u": (("time", "x"), numbers(4, 8))}, coords={"time": range(4), "x": range(8)})
-        made.to_netcdf(tmp_path / "f.nc", engine="h5netcdf")
-        data = opened(tmp_path / "f.nc", inputs=["u"], outputs=["u"], periodic=True)
-        assert (len(data), data.steps) == (1, 4)
-        assert np.array_equal(data.at(3)[0].values[0, 0], made["u"][3])
-
     def test_trajectories_have_one_grid(self, tmp_path: Path) -> None:
         variables = {"u": (("time", "x"), numbers(4, 8)), "v": (("time", "y"), numbers(4, 6))}
         made = xarray.Dataset(variables, coords={"time": range(4), "x": range(8), "y": range(6)})
@@ -312,12 +287,6 @@ class TestPositions:
         with pytest.raises(DataError, match="the times, one axis, as 'u'"):
             opened(path, inputs=["u"], outputs=["u"], time="u", periodic=(True,))
 
-    def test_without_time_the_same_array_is_no_trajectory(self, tmp_path: Path) -> None:
-        path = write_hdf5(tmp_path / "f.h5", u=numbers(3, 5, 8), v=numbers(3, 8))
-        data = opened(path, inputs=["u"], outputs=["v"], periodic=(True,))
-        assert isinstance(data, StoredPairs)
-        assert data.inputs.channels == 5
-
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
     def test_archives(self, save: Any, tmp_path: Path) -> None:
         arrays = {"a": numbers(5, 1, 8), "long name": numbers(5, 2, 8, seed=1, dtype="f8")}
@@ -326,11 +295,6 @@ class TestPositions:
         data = pickle.loads(pickle.dumps(data))  # noqa: S301
         assert np.array_equal(data[[3, 1]].outputs.values, arrays["long name"][[3, 1]])
         assert np.array_equal(data[:].inputs.values, arrays["a"])
-
-    def test_archives_that_are_refused(self, tmp_path: Path) -> None:
-        np.savez_compressed(tmp_path / "g.npz", a=np.array([{}], dtype=object))
-        with pytest.raises(FileError, match="archive of arrays"):
-            opened(tmp_path / "g.npz", inputs=["a"], outputs=["a"], periodic=True)
 
     @pytest.mark.parametrize("kind", ["hdf5", "zarr", "npy"])
     def test_refuses(self, kind: str, tmp_path: Path) -> None:

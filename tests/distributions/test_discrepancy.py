@@ -225,18 +225,6 @@ def test_a_function_that_is_selected_twice_is_one() -> None:
         twice.condition(PROBE, PROBE(twice.mean), noise=0.1)
 
 
-def test_fields_are_made_under_any_default_device() -> None:
-    """Which functions they are of is known on the CPU."""
-    given = field()
-    with torch.device("meta"):
-        u = GaussianField(given.mean, given.root, latent="a", grid=GRID, discrepancy=given.discrepancy)
-        v = u[[0, 0, 1]]
-        assert u.base_shape == given.base_shape
-        assert v.base_shape == given[:2].base_shape
-        assert v.rsample((2,), base_samples=torch.zeros(2, *v.base_shape, device="cpu")).device.type == "cpu"
-    assert u.rsample((2,), seed=0).shape == (2, *u.mean.shape)
-
-
 def test_discrepancies_of_two_predictions_are_independent() -> None:
     u = field()
     shared = u.root.dense().flatten(0, 2)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from probneural.distributions import EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError
-from probneural.functionals import integral
 from probneural.grids import Grid
 from tests.distributions.cases import EmpiricalCase, assert_close, functionals, normal, on_every_empirical
 
@@ -50,20 +49,6 @@ def test_members_of_no_weight_are_never_drawn() -> None:
     assert torch.equal(field.rsample((50,)), MEMBERS[1].expand(50, -1, -1, -1))
     assert torch.equal(field.mean, MEMBERS[1])
     assert not field.variance.any()
-
-
-def test_every_member_is_pushed() -> None:
-    pushed = EmpiricalField(MEMBERS, grid=GRID).apply(integral(GRID))
-    assert pushed.grid.size == 1
-    assert torch.equal(pushed.samples, integral(GRID)(MEMBERS))
-
-
-def test_moments_are_differentiable_in_samples() -> None:
-    def moments(samples: Tensor) -> list[Tensor]:
-        field = EmpiricalField(samples, torch.tensor([1.0, 2.0, 3.0]), grid=GRID).scale(torch.tensor([2.0]))
-        return [field.mean, field.variance, field.rsample(seed=0), field.moment_matched().variance]
-
-    assert torch.autograd.gradcheck(moments, MEMBERS.clone().requires_grad_())
 
 
 def test_gaussians_of_different_members_or_weights_do_not_share_a_latent() -> None:

@@ -10,10 +10,10 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent, Root
+from probneural.distributions import DenseRoot, FeatureRoot, GaussianField, Latent
 from probneural.errors import ArgumentError, ConstraintError, DataError, GridError, LatentError, ShapeError
 from probneural.functionals import MatrixFunctional, integral, sensors, stack
-from probneural.grids import Grid, resample
+from probneural.grids import Grid
 from tests.distributions.cases import (
     GRIDS,
     GaussianCase,
@@ -89,13 +89,6 @@ class TestConstrain:
         check_type(field, case)
         assert_distribution(field, case.dense.constrain(functional, values), 20 * case.tolerance)
 
-    def test_mean_and_draws_obey_the_constraint(self, case: GaussianCase) -> None:
-        field, functional, values = self.constrained(case)
-        draws = field.rsample((100,), seed=0)
-        assert_close(functional(field.mean), values, case.tolerance)
-        assert_close(functional(draws), values.expand(100, *values.shape), 10 * case.tolerance)
-        assert field.apply(functional).variance.max() <= (10 * case.tolerance) ** 2
-
     def test_draws_are_projected_one_by_one(self, case: GaussianCase) -> None:
         """Matheron: a constrained draw follows from the unconstrained one of the same base sample."""
         field, functional, values = self.constrained(case)
@@ -103,23 +96,6 @@ class TestConstrain:
         for index, draw in enumerate(case.field.rsample((3,), base_samples=base)):
             expected = replace(case.dense, mean=draw.double().flatten(2)).constrain(functional, values).mean
             assert_close(field.rsample(base_samples=base[index]).flatten(2), expected, 20 * case.tolerance)
-
-    def test_keeps_the_latent(self, case: GaussianCase) -> None:
-        field, _, _ = self.constrained(case)
-        assert field.latent is case.field.latent
-
-    def test_twice_is_once(self, case: GaussianCase) -> None:
-        field, functional, values = self.constrained(case)
-        again = field.constrain(functional, values)
-        assert_close(again.mean, field.mean, 10 * case.tolerance)
-        assert_close(joint_covariance(again), joint_covariance(field), 10 * case.tolerance)
-
-    def test_one_constraint_after_the_other_is_both(self, case: GaussianCase) -> None:
-        field, functional, values = self.constrained(case)
-        first, second = (MatrixFunctional(case.field.grid, row[None]) for row in functional.matrix)
-        stepwise = case.field.constrain(first, values[..., :1]).constrain(second, values[..., 1:])
-        assert_close(stepwise.mean, field.mean, 50 * case.tolerance)
-        assert_close(stepwise.variance, field.variance, 50 * case.tolerance)
 
     def test_repeated_constraints_count_once(self, case: GaussianCase) -> None:
         field, functional, values = self.constrained(case)
@@ -227,21 +203,6 @@ class TestCondition:
     def test_a_field_under_its_own_latent_is_itself(self, case: GaussianCase) -> None:
         assert case.field.under(case.field.latent) is case.field
 
-    def test_tiny_noise_is_almost_none(self, case: GaussianCase) -> None:
-        functional, values = self.observation(case)
-        exact = case.field[:1].condition(functional, values[:1])
-        almost = case.field[:1].condition(functional, values[:1], noise=1e-12)
-        assert_close(almost.mean, exact.mean, 1e-9 + 20 * case.tolerance)
-        assert_close(almost.variance, exact.variance, 1e-9 + 20 * case.tolerance)
-
-    def test_two_equal_readings_are_one_of_half_the_noise(self, case: GaussianCase) -> None:
-        functional, values = self.observation(case)
-        for noise in (1e-12, 1e-6, 1.0, 1e12):
-            twice = case.field.condition(stack([functional, functional]), torch.cat([values, values], dim=-1), noise=noise)
-            once = case.field.condition(functional, values, noise=noise / 2)
-            assert_close(twice.mean, once.mean, 1e-7 + 100 * case.tolerance)
-            assert_close(twice.variance, once.variance, 1e-7 + 100 * case.tolerance)
-
     @pytest.mark.bad_input
     def test_latents_do_not_mix(self, case: GaussianCase) -> None:
         functional, values = self.observation(case)
@@ -299,17 +260,6 @@ class TestManyExactObservations:
         once = field.condition(total, values).latent.chi2
         assert field.condition(stack([total, total]), values.expand(1, 1, 2)).latent.chi2 == pytest.approx(once, rel=1e-10)
 
-    def test_small_deviations_from_a_large_mean_survive_single_precision(self) -> None:
-        """A temperature in kelvin, uncertain in its third decimal."""
-        field = smooth_field(2, 9, dtype=torch.float32).scale(torch.tensor([1e-2]))
-        warm = GaussianField(field.mean * 0 + 300.0, field.root, latent="xi", grid=field.grid)
-        total = integral(field.grid)
-        values = total(warm.mean) + 0.01
-        bound = warm.constrain(total, values)
-        assert (total(bound.mean) - values).abs().max() <= 1e-4
-        assert bound.apply(total).standard_deviation.max() <= 1e-6
-        assert bound.variance.mean() > 0.05 * warm.variance.mean()
-
 
 class TestCertainty:
     """Zero variance is legal."""
@@ -355,10 +305,6 @@ class TestCertainty:
             with pytest.raises(ConstraintError, match="1 of which stay unmet by up to 1.0e-03"):
                 call(probe, values)
 
-    def test_has_a_density_with_noise(self) -> None:
-        density = self.field().log_prob(torch.full((1, 1, 6), 2.0), noise=0.5, joint=False)
-        assert density[0, 0, 0].item() == pytest.approx(scipy.stats.norm(1.0, 0.5**0.5).logpdf(2.0), rel=1e-12)
-
     def test_functions_of_no_uncertainty_at_all(self) -> None:
         certain = GaussianField(torch.ones(2, 1, 6), DenseRoot(torch.zeros(2, 1, 6, 3)), latent="xi", grid=LINE)
         total, values = integral(LINE), torch.ones(2, 1, 1)
@@ -390,21 +336,6 @@ class TestLogDensity:
             if index == 0:
                 expected = scipy.stats.multivariate_normal(cov=covariance.numpy()).logpdf(residual.numpy())
                 assert density[0].item() == pytest.approx(expected, rel=10 * case.tolerance)
-
-    def test_of_wide_roots(self, case: GaussianCase, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where a root is much wider than high its Gram matrix is used instead."""
-        pushed = case.field.apply(observed(case.field.grid, 2))
-        values, (_, channels) = pushed.rsample(seed=5), pushed.mean.shape[:2]
-        half = torch.zeros(values.shape, dtype=torch.float64)
-        half[..., 0] = 0.3
-        noises = [0.0, 0.3, torch.linspace(0.1, 0.5, channels), half]
-        expected = [pushed.log_prob(values, noise=noise) for noise in noises]
-        formed = []
-        monkeypatch.setattr("probneural.distributions.intervals._LARGEST_DENSE", 1)
-        monkeypatch.setattr(type(pushed.root), "gram", lambda root: formed.append(root.shape) or Root.gram(root))
-        for noise, density in zip(noises, expected, strict=True):
-            assert_close(pushed.log_prob(values, noise=noise), density, 100 * case.tolerance)
-        assert len(formed) == (4 * len(case.field) if pushed.root.shape[3] > pushed.root.shape[1] * 2 else 0)
 
     def test_marginal(self, case: GaussianCase) -> None:
         values = case.field.rsample(seed=5)
@@ -472,11 +403,6 @@ class TestManyLatentDimensions:
         assert (again.variance <= learned.variance * (1 + 1e-5)).all()
         assert again.apply(functional).variance.max() <= 0.1
 
-    def test_nonlinear_constraint(self, field: GaussianField) -> None:
-        wanted = field.mean.square().mean(-1) + 5.0
-        moved = field.constrain_residual(lambda u: u.square().mean(-1) - wanted)
-        assert (moved.mean.square().mean(-1) - wanted).abs().max() <= 1e-3
-
     def test_density(self, field: GaussianField) -> None:
         """Twice the values make more entries than are formed in float64."""
         draw = field.rsample(seed=1)
@@ -491,16 +417,6 @@ class TestManyLatentDimensions:
 
 
 class TestDifferentiability:
-    def test_of_densities_of_wide_roots(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("probneural.distributions.intervals._LARGEST_DENSE", 1)
-        values, root = normal("values", 1, 1, 6), normal("root", 1, 1, 6, 8)
-
-        def density(values: Tensor, root: Tensor) -> Tensor:
-            field = GaussianField(torch.zeros(1, 1, 6, dtype=torch.float64), DenseRoot(root), latent="xi", grid=LINE)
-            return field.log_prob(values, noise=0.3)
-
-        assert torch.autograd.gradcheck(density, (values.requires_grad_(), root.requires_grad_()))
-
     def test_of_densities(self) -> None:
         values, root = normal("values", 1, 1, 6), normal("root", 1, 1, 6, 3)
 
@@ -520,61 +436,6 @@ class TestDifferentiability:
 
         tensors = [tensor.requires_grad_() for tensor in (mean, root, value)]
         assert torch.autograd.gradcheck(numbers, tensors)
-
-
-class TestCoherence:
-    """u(x) = sum_j phi_j(x) w_j with w = factor xi: one xi is one function, wherever it is evaluated."""
-
-    RANK = 6
-
-    def field(self, grid: Grid, shifts: list[float]) -> GaussianField:
-        """Shifted functions with frequencies up to 2, which five points resolve."""
-        x = grid.points[:, :1] + torch.tensor(shifts, dtype=torch.float64)[:, None, None]
-        waves = [torch.ones_like(x), *(wave(2 * math.pi * k * x) for k in (1, 2) for wave in (torch.sin, torch.cos))]
-        features = torch.cat(waves, dim=-1)
-        factor = normal("weights", 1, 2, features.shape[-1], self.RANK)
-        mean = torch.cat([x * 0, torch.sin(2 * math.pi * x)], dim=-1).mT
-        return GaussianField(mean, FeatureRoot(features, factor), latent="last layer", grid=grid)
-
-    COARSE, FINE = Grid.uniform(5), Grid.uniform(16)
-    SCATTERED = Grid.scattered(torch.rand(9, 1, generator=generator("scattered")), torch.ones(9))
-    SHIFTS = (0.0, 0.1, 0.7)
-
-    @pytest.mark.parametrize("target", [FINE, SCATTERED, COARSE])
-    def test_draws_are_the_same_functions_on_every_grid(self, target: Grid) -> None:
-        here, there = self.field(self.COARSE, [*self.SHIFTS]), self.field(target, [*self.SHIFTS])
-        base = normal("base", 4, self.RANK)
-        for draw in ({"seed": 3}, {"base_samples": base}):
-            moved = resample(here.rsample((4,), **draw), self.COARSE, target)
-            assert (moved - there.rsample((4,), **draw)).abs().max() <= 1e-12
-
-    def test_draws_are_the_same_functions_among_other_inputs(self) -> None:
-        all_of_them = self.field(self.FINE, [*self.SHIFTS]).rsample((4,), seed=3)
-        for index, shift in enumerate(self.SHIFTS):
-            assert (
-                self.field(self.FINE, [shift]).rsample((4,), seed=3) - all_of_them[:, index : index + 1]
-            ).abs().max() <= 1e-13
-
-    def test_data_on_one_grid_inform_another(self) -> None:
-        """The posterior of the function does not depend on where it is looked at."""
-        probe, values = sensors(self.COARSE, [[0.2], [0.33]]), normal("readings", 1, 2, 2)
-        learned = self.field(self.COARSE, [0.1]).condition(probe, values, noise=1e-4).latent
-        same_probe = sensors(self.FINE, [[0.2], [0.33]])
-        again = self.field(self.FINE, [0.1]).condition(same_probe, values, noise=1e-4).latent
-        for field in (self.field(self.FINE, [0.4, 0.9]), self.field(self.SCATTERED, [0.4, 0.9])):
-            assert (field.under(learned).mean - field.under(again).mean).abs().max() <= 1e-10
-            assert (field.under(learned).variance - field.under(again).variance).abs().max() <= 1e-10
-        moved = self.field(self.SCATTERED, [0.4]).under(learned)
-        draws = resample(self.field(self.COARSE, [0.4]).under(learned).rsample((3,), seed=0), self.COARSE, self.SCATTERED)
-        assert (moved.rsample((3,), seed=0) - draws).abs().max() <= 1e-12
-
-    def test_scaled_fields_stay_coherent_among_themselves(self) -> None:
-        factors = torch.tensor([2.0, 3.0])
-        here, there = (self.field(grid, [*self.SHIFTS]).scale(factors) for grid in (self.COARSE, self.FINE))
-        assert here.latent.id == there.latent.id
-        moved = resample(here.rsample(seed=1), self.COARSE, self.FINE)
-        assert (moved - there.rsample(seed=1)).abs().max() <= 1e-12
-        assert here.latent.id != self.field(self.COARSE, [0.0]).scale(2 * factors).latent.id
 
 
 @pytest.mark.bad_input

@@ -16,7 +16,7 @@ from probneural.errors import ArgumentError, ConstraintError, DataError, GridErr
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional, integral, sensors, stack
 from probneural.grids import Grid
-from probneural.metrics import compare, coverage, crps, energy_score, interval_score, interval_width, joint_nll, nll, pit, score
+from probneural.metrics import compare, crps
 from probneural.metrics.proper_scores import mixture_crps
 from tests.distributions.cases import normal
 
@@ -120,13 +120,6 @@ def test_moments_are_those_of_the_draws_and_of_the_matched_gaussian(field: Mixtu
         assert float((error / scale / scale[:, None]).abs().max()) <= 0.06  # kurtosis included
 
 
-def test_a_draw_comes_from_one_component_at_all_functions() -> None:
-    apart = [constant(-1.0, 1e-3, functions=2), constant(1.0, 1e-3, functions=2)]
-    signs = MixtureField(apart, torch.tensor([0.25, 0.75])).rsample((4000,), seed=1).sign().flatten(1)
-    assert bool((signs == signs[:, :1]).all())
-    assert abs(float((signs[:, 0] > 0).double().mean()) - 0.75) <= 5 * math.sqrt(0.25 * 0.75 / 4000)
-
-
 def test_functionals_go_component_by_component() -> None:
     functional = integral(GRID)
     image, draws = MIXED.apply(functional), functional(MIXED.rsample((20_000,), seed=3))
@@ -137,23 +130,6 @@ def test_functionals_go_component_by_component() -> None:
         assert float((below - level).abs().max()) <= 5 * math.sqrt(level * (1 - level) / len(draws))
     labelled = MIXED.apply(sensors(GRID, [[0.0]]))
     assert labelled.std.shape == (3, 1, 1)
-
-
-@pytest.mark.parametrize("weights", [[1.0, 2.0, 3.0], None])
-def test_identical_components_equal_the_component(weights: list[float] | None) -> None:
-    field = MixtureField([SECOND] * 3, None if weights is None else torch.tensor(weights))
-    close = {"rtol": 1e-12, "atol": 1e-12}
-    for name in ("mean", "variance", "standard_deviation"):
-        torch.testing.assert_close(getattr(field, name), getattr(SECOND, name), **close)
-    for joint in (True, False):
-        torch.testing.assert_close(
-            field.log_prob(TRUTH, noise=NOISE, joint=joint), SECOND.log_prob(TRUTH, noise=NOISE, joint=joint), **close
-        )
-    torch.testing.assert_close(field.quantile([0.05, 0.9]), SECOND.quantile([0.05, 0.9]), **close)
-    torch.testing.assert_close(field.moment_matched().covariance.to_dense(), SECOND.covariance.to_dense(), **close)
-    for one in (crps, nll, pit, joint_nll, coverage, interval_width, interval_score):
-        first, second = (one(compare(u, Field(TRUTH, GRID), noise=NOISE)) for u in (field, SECOND))
-        torch.testing.assert_close(first, second, **close)
 
 
 def test_crps_is_that_of_many_draws_and_of_one_gaussian() -> None:
@@ -167,16 +143,6 @@ def test_crps_is_that_of_many_draws_and_of_one_gaussian() -> None:
     points = [GaussianField(one, DenseRoot(torch.zeros(3, 1, 6, 1).double()), latent="xi", grid=GRID) for one in members]
     mixed = crps(compare(MixtureField(points, WEIGHTS), truth, noise=NOISE))
     torch.testing.assert_close(mixed, blurred.mean(-1))
-
-
-def test_scaling_widens_about_the_mixtures_mean() -> None:
-    wider = MIXED.scale(torch.tensor([2.0]))
-    torch.testing.assert_close(wider.mean, MIXED.mean)
-    torch.testing.assert_close(wider.moment_matched().covariance.to_dense(), 4 * MIXED.moment_matched().covariance.to_dense())
-    factors = 0.5 + torch.rand(MIXED.mean.shape, generator=torch.Generator().manual_seed(0)).double()
-    varied = MIXED.scale(factors)
-    torch.testing.assert_close(varied.mean, MIXED.mean)
-    torch.testing.assert_close(varied.variance, factors.square() * MIXED.variance)
 
 
 @pytest.mark.parametrize("field", [MIXED, EACH])
@@ -195,21 +161,6 @@ def test_mixtures_of_mixtures_are_flat() -> None:
     each = MixtureField([EACH, FIRST], torch.tensor([0.5, 0.5], dtype=torch.float64))
     torch.testing.assert_close(each.variance, MixtureField([*EACH.components, FIRST], each.weights).variance)
     assert each.weights.shape == (3, 3)
-
-
-def test_all_scores_exist_and_a_true_mixture_is_calibrated() -> None:
-    """Functions drawn from the mixture itself: scores are those of a right statement, which no Gaussian of its moments has."""
-    field = MixtureField([gaussian("left", functions=1), gaussian("right", functions=1)])[[0] * 100]
-    truth = Field(field[:1].rsample((100,), seed=2)[:, 0], GRID)
-    scores = score(field, truth)
-    assert not scores.reasons
-    assert scores.coverage == pytest.approx(0.9, abs=0.06)
-    assert scores.simultaneous_coverage == pytest.approx(0.9, abs=0.1)
-    assert scores.calibration_error < 0.05
-    matched = score(field.moment_matched(), truth)
-    assert scores.joint_nll < matched.joint_nll
-    assert scores.crps < matched.crps
-    assert scores.energy == pytest.approx(float(energy_score(compare(field[:20], truth[:20]), draws=300).mean()), abs=0.2)
 
 
 def test_gradients_flow_to_the_components() -> None:

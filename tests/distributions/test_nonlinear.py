@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
@@ -37,23 +36,6 @@ def test_the_maximum_of_independent_values() -> None:
     assert upper - peak.mean.item() > peak.mean.item() - lower  # skewed to the right
 
 
-def test_intervals_of_a_known_field_cover() -> None:
-    """Maxima of fresh draws, of a correlated field with a discrepancy, within four standard errors."""
-    grid = Grid.uniform((6, 4))
-    u = GaussianField(
-        normal(2, 1, 6, 4),
-        DenseRoot(normal(2, 1, 24, 3, seed=1)),
-        latent="xi",
-        grid=grid,
-        discrepancy=DenseRoot(0.5 * normal(2, 1, 24, 24, seed=2)),
-    )
-    draws, fresh = 8000, 8000
-    interval = u.apply_by_draws(maximum(grid), draws=draws, seed=1).interval(0.9)
-    peaks = maximum(grid)(u.rsample((fresh,), seed=77))
-    inside = ((interval.lower <= peaks) & (peaks <= interval.upper)).double().mean(0)
-    assert ((inside - 0.9).abs() <= 4 * (0.09 * (1 / draws + 1 / fresh)) ** 0.5).all()
-
-
 @on_every_distribution
 def test_linear_functionals_keep_their_moments(case: Case) -> None:
     functional = integral(case.field.grid)
@@ -66,13 +48,6 @@ def test_linear_functionals_keep_their_moments(case: Case) -> None:
         assert torch.equal(drawn.weights, exact.weights)
 
 
-def test_draws_are_coherent_over_functions() -> None:
-    """Two functions that are one and the same have the same maximum in every draw."""
-    u = independent()[[0, 0]]
-    samples = u.apply_by_draws(maximum(LINE), draws=50).samples
-    assert torch.equal(samples[:, 0], samples[:, 1])
-
-
 def test_draws_follow_their_seed_and_differ_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     u, peak = independent(n=2), maximum(LINE)
     monkeypatch.setattr("probneural.distributions.empirical._CHUNK_ELEMENTS", 70)
@@ -80,15 +55,6 @@ def test_draws_follow_their_seed_and_differ_between_batches(monkeypatch: pytest.
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len(first[:, 0].unique()) == 50
-
-
-def test_any_function_will_do() -> None:
-    def spread(values: Tensor) -> Tensor:
-        return torch.stack([values.amax(-1), values.amin(-1)], dim=-1)
-
-    image = independent().apply_by_draws(spread, draws=200)
-    assert image.mean.shape == (1, 1, 2)
-    assert (image.samples[..., 0] >= image.samples[..., 1]).all()
 
 
 def test_names_go_with_the_numbers() -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, MixtureField, PredictorTraits
-from probneural.distributions.predictors.base import Predictor
-from probneural.distributions.predictors.mixture import MixturePredictor
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, MixtureField
 from probneural.distributions.roots.base import FeatureRoot
 from probneural.distributions.roots.modulated import DiagonalRoot, WeightedRoot
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import ConstraintError, DataError, LatentError
-from probneural.fields import Field
+from probneural.errors import DataError, LatentError
 from probneural.functionals import average, derivative, sensors, stack
 from probneural.grids import Grid
 from tests.helpers import normal
@@ -75,15 +73,6 @@ class TestFunctionals:
         found = field.constrain(flux, torch.full((1, 1, 1), wanted)).apply(flux)
         assert found.mean.item() == pytest.approx(wanted, abs=5e-3)  # the mean's own rounding over the grid's spacing
         assert found.standard_deviation.item() < 1e-6
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_what_is_certain_stays_certain(self, dtype: torch.dtype) -> None:
-        """Once the rank is used up, a contradiction is one, however small what rounding has left of the root."""
-        field = smooth(LINE, offset=1.0, size=0.1, dtype=dtype)
-        for place in torch.linspace(0.05, 0.95, 8).tolist():
-            field = field.constrain(sensors(LINE, [[place]]), torch.full((1, 1, 1), 1.05, dtype=torch.float64))
-        with pytest.raises(ConstraintError, match="unmet"):
-            field.constrain(sensors(LINE, [[0.5]]), torch.full((1, 1, 1), 1.5, dtype=torch.float64))
 
     @pytest.mark.parametrize("offset", [0.0, 1.0, 300.0])
     def test_a_constraint_may_be_stated_twice(self, offset: float) -> None:
@@ -192,26 +181,86 @@ class TestLatents:
         with pytest.raises(LatentError):
             first.cross_covariance(other)
 
-    def test_members_of_two_ensembles_are_not_the_same(self) -> None:
-        inputs = Field(torch.zeros(2, 1, 4, dtype=torch.float64), Grid.uniform((4,)))
-        one, two = MixturePredictor([Members(seed=0)]), MixturePredictor([Members(seed=1)])
-        first = one(inputs).moment_matched()
-        assert first.cross_covariance(one(inputs).moment_matched()).shape == (8, 8)
-        with pytest.raises(LatentError):
-            first.cross_covariance(two(inputs).moment_matched())
+
+# Gradients of deviations and intervals where a value is certain: 0 there, and right beside it
+
+GRID = Grid.uniform(5)
+CERTAIN = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+"""Boundary values that are kept: the first point does not vary."""
+VALUES = normal(2, 1, 5, seed="values")
 
 
-class Members(Predictor):
-    """Four operators that multiply the input and add a function."""
+def field(kind: str, size: Tensor) -> FieldDistribution:
+    """Deviations in proportion to a number."""
+    mean = size.detach() * normal(2, 1, 5, seed="mean")
+    root = size * CERTAIN[:, None] * normal(2, 1, 5, 3, seed="root")
+    if kind == "empirical":
+        return EmpiricalField(mean + root.movedim(-1, 0), grid=GRID)
+    gaussian = GaussianField(mean, DenseRoot(root), latent="certain", grid=GRID)
+    if kind == "Gaussian":
+        return gaussian
+    other = GaussianField(mean, DenseRoot(2.0 * root), latent="other", grid=GRID)
+    return MixtureField([gaussian, other], torch.tensor([0.5, 0.5], dtype=torch.float64))
 
-    def __init__(self, *, seed: int) -> None:
-        nothing = torch.zeros(1, dtype=torch.float64)
-        super().__init__(PredictorTraits(in_channels=1, noise=nothing, domain=Grid.uniform((4,)), like=nothing))
-        self.seed = seed
 
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
+@pytest.mark.parametrize("size", [1.0, 1e-180], ids=["", "tiny"])
+@pytest.mark.parametrize("kind", ["Gaussian", "empirical", "mixture"])
+def test_deviations_have_gradients_where_others_are_certain(kind: str, size: float) -> None:
+    """Deviations are in proportion to the number, so they are their own derivative; so are intervals."""
+    factor = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    u = field(kind, size * factor)
+    interval = u.interval(0.9)
+    for total in (u.standard_deviation.sum(), (interval.upper - interval.lower).sum()):
+        assert float(total.detach()) > 0
+        (gradient,) = torch.autograd.grad(total, factor, retain_graph=True)
+        assert float(gradient) == pytest.approx(float(total.detach()), rel=1e-9)
+    assert float(u.standard_deviation[:, :, 0].detach().abs().max()) <= 1e-15 * size
 
-    def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
-        added: Tensor = normal(4, 1, 1, 4, seed=self.seed)
-        return EmpiricalField(inputs.values + added.expand(-1, len(inputs), -1, -1), grid=inputs.grid)
+
+def by_differences(function: Callable[[Tensor], Tensor], at: float) -> float:
+    """Central differences."""
+    ends = [function(torch.tensor(at + step, dtype=torch.float64)) for step in (1e-5, -1e-5)]
+    return float(ends[0] - ends[1]) / 2e-5
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda u: u.cdf(VALUES),
+        lambda u: u.cdf(VALUES, noise=0.2),
+        lambda u: u.quantile(0.8),
+        lambda u: u.quantile([0.1, 0.6], noise=0.1).sin(),
+    ],
+    ids=["cdf", "cdf with noise", "quantile", "quantiles with noise"],
+)
+def test_a_mixture_has_the_gradients_of_differences(question: Callable[[MixtureField], Tensor]) -> None:
+    """Means and deviations move with a number; where a value is certain, only its means do."""
+
+    def asked(number: Tensor) -> Tensor:
+        shifts, sizes = (number.sin(), number.square()), (number, 2.0 * number)
+        parts = [
+            GaussianField(
+                normal(2, 1, 5, seed="mean") + shift,
+                DenseRoot(size * CERTAIN[:, None] * normal(2, 1, 5, 3, seed="root")),
+                latent="moved",
+                grid=GRID,
+            )
+            for shift, size in zip(shifts, sizes, strict=True)
+        ]
+        return question(MixtureField(parts, torch.tensor([0.3, 0.7]).double())).sum()
+
+    number = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(asked(number), number)
+    assert float(gradient) == pytest.approx(by_differences(asked, 0.8), rel=1e-5)
+
+
+def test_quantiles_of_many_members_with_noise_have_gradients() -> None:
+    members = normal(120, 1, 1, 5, seed="members")
+
+    def upper(factor: Tensor) -> Tensor:
+        return EmpiricalField(factor * members, grid=GRID).interval(0.9, noise=0.1).upper.sum()
+
+    factor = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(upper(factor), factor)
+    assert float(gradient) == pytest.approx(by_differences(upper, 1.3), rel=1e-6)
+    assert float(gradient) > 1.0

@@ -250,11 +250,6 @@ class TestAlgebra:
         places.zero_()
         assert probe(torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=DTYPE)).item() == pytest.approx(1.0)
 
-    def test_functionals_are_differentiable(self) -> None:
-        grid = Grid.uniform((3, 4))
-        functional = stack([integral(grid), derivative(grid, axis=1)])
-        assert torch.autograd.gradcheck(functional, normal(1, 3, 4).requires_grad_())
-
 
 @pytest.mark.bad_input
 class TestBadFunctionals:

@@ -10,12 +10,10 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from probneural.distributions import GaussianField
 from probneural.fields import Field
-from probneural.functionals import sensors
 from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.operators.layers import SpectralConv
@@ -187,27 +185,3 @@ def test_last_layer_on_frozen_features_is_the_exact_posterior() -> None:
     features = waves(inputs(3, seed=9))
     errors = check(predictor(Field(features.sum(1)[:, None], GRID)), features, mean, variance)
     assert max(errors) <= 1e-9
-
-
-def test_coverage_of_the_truth() -> None:
-    """Truths from the prior lie where the predictor says: squared distances of three observations are chi^2."""
-    coefficients, pairs = data()
-    features, fresh = waves(coefficients), waves(inputs(1, seed=9))
-    design = features.movedim(1, 2).flatten(0, 1)
-    module = FrozenWaves().to(torch.float64)
-    head = LastLayerLaplace(noise=NOISE**2, prior_precision=1.0 / PRIOR.square(), effective_observations=float(POINTS))
-    observations = sensors(GRID, [[0.05], [0.4], [0.7]])  # three, which frequencies that the data determine decide
-    variance, generator, distances = exact()[1], torch.Generator().manual_seed(11), []
-    for _ in range(100):
-        truth = PRIOR * torch.randn(MODES, generator=generator, dtype=torch.float64)
-        outputs = design @ truth + NOISE * torch.randn(len(design), generator=generator, dtype=torch.float64)
-        with torch.no_grad():  # trained: the posterior mean
-            module.last.weight.copy_((variance * (outputs @ design) / NOISE**2)[None, :, None])
-        observed = FieldPairs(pairs.inputs, Field(outputs.reshape(PAIRS, 1, POINTS), GRID))
-        u = head.fit(module, observed)(Field(fresh.sum(1)[:, None], GRID)).apply(observations)
-        misfit = observations(torch.einsum("k,nkp->np", truth, fresh))[0] - u.mean[0, 0]
-        distances.append(float(misfit @ torch.linalg.solve(u.cross_covariance(u), misfit)))
-    low, high = stats.chi2(3 * 100).ppf([1e-4, 1 - 1e-4])
-    assert low <= sum(distances) <= high
-    inside = sum(distance <= stats.chi2(3).ppf(0.9) for distance in distances)
-    assert stats.binom(100, 0.9).ppf(1e-4) <= inside < 100

@@ -151,14 +151,6 @@ def test_any_size_and_scale(size: int, count: int, seed: int, power: int) -> Non
     torch.testing.assert_close(result.solution / 10.0**power, torch.linalg.solve(matrix, right.mT).mT, rtol=1e-8, atol=1e-8)
 
 
-@given(seed=st.integers(0, 99))
-def test_linear_in_the_right_hand_side(seed: int) -> None:
-    matrix, right = definite(10.0), normal(2, SIZE, seed=seed)
-    both = solve(Counted(matrix), torch.stack([right[0] - 3.0 * right[1]]), tolerance=1e-11).solution[0]
-    each = solve(Counted(matrix), right, tolerance=1e-11).solution
-    torch.testing.assert_close(both, each[0] - 3.0 * each[1], rtol=0, atol=1e-8)
-
-
 def test_maps_that_are_not_positive_definite() -> None:
     right = normal(2, SIZE, seed=1)
     with pytest.raises(ArgumentError, match="positive definite map"):

@@ -53,18 +53,6 @@ class TestTrigonometric:
         assert (curvature @ alternating - wave(points, size // 2, 0.0, 2)).abs().max() <= 1e-12 * size**2 * LENGTH**-2 * 10
         assert (slope @ alternating).abs().max() <= 1e-12 * size
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_returns_the_nodal_values(self, size: int) -> None:
-        matrix = trigonometric_matrix(size, periodic_nodes(size), length=LENGTH, origin=ORIGIN)
-        assert (matrix - torch.eye(size, dtype=torch.float64)).abs().max() <= 1e-13
-
-    @pytest.mark.parametrize("turns", [-3, -1, 1, 1000])
-    def test_wraps_around(self, turns: int) -> None:
-        points = somewhere(7)
-        here = trigonometric_matrix(9, points, length=LENGTH, origin=ORIGIN)
-        there = trigonometric_matrix(9, points + turns * LENGTH, length=LENGTH, origin=ORIGIN)
-        assert (here - there).abs().max() <= 1e-14 * (1 + 10 * abs(turns))
-
     def test_keeps_its_precision_at_high_frequencies(self) -> None:
         size, frequency = 4096, 2047
         points = somewhere(50, start=0.0, length=1.0)
@@ -94,11 +82,6 @@ class TestPolynomial:
             derivative = 4.0**order * torch.sin(4 * points + order * math.pi / 2)
             errors.append((polynomial_matrix(nodes, points, order=order) @ torch.sin(4 * nodes) - derivative).abs().max())
         assert math.log2(errors[0] / errors[1]) == pytest.approx(rate, abs=0.2)
-
-    @pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 12])
-    def test_returns_the_nodal_values(self, size: int) -> None:
-        matrix = polynomial_matrix(equispaced(size), equispaced(size))
-        assert (matrix - torch.eye(size, dtype=torch.float64)).abs().max() <= 1e-13
 
     @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
     def test_few_nodes_lower_the_degree(self, size: int) -> None:

@@ -6,8 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.func import functional_call, jacrev, jvp, vjp, vmap
+from torch import Tensor
 
 from probneural.curvature.spectra import lanczos
 from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
@@ -57,15 +56,6 @@ def test_rank(name: str, rank: int, dtype: torch.dtype) -> None:
     assert min(rank, visible) <= len(pairs.values) <= rank
 
 
-def test_zero_map() -> None:
-    pairs = top_eigenpairs(torch.zeros_like, 50, rank=3)
-    assert pairs.values.shape == (0,)
-    assert pairs.vectors.shape == (50, 0)
-    assert pairs.residuals.shape == (0,)
-    assert pairs.next_value == 0.0
-    assert pairs.is_converged
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_rounding_is_not_a_next_value(dtype: torch.dtype, seed: int) -> None:
@@ -88,13 +78,6 @@ def test_a_noisy_product_ends_unconverged(size: int) -> None:
     assert not pairs.is_converged
     assert counted.rows <= 400
     torch.testing.assert_close(pairs.values, torch.linalg.eigvalsh(matrix).flip(0)[:3], rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("block", [1, 3, 8, 200])
-def test_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanczos, "_BLOCK", block)
-    matrix = with_eigenvalues(SPECTRA["squares"])
-    check(top_eigenpairs(Counted(matrix), 120, rank=6), matrix)
 
 
 def test_multiplicities_up_to_the_block_are_found() -> None:
@@ -176,32 +159,6 @@ def test_any_size_rank_and_scale(size: int, rank: int, nonzero: int, block: int,
     assert len(pairs.values) == min(rank, nonzero)
     expected = values.sort(descending=True).values[: len(pairs.values)]
     torch.testing.assert_close(pairs.values / scale, expected, rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_gauss_newton_of_a_network(dtype: torch.dtype) -> None:
-    module = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)).to(dtype)
-    inputs = normal(40, 3, seed=1).to(dtype)
-    names = [name for name, _ in module.named_parameters()]
-    shapes = [tensor.shape for tensor in module.parameters()]
-    vector = torch.cat([tensor.detach().flatten() for tensor in module.parameters()])
-
-    def outputs(parameters: Tensor) -> Tensor:
-        pieces = parameters.split([shape.numel() for shape in shapes])
-        replaced = {name: piece.view(shape) for name, piece, shape in zip(names, pieces, shapes, strict=True)}
-        return functional_call(module, replaced, (inputs,)).flatten()
-
-    _, pull = vjp(outputs, vector)
-
-    def product(rows: Tensor) -> Tensor:
-        return vmap(lambda row: pull(jvp(outputs, (vector,), (row,))[1])[0])(rows)
-
-    dense = jacrev(outputs)(vector).detach().to(F64)
-    pairs = top_eigenpairs(product, len(vector), rank=25, like=torch.zeros((), dtype=dtype))
-    truth = torch.linalg.eigvalsh(dense.mT @ dense).flip(0)
-    assert not pairs.vectors.requires_grad
-    bound = torch.clamp(1e-4 * truth[:25], min=1e-5 * float(truth[0]) if dtype == torch.float32 else 0.0)
-    assert bool(((pairs.values - truth[:25]).abs() <= bound).all())
 
 
 @pytest.mark.parametrize("where", [0, 2])

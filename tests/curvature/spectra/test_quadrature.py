@@ -106,18 +106,6 @@ def test_deflation_lowers_the_error() -> None:
     assert float(deflated.nodes.max()) < 1.1 * float(values[40])
 
 
-def test_exact_cases() -> None:
-    matrix = with_eigenvalues(SPECTRA["low rank"])
-    spectrum = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, 10))
-    value, error = spectrum.trace(torch.log1p)
-    assert value == pytest.approx(float(SPECTRA["low rank"].log1p().sum()), rel=1e-12)
-    assert error < 1e-10
-    everything = spectral_density(Counted(matrix), SIZE, probes=2, steps=20, deflate=dense_pairs(matrix, SIZE))
-    assert everything.products == 0
-    assert everything.remainder(torch.log1p) == (0.0, 0.0)
-    assert everything.trace(torch.exp)[0] == pytest.approx(float(SPECTRA["low rank"].exp().sum()))
-
-
 @pytest.mark.parametrize("name", ["identity", "low rank", "more copies than a block"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_runs_that_end_early(name: str, dtype: torch.dtype) -> None:
@@ -128,22 +116,6 @@ def test_runs_that_end_early(name: str, dtype: torch.dtype) -> None:
     distinct = SPECTRA[name].unique()
     heavy = measure.nodes[measure.weights > 1e-3]
     assert float((heavy[:, None] - distinct).abs().min(1).values.max()) < (1e-10 if dtype == F64 else 1e-4)
-
-
-def test_probes_that_end_at_different_steps() -> None:
-    """A diagonal map, and probes one of which has been made to see two of its three eigenvalues only."""
-    weights = torch.tensor([3.0, 2.0, 2.0, 1.0], dtype=F64)
-    first = torch.tensor([[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], dtype=F64)
-    run = quadrature._Run(lambda rows: rows * weights, first, torch.zeros(0, 4, dtype=F64), steps=4)
-    while run.step():
-        pass
-    diagonal, beside = run.diagonal, run.beside
-    assert run.products == 6
-    assert run.steps_done == 3
-    assert beside[0, 1] == 0.0 == beside[1, 2]
-    matrix = diagonal.diag_embed() + beside.diag_embed(1) + beside.diag_embed(-1)
-    torch.testing.assert_close(torch.linalg.eigvalsh(matrix[0, :2, :2]), torch.tensor([2.0, 3.0], dtype=F64))
-    torch.testing.assert_close(torch.linalg.eigvalsh(matrix[1, :3, :3]), torch.tensor([1.0, 2.0, 3.0], dtype=F64))
 
 
 @pytest.mark.parametrize("room", [quadrature._ROOM, 1])
@@ -186,14 +158,6 @@ def test_unresolved_pairs_save_steps_and_probes(name: str) -> None:
             measure = spectral_density(Counted(matrix), SIZE, probes=4, steps=steps, seed=seed, deflate=deflate)
             squares[which] += (measure.trace(function)[0] - truth) ** 2
     assert squares["with"] < squares["without"]
-
-
-def test_float32() -> None:
-    matrix = with_eigenvalues(SPECTRA["wide"].clamp(1e-3, 1e2))
-    single = spectral_density(Counted(matrix), SIZE, probes=6, steps=60, like=torch.zeros(()))
-    double = spectral_density(Counted(matrix), SIZE, probes=6, steps=60)
-    function = log_shift(1.0, 1.0)
-    assert single.trace(function)[0] == pytest.approx(double.trace(function)[0], rel=1e-4)
 
 
 def test_memory_is_bounded_without_changing_the_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 from scipy.special import roots_hermitenorm
-from torch import Tensor, nn
+from torch import Tensor
 
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.forecasts.members import StepInputs
-from probneural.distributions.forecasts.trajectory import Forecast, Trajectory
+from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.latent import Seeds
 from probneural.errors import ArgumentError, DataError, DataWarning, ForecastError, GridError, ShapeError
-from probneural.fields import Field, evaluate
+from probneural.fields import Field
 from probneural.functionals import integral, maximum, sensors
 from probneural.grids import Grid
-from probneural.operators import Rollout
 from tests.helpers import normal
 
 GRID = Grid.uniform(4)
@@ -60,15 +59,6 @@ def moment(power: int, *, mean: float = MEAN, std: float = STD) -> float:
     return float((weights * (mean + std * points) ** power).sum() / math.sqrt(2 * math.pi))
 
 
-def log_std(*, mean: float = MEAN, std: float = STD) -> float:
-    """Standard deviation of log l, whose density near zero does not matter."""
-    points, weights = roots_hermitenorm(40)
-    weights = weights / math.sqrt(2 * math.pi)
-    logs = torch.tensor(mean + std * points).abs().log().numpy()
-    first = float((weights * logs).sum())
-    return math.sqrt(float((weights * logs**2).sum()) - first**2)
-
-
 def constant(value: float = 1.0, *, count: int = 1, channels: int = 1, grid: Grid = GRID) -> Field:
     return Field(torch.full((count, channels, *grid.shape), value, dtype=torch.float64), grid)
 
@@ -98,14 +88,6 @@ class TestClosedForms:
             error = math.sqrt((raw(2 * power) - raw(power) ** 2) / self.COUNT)
             assert abs(float((states**power).mean()) - raw(power)) <= 4 * error
 
-    @pytest.mark.parametrize(("draws", "exponent"), [("trajectory", 1.0), ("step", 0.5)])
-    def test_spread_grows_like_the_lead_or_its_root(self, draws: str, exponent: float) -> None:
-        forecast = rolled(steps=16, members=self.COUNT, draws=draws)
-        for lead in (1, 4, 16):
-            logs = forecast.at(lead).samples[:, 0, 0, 0].log()
-            expected = lead**exponent * log_std()
-            assert abs(float(logs.std()) / expected - 1.0) <= 4 / math.sqrt(2 * self.COUNT) * 1.2  # logarithms have long tails
-
     def test_shares_of_the_variance(self) -> None:
         """Of I l^n with I ~ N(2, 0.5^2): all parts are products of moments, and three members estimate them without bias."""
         root = DenseRoot(torch.full((1, 1, 4, 1), 0.5, dtype=torch.float64))
@@ -134,25 +116,6 @@ class TestClosedForms:
 
 
 class TestMembers:
-    @pytest.mark.parametrize("draws", ["trajectory", "step"])
-    def test_are_the_predictors_draws(self, draws: str) -> None:
-        forecast = rolled(draws=draws, start=constant(2.0, count=2))
-        assert isinstance(forecast, Forecast)
-        assert len(forecast) == 2
-        for member in range(3):
-            states = forecast.start.values
-            for lead in range(1, 5):
-                operator = forecast.ensemble.predictor.draw(forecast.ensemble.seeds(lead)[member])
-                states = operator(states, grid=GRID)
-                torch.testing.assert_close(forecast.at(lead).samples[member], states)
-        seeds = {seed for lead in range(1, 5) for seed in forecast.ensemble.seeds(lead)}
-        assert len(seeds) == (3 if draws == "trajectory" else 12)
-
-    def test_are_the_repeated_operator(self) -> None:
-        forecast = rolled()
-        repeated = Rollout(forecast.ensemble.predictor.draw(forecast.ensemble.seeds(1)[2]), 4)
-        torch.testing.assert_close(forecast.at(4).samples[2], evaluate(repeated, forecast.start))
-
     def test_fewer_steps_or_members_are_the_same_forecast(self) -> None:
         long, short = rolled(steps=6, members=5), rolled(steps=2, members=3)
         assert torch.equal(long.at(2).samples[:3], short.at(2).samples)
@@ -166,14 +129,6 @@ class TestMembers:
         assert abs(float(forecast.at(0).standard_deviation[0, 0, 0]) - 0.5) < 4 * 0.5 / math.sqrt(800)
         known = rolled(members=400)
         torch.testing.assert_close(forecast.at(3).samples, known.at(3).samples * forecast.at(0).samples)
-
-    def test_start_from_the_members_of_an_ensemble_of_as_many(self) -> None:
-        ensemble = EmpiricalField(normal(3, 1, 1, 4, seed="members"), grid=GRID)
-        assert torch.equal(rolled(initial=ensemble).at(0).samples, ensemble.samples)
-        weighted = EmpiricalField(ensemble.samples, torch.tensor([1.0, 0.0, 0.0]), grid=GRID)
-        assert torch.equal(rolled(initial=weighted).at(0).samples, ensemble.samples[:1].expand(3, -1, -1, -1))
-        drawn = rolled(initial=ensemble, members=50).at(0).samples
-        assert {tuple(one.flatten().tolist()) for one in drawn} == {tuple(one.flatten().tolist()) for one in ensemble.samples}
 
     def test_history_is_stacked_earliest_first(self) -> None:
         """l = 1: Fibonacci numbers."""
@@ -239,17 +194,17 @@ class TestMemory:
         assert whole._kept.bytes == (23 + history) * size
 
     @pytest.mark.filterwarnings("ignore:states of a roll-out reach")
-    def test_a_thousand_steps_in_constant_memory(self) -> None:
-        forecast = Trajectory(rolled(steps=1000, members=32).ensemble, steps=1000, budget=20 * 32 * 4 * 8)
+    def test_many_steps_in_constant_memory(self) -> None:
+        forecast = Trajectory(rolled(steps=300, members=32).ensemble, steps=300, budget=20 * 32 * 4 * 8)
         largest = 0
         for _lead, _u in forecast.leads():
             largest = max(largest, forecast._kept.bytes)
         assert largest <= 22 * 32 * 4 * 8
         predictor = forecast.ensemble.predictor
         assert isinstance(predictor, Multiplier)
-        assert predictor.evaluations == 1000
-        forecast.at(987)
-        assert predictor.evaluations <= 1000 + 50  # from the nearest of 20 windows
+        assert predictor.evaluations == 300
+        forecast.at(287)
+        assert predictor.evaluations <= 300 + 15  # from the nearest of 20 windows
 
     def test_what_is_kept_is_not_computed_again(self) -> None:
         forecast = rolled(steps=6)
@@ -274,19 +229,6 @@ class TestMemory:
 
 class TestFunctionals:
     TOTAL = integral(GRID)
-
-    def test_each_lead_by_itself(self) -> None:
-        forecast = rolled(start=constant(2.0, count=2))
-        u = forecast.apply(self.TOTAL, leads=[3, 1, 3, 0])
-        expected = [forecast.at(lead).apply(self.TOTAL).samples for lead in (3, 1, 3, 0)]
-        assert torch.equal(u.samples, torch.cat(expected, -1))
-        assert forecast.apply(self.TOTAL).samples.shape == (3, 2, 1, 4)
-
-    def test_numbers_are_named_by_lead(self) -> None:
-        named = rolled().apply(self.TOTAL, leads=[2, 4])
-        (name,) = self.TOTAL.labels or ()
-        assert named.labels == (f"{name}, lead 2", f"{name}, lead 4")
-        assert rolled().apply(self.TOTAL, leads=[1, 2], weights=[[1.0, 0.0], [0.0, 1.0]]).labels is None
 
     def test_integral_over_space_and_time(self) -> None:
         forecast = rolled()
@@ -436,35 +378,8 @@ class TestBadInput:
             rolled(members=1).variance_shares()
 
 
-def test_the_predictor_and_the_start_are_left_alone() -> None:
-    predictor, start = Multiplier(), constant()
-    before = copy.deepcopy(start.values)
-    state = torch.get_rng_state()
-    predictor.rollout(start, steps=3, members=2).at(3)
-    assert torch.equal(start.values, before)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_prints() -> None:
     assert "3 members, draws='trajectory'" in repr(rolled())
-
-
-def test_a_progress_bar_is_silent_for_short_ones(capfd: pytest.CaptureFixture[str]) -> None:
-    rolled().at(4)
-    assert capfd.readouterr().err == ""
-
-
-def test_a_module_of_two_channels() -> None:
-    """Of a rotation by 90 degrees, four steps are the identity."""
-
-    class Rotation(nn.Module):
-        def forward(self, values: Tensor) -> Tensor:
-            return torch.stack([-values[:, 1], values[:, 0]], 1)
-
-    start = Field(normal(2, 2, 4, seed="rotation"), GRID)
-    turned = Rotation()
-    turned.in_channels = turned.out_channels = 2
-    assert torch.equal(evaluate(Rollout(turned, 4), start), start.values)
 
 
 def test_a_copy_of_one_that_was_used_gives_the_same_states() -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from probneural.distributions import EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
-from probneural.fields import Field, evaluate, takes_grid
-from probneural.grids import Grid, resample
+from probneural.fields import Field
+from probneural.grids import Grid
 from tests.distributions.cases import normal
 
 DOMAIN = Grid.uniform(8)
@@ -48,105 +47,13 @@ class WeightSpace(Predictor):
         return GaussianField(mean, FeatureRoot(features, self.factor), latent="weights", grid=where)
 
 
-class Ensemble(WeightSpace):
-    """Three members of unequal weight."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
-
-    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
-        gaussian = super()._field(inputs, query)
-        weights = torch.tensor([0.2, 0.3, 0.5])
-        return EmpiricalField(gaussian.rsample((3,), seed=0), weights, grid=gaussian.grid)
-
-
 def cosine_inputs(grid: Grid, *, dtype: torch.dtype = torch.float64) -> Field:
     """Two functions with frequencies up to 2."""
     x = grid.points[:, 0]
     return Field(torch.stack([1 + torch.cos(2 * math.pi * x), torch.cos(4 * math.pi * x) - 0.5])[:, None].to(dtype), grid)
 
 
-PREDICTORS = [WeightSpace, Ensemble]
 INPUTS = cosine_inputs(DOMAIN)
-
-
-@pytest.mark.parametrize("make", PREDICTORS)
-class TestCalling:
-    def test_predicts_on_the_inputs_grid_or_at_the_query(self, make: Callable[..., Predictor]) -> None:
-        predictor, query = make(), Grid.scattered([[0.1], [0.6]], [0.5, 0.5])
-        assert predictor(INPUTS).mean.shape == (2, 2, 8)
-        assert predictor(INPUTS, query).mean.shape == (2, 2, 2)
-        assert predictor(INPUTS, query).grid == query
-
-    @pytest.mark.parametrize("of_operator", [torch.float32, torch.float64])
-    @pytest.mark.parametrize("of_inputs", [torch.float32, torch.float64])
-    def test_computes_in_the_operators_dtype(
-        self, make: Callable[..., Predictor], of_operator: torch.dtype, of_inputs: torch.dtype
-    ) -> None:
-        predictor, inputs = make(dtype=of_operator), cosine_inputs(DOMAIN, dtype=of_inputs)
-        field = predictor(inputs)
-        assert predictor.seen is not None  # type: ignore[attr-defined]
-        assert predictor.seen.dtype == of_operator  # type: ignore[attr-defined]
-        assert field.mean.dtype == field.variance.dtype == field.rsample().dtype == of_operator
-        assert predictor.draw(0)(inputs.values).dtype == of_operator
-        assert inputs.dtype == of_inputs
-
-    def test_is_differentiable_in_the_inputs(self, make: Callable[..., Predictor]) -> None:
-        predictor = make()
-
-        def outputs(values: Tensor) -> list[Tensor]:
-            field = predictor(Field(values, DOMAIN))
-            return [field.mean, field.variance, field.rsample((2,), seed=1), predictor.draw(3)(values)]
-
-        assert torch.autograd.gradcheck(outputs, INPUTS.values.clone().requires_grad_())
-
-
-@pytest.mark.parametrize("make", PREDICTORS)
-class TestDraws:
-    def test_are_operators(self, make: Callable[..., Predictor]) -> None:
-        draw = make().draw(0)
-        assert isinstance(draw, nn.Module)
-        assert takes_grid(draw)
-        assert not list(draw.parameters())
-        assert torch.equal(evaluate(draw, INPUTS), draw(INPUTS.values))
-
-    def test_are_equal_across_calls_and_predictors(self, make: Callable[..., Predictor]) -> None:
-        predictor = make()
-        first, again, other = predictor.draw(4), make().draw(4), predictor.draw(5)
-        assert torch.equal(first(INPUTS.values), first(INPUTS.values))
-        assert torch.equal(first(INPUTS.values), again(INPUTS.values))
-        assert len({float(predictor.draw(seed)(INPUTS.values).sum()) for seed in range(30)}) >= 3
-        assert other.seed == 5
-
-    def test_are_the_fields_own_draws(self, make: Callable[..., Predictor]) -> None:
-        predictor = make()
-        for seed in range(10):
-            assert torch.equal(predictor.draw(seed)(INPUTS.values), predictor(INPUTS).rsample(seed=seed))
-
-    def test_are_one_function_at_every_grid_and_query(self, make: Callable[..., Predictor]) -> None:
-        draw, fine = make().draw(4), Grid.uniform(21)
-        scattered = Grid.scattered(torch.rand(5, 1, generator=torch.Generator().manual_seed(0)), torch.ones(5))
-        coarse = draw(INPUTS.values)
-        same_inputs = cosine_inputs(fine).values
-        assert (draw(same_inputs) - resample(coarse, DOMAIN, fine)).abs().max() <= 1e-12
-        assert (draw(same_inputs, query=DOMAIN) - coarse).abs().max() <= 1e-12
-        assert (draw(INPUTS.values, grid=DOMAIN, query=scattered) - resample(coarse, DOMAIN, scattered)).abs().max() <= 1e-12
-
-    def test_are_one_function_among_other_inputs(self, make: Callable[..., Predictor]) -> None:
-        draw = make().draw(4)
-        assert (draw(INPUTS.values[1:]) - draw(INPUTS.values)[1:]).abs().max() <= 1e-14
-
-    def test_have_the_moments_of_the_field(self, make: Callable[..., Predictor]) -> None:
-        predictor, count = make(), 400
-        draws = torch.stack([predictor.draw(seed)(INPUTS.values) for seed in range(count)])
-        field = predictor(INPUTS)
-        assert ((draws.mean(0) - field.mean).abs() <= 6 * field.standard_deviation / count**0.5 + 1e-12).all()
-        assert ((draws.var(0) / field.variance - 1).abs() <= 6 * (3 / count) ** 0.5).all()
-
-    def test_leave_global_randomness_alone(self, make: Callable[..., Predictor]) -> None:
-        before = torch.get_rng_state()
-        make().draw(0)(INPUTS.values)
-        assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_scattered_domain_serves_values_of_its_own_shape() -> None:

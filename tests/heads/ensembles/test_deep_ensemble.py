@@ -7,17 +7,15 @@ import functools
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import probneural as pn
-from probneural.distributions import EmpiricalField, GaussianField
+from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, ShapeError, TrainingError, UnsupportedError
 from probneural.fields import Field, evaluate
-from probneural.functionals import sensors
 from probneural.grids import Grid
 from probneural.heads import DeepEnsemble
 from probneural.heads import weight_samples as sampled
@@ -29,7 +27,7 @@ from probneural.operators import FNO
 from probneural.pairs import FieldPairs
 from probneural.processes import launched
 from probneural.randomness import seeded, stream_seed
-from tests.heads.cases import ComplexSpectral, briefly, data_for, fields, fitted, operator_case, reinitialise, to_dtype
+from tests.heads.cases import ComplexSpectral, briefly, data_for, fields, operator_case, reinitialise
 from tests.helpers import generator
 
 RECIPE = functools.partial(pn.fit, epochs=1, data=pn.training.DataOptions(batch_size=3, validation=0.34), show_progress=False)
@@ -221,63 +219,6 @@ def member(predictor: WeightSampledPredictor, number: int) -> nn.Module:
         for name, value in predictor.layout.unflatten(predictor.vectors[number]).items():
             module.get_parameter(name).copy_(value)
     return module
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtype_is_the_operators(dtype: torch.dtype) -> None:
-    case = operator_case("complex")
-    other = torch.float64 if dtype == torch.float32 else torch.float32
-    seen: list[torch.dtype] = []
-
-    def recipe(operator: nn.Module, data: FieldPairs, *, seed: int) -> None:
-        seen.extend([data.inputs.dtype, data.outputs.dtype])
-        briefly(operator, data, seed=seed)
-
-    predictor = head(train=recipe, reinitialise=reinitialise).fit(
-        to_dtype(copy.deepcopy(case.operator), dtype), case.data.to(other)
-    )
-    field = predictor(case.inputs.to(other))
-    assert {*seen, predictor.dtype, field.samples.dtype, field.variance.dtype} == {dtype}
-    assert predictor.noise.dtype == torch.float64
-
-
-def test_outputs_may_live_on_another_grid() -> None:
-    case = operator_case("fno-1d")
-    query = case.inputs.grid.resized(24)
-    pairs = data_for(copy.deepcopy(case.operator).eval(), case.data.inputs, query=query)
-    predictor = head().fit(case.operator, pairs)
-    assert predictor.domain == case.inputs.grid
-    assert predictor(case.inputs, query).mean.shape == (2, 1, 24)
-
-
-@pytest.mark.parametrize("name", ["fno-outputs", "conv"])
-def test_files(name: str, tmp_path: Path) -> None:
-    case = operator_case(name)
-    predictor = head().fit(case.operator, case.data)
-    pn.save(predictor, tmp_path / "ensemble")
-    loaded = pn.load(tmp_path / "ensemble", operator=None if name == "fno-outputs" else case.operator)
-    assert torch.equal(loaded(case.inputs).samples, predictor(case.inputs).samples)
-    assert torch.equal(loaded.noise, predictor.noise)
-    assert loaded.buffers.keys() == predictor.buffers.keys()
-
-
-def test_consumers_take_ensembles() -> None:
-    case = operator_case("fno-1d")
-    predictor = fitted("deep-ensemble", "fno-1d")
-    held_out = data_for(copy.deepcopy(case.operator).eval(), fields(case.inputs.grid, 25, 1, seed=21), seed=22, noise=0.5)
-    calibrated = pn.calibration.VarianceScale().fit(predictor, held_out)
-    assert isinstance(calibrated(case.inputs), GaussianField)  # of the members' mean and covariance, and a discrepancy
-    band = pn.calibration.SimultaneousBand(level=0.8).fit(predictor, held_out)
-    assert band.coverage(held_out) == pytest.approx(21 / 25)  # ⌈26 * 0.8⌉ = 21
-    assert pn.metrics.score(calibrated(held_out.inputs), held_out.outputs, noise=calibrated.noise)
-    probe = sensors(case.inputs.grid, [[0.25], [0.75]])
-
-    def encode(designs: Tensor) -> Field:
-        grid = case.inputs.grid
-        return Field((designs[:, :1] * torch.sin(2 * torch.pi * grid.points[:, 0]))[:, None], grid)
-
-    posterior = pn.active.OperatorModel(calibrated, encode=encode, functional=probe).posterior(torch.rand(2, 3, 1).double())
-    assert posterior.mean.shape == (2, 3, 2)
 
 
 def test_workers_find_what_the_loop_finds() -> None:
@@ -507,16 +448,6 @@ def test_a_factory_makes_the_members() -> None:
     torch.testing.assert_close(predictor(case.inputs).samples, torch.stack(expected), rtol=1e-12, atol=1e-12)
     with pytest.raises(ArgumentError, match="with spectral, which none reaches; give build="):
         head().fit(case.operator, case.data)
-
-
-def test_a_factory_is_called_once_for_each_member_trained() -> None:
-    case, factory = operator_case("complex"), Named()
-    kept = head(build=factory, keeps_operator=True).fit(case.operator, case.data)
-    assert factory.seeds[2:] == [
-        stream_seed(0, "ensemble member", number) for number in (1, 2)
-    ]  # the first two are a check that seeds differ
-    with torch.no_grad():
-        torch.testing.assert_close(kept(case.inputs).samples[0], evaluate(case.operator, case.inputs))
 
 
 def test_members_start_with_the_buffers_of_the_factory() -> None:

@@ -10,7 +10,7 @@ import torch
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, DataError
 from probneural.heads import DeepEnsemble, Laplace, LaplaceEnsemble, LastLayerLaplace
-from tests.heads.cases import briefly, fields, operator_case, small_fno, to_dtype
+from tests.heads.cases import briefly, operator_case, small_fno, to_dtype
 
 CASE = operator_case("fno-1d")
 SETTINGS = {"train": briefly, "show_progress": False}
@@ -66,11 +66,6 @@ def test_frozen_parameters_stay_frozen_and_buffers_are_the_members_own() -> None
         with torch.no_grad():
             torch.testing.assert_close(member(case.inputs.values), sample)
     assert len({float(member.norm.running_mean.sum()) for member in deep.operators()}) == 3  # type: ignore[union-attr]
-
-
-def test_zero_shot_resolution() -> None:
-    finer = fields(INPUTS.grid.resized(24), 2, 1, seed=99)
-    torch.testing.assert_close(FITTED(finer).variance[..., ::2], FITTED(INPUTS).variance, rtol=1e-3, atol=0)
 
 
 @pytest.mark.bad_input

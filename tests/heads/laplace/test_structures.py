@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, EvidenceError, UnsupportedError
 from probneural.fields import Field, evaluate
-from probneural.functionals import integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import Kronecker, Laplace, LowRank
 from probneural.heads.evidence import LayeredEvidence
@@ -141,60 +139,6 @@ def test_growth_that_stops_too_early_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(low_rank, "LARGEST_RANK", 4)
     with pytest.warns(UserWarning, match="low rank stopped at 4 directions"):
         make("low_rank", operator_case("fno-1d"))
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("operator", ["fno-1d", "complex"])
-def test_draws_have_the_stated_covariance(structure: str, operator: str) -> None:
-    """Entries of a Wishart matrix from 4,000 draws, each within six of its standard deviations; few outside three."""
-    case = operator_case(operator)
-    predictor = make(structure, case, rank=30)
-    field = predictor(case.inputs[:1])
-    covariance = field.cross_covariance(field)
-    count = 4000
-    draws = field.rsample((count,), seed=3).flatten(1) - field.mean.flatten()
-    empirical = draws.mT @ draws / count
-    variance = covariance.diagonal()
-    error = ((covariance.square() + torch.outer(variance, variance)) / count).sqrt()
-    standardised = ((empirical - covariance) / error).abs()
-    assert float(standardised.max()) < 6
-    assert float((standardised > 3).double().mean()) < 0.05
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("lazy", [False, True])
-def test_constraints_hold_at_every_structure(structure: str, lazy: bool) -> None:
-    """The integral and two values, in the mean and in each of 100 draws, through formed roots and through products."""
-    case = operator_case("fno-ends")
-    variance_estimation = VarianceEstimation(exact_passes=0) if lazy else VarianceEstimation()
-    predictor = make(structure, case, rank=40, variance_estimation=variance_estimation)
-    u = predictor(case.inputs)
-    assert isinstance(u.root, JacobianRoot) == (lazy and structure != "full")
-    constraint = stack([integral(u.grid), sensors(u.grid, [[0.0], [1.0]])])
-    wanted = constraint(u.mean) + 0.1
-    v = u.constrain(constraint, wanted)
-    assert float((constraint(v.mean) - wanted).abs().max()) <= 1e-10
-    assert float((constraint(v.rsample((100,), seed=0)) - wanted).abs().max()) <= 1e-10
-    measured = u[:1].condition(constraint, wanted[:1], noise=1e-4)
-    w = u.under(measured.latent)
-    assert w.latent.id != u.latent.id
-    rows = u.root.push(constraint).dense().flatten(0, 2)[:3]
-    gain = torch.linalg.solve(
-        rows @ rows.mT + 1e-4 * torch.eye(3, dtype=rows.dtype), (wanted - constraint(u.mean))[:1].flatten()
-    )
-    moved = u.root.product((rows.mT @ gain)[None])[0].unflatten(-1, u.grid.shape)
-    close(w.mean - u.mean, moved, 1e-8)
-
-
-def test_a_nonlinear_constraint_holds_through_a_lazy_root() -> None:
-    case = operator_case("fno-1d")
-    predictor = make("low_rank", case, rank=40, variance_estimation=VarianceEstimation(exact_passes=0))
-    u = predictor(case.inputs)
-    share = u.grid.weights / u.grid.volume
-    energy = 1.1 * (u.mean.square() @ share)
-
-    v = u.constrain_residual(lambda values: values.square() @ share - energy)
-    assert float((v.mean.square() @ share - energy).abs().max()) <= 1e-9
 
 
 @pytest.mark.parametrize("structure", ["full", "low_rank", "kronecker", "diagonal"])

@@ -95,21 +95,6 @@ def test_two_updates_equal_one(head: str) -> None:
     assert twice.log_evidence == pytest.approx(once.log_evidence, rel=1e-9)
 
 
-@HEAD
-def test_the_original_is_unchanged_and_draws_follow_the_new_mean(head: str) -> None:
-    case = operator_case("fno-1d")
-    first, second = parts(case)
-    predictor = make(head, case).fit(case.operator, first)
-    before = predictor(case.inputs)
-    result = predictor.update(second)
-    assert torch.equal(predictor(case.inputs).mean, before.mean)
-    field = result(case.inputs)
-    draws = field.rsample((4000,), seed=0)
-    prior_std = field.standard_deviation / math.sqrt(4000)
-    assert float(((draws.mean(0) - field.mean) / prior_std).abs().max()) < 5
-    close(result.draw(3)(case.inputs.values), field.rsample(seed=3))
-
-
 @pytest.mark.parametrize("operator", ["fno-1d", "complex"])
 def test_bounds_of_a_truncation_hold_after_an_update(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New data may not fit into the span: what stays outside counts into the bounds."""

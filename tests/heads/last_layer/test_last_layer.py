@@ -10,15 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import probneural as pn
+from probneural.distributions import FeatureRoot, GaussianField
+from probneural.distributions.roots.lazy import LazyFeatureRoot
 from probneural.errors import EvidenceError, ReadoutError
 from probneural.fields import Field, evaluate
+from probneural.functionals import integral, sensors
 from probneural.grids import Grid
 from probneural.heads import Laplace, LastLayerLaplace
 from probneural.heads.last_layer.readout import find_readout
-from probneural.operators import FNO
+from probneural.operators import FNO, DeepONet
 from probneural.pairs import FieldPairs
-from probneural.problems import Burgers
-from probneural.training import fit
+from tests.curvature.cases import Sizes
 from tests.heads.cases import (
     ENDS,
     PERIODIC,
@@ -30,6 +33,7 @@ from tests.heads.cases import (
     operator_cases,
     to_dtype,
 )
+from tests.helpers import normal
 
 F64 = torch.float64
 
@@ -151,16 +155,6 @@ def test_learned_settings_are_stationary_and_beat_their_neighbours(head: LastLay
                 assert dense.evidence(noise * factor, prior / factor) < best
 
 
-def test_noise_alone_is_stationary() -> None:
-    operator, data = scaled_fno()
-    predictor = LastLayerLaplace(prior_precision=torch.tensor([[1e-3], [1e4]]).expand(2, 7)).fit(operator, data)
-    for channel, dense in enumerate(dense_channels(operator, data, predictor.effective_observations)):
-        noise, prior = float(predictor.noise[channel]), predictor.prior_precision[channel]
-        assert abs(dense.evidence(noise * 1.0001, prior) - dense.evidence(noise / 1.0001, prior)) / 2e-4 <= 1e-5
-        for factor in (0.5, 0.9, 1.1, 2.0):
-            assert dense.evidence(noise * factor, prior) < dense.evidence(noise, prior)
-
-
 class Features(nn.Module):
     """Frozen features under a read-out without bias."""
 
@@ -279,38 +273,6 @@ def test_weights_are_in_physical_units_of_the_output() -> None:
     torch.testing.assert_close(scaled(data.inputs).variance, predictor(data.inputs).variance * factor**2, rtol=1e-6, atol=0)
     density = len(data) * float((predictor.effective_observations * factor[:, 0].log()).sum())
     assert scaled.log_evidence == pytest.approx(predictor.log_evidence - density, rel=1e-9)
-
-
-def test_laplace_on_the_readout_is_the_same_posterior() -> None:
-    operator, data = scaled_fno()
-    settings = {"noise": torch.tensor([20.0, 1e-6]), "effective_observations": torch.tensor([3.0, 5.0])}
-    physical = torch.tensor([2e-3, 5e3], dtype=F64)
-    last = LastLayerLaplace(prior_precision=physical[:, None].expand(2, 7), **settings).fit(operator, data)
-    own = physical * operator.output_normalizer.scale.square()  # weights inside are in units of the normaliser
-    priors = {"readout.weight": own[:, None].expand(2, 6), "readout.bias": own}
-    full = Laplace("full", parameters=["readout"], prior_precision=priors, **settings).fit(operator, data)
-    inputs = fields(ENDS, 2, 1, seed=9)
-    left, right = last(inputs), full(inputs)
-    a, b = left.cross_covariance(left), right.cross_covariance(right)
-    assert float((a - b).abs().max() / a.abs().max()) <= 1e-10
-    torch.testing.assert_close(left.variance, right.variance, rtol=1e-9, atol=0)
-
-
-def test_posterior_does_not_change_with_the_grid() -> None:
-    """A trained operator, refitted on the same functions at 64 to 256 points, everything learned anew."""
-    problem = Burgers(0.1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        operator = FNO(1, 1, modes=(12,), width=8, depth=2, projection=16).to(F64)
-    train = problem.sample(48, resolution=64, seed=0, dtype=F64)
-    fit(operator, train, epochs=25, seed=0, show_progress=False)
-    found = []
-    for size in (64, 128, 256):
-        predictor = LastLayerLaplace().fit(operator, problem.sample(48, resolution=size, seed=0, dtype=F64))
-        inputs = problem.sample(8, resolution=size, seed=1, dtype=F64).inputs
-        found.append(predictor(inputs).standard_deviation[..., :: size // 64])
-    changes = [float((other / found[-1] - 1).abs().max()) for other in found[:-1]]
-    assert max(changes) <= 1e-3
 
 
 # What counts as a read-out.
@@ -505,3 +467,102 @@ def test_rounding_is_no_information_however_small_the_noise(noise: float) -> Non
         ratio = predictor(fresh).variance[:, 0] / exact
         assert float(ratio.min()) > 0.9
         assert float(ratio.median()) < 1.5
+
+
+# Weights of a read-out that are no parameters, against dense posteriors of the parameters there are
+
+GRID = Grid.uniform(16)
+SETTINGS = {"noise": 1.0, "prior_precision": 0.5, "effective_observations": 4.0}
+
+
+def network(channels: int) -> DeepONet:
+    return DeepONet(1, channels, sensors=GRID, basis=6, seed=0).double()
+
+
+def rows(operator: DeepONet, inputs: Field) -> Tensor:
+    """Derivatives of all outputs with respect to the parameters of the last layer, `(n, c, p, k)`."""
+    values = evaluate(operator, inputs)
+    parameters = list(operator.readout.parameters())
+    gradients = [torch.autograd.grad(value, parameters, retain_graph=True) for value in values.flatten()]
+    return torch.stack([torch.cat([part.flatten() for part in one]) for one in gradients]).unflatten(0, values.shape)
+
+
+def reference(operator: DeepONet, data: FieldPairs, inputs: Field) -> Tensor:
+    """Variances J (m/s^2 sum J^T W J + tau I)^-1 J^T."""
+    seen, new = rows(operator, data.inputs), rows(operator, inputs)
+    precision = 4.0 * torch.einsum("ncpk,p,ncpl->kl", seen, GRID.mean_weights, seen)
+    covariance = torch.linalg.inv(precision + 0.5 * torch.eye(len(precision), dtype=torch.float64))
+    return torch.einsum("ncpk,kl,ncpl->ncp", new, covariance, new)
+
+
+@pytest.mark.parametrize("channels", [1, 2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
+def test_variances_are_those_of_the_parameters(channels: int) -> None:
+    operator = network(channels)
+    data, inputs = data_for(operator, fields(GRID, 8, 1, seed=1)), fields(GRID, 3, 1, seed=5)
+    predictor = LastLayerLaplace(**SETTINGS).fit(operator, data)
+    u = predictor(inputs)
+    torch.testing.assert_close(u.variance, reference(operator, data, inputs), rtol=1e-8, atol=0)
+    assert u.root.shape[3] == 7 * channels
+    together = LastLayerLaplace(**SETTINGS).fit(operator, data[:5]).update(data[5:])
+    torch.testing.assert_close(together(inputs).variance, u.variance, rtol=1e-8, atol=0)
+
+
+# Predictions of many fields go in parts once their features exceed the memory budget
+
+SAMPLES, POINTS, WIDTH = 24, 64, 32
+
+
+@pytest.fixture(scope="module")
+def predictor() -> pn.distributions.Predictor:
+    burgers = pn.problems.Burgers(viscosity=0.1)
+    operator = pn.operators.FNO(in_channels=1, out_channels=1, modes=(4,), width=WIDTH, depth=1, seed=0)
+    train = burgers.sample(20, resolution=POINTS, seed=0)
+    pn.fit(operator, train, epochs=1, seed=0, show_progress=False)
+    fitted = pn.heads.LastLayerLaplace(moves_mean=True).fit(operator, train)
+    return pn.calibration.VarianceScale().fit(fitted, burgers.sample(20, resolution=POINTS, seed=1))
+
+
+def results(predictor: pn.distributions.Predictor, inputs: Field, truth: Field) -> dict[str, torch.Tensor]:
+    """Everything that users ask of a prediction."""
+    u = predictor(inputs)
+    probe = sensors(inputs.grid, [[0.25], [0.5]])
+    measured = u.condition(probe, probe(truth.values), noise=1e-2)
+    return {
+        "mean": u.mean,
+        "variance": u.variance,
+        "samples": u.rsample((2,), seed=3),
+        "draws": u.draw([5, 6]),
+        "a draw for each sample": u.draw(range(SAMPLES), each=True),
+        "integral": u.apply(integral(inputs.grid)).variance,
+        "conditioned": measured.mean,
+        "constrained": u.constrain(probe, probe(truth.values)).variance,
+        "density": u.log_prob(truth.values, noise=1e-2),
+        "selected": u[[3, 1]].variance,
+        "scores": torch.tensor([pn.metrics.score(u, truth, noise=1e-2).crps]),
+    }
+
+
+def test_results_are_those_of_one_part_in_bounded_memory(
+    predictor: pn.distributions.Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = pn.problems.Burgers(viscosity=0.1).sample(SAMPLES, resolution=POINTS, seed=2)
+    expected = results(predictor, test.inputs, test.outputs)
+    for name in ("probneural.heads.last_layer.laplace.HELD_ELEMENTS", "probneural.distributions.roots.lazy.HELD_ELEMENTS"):
+        monkeypatch.setattr(name, 0)
+    for name in ("probneural.heads.last_layer.laplace._BATCH_ELEMENTS", "probneural.distributions.roots.lazy._PART_ELEMENTS"):
+        monkeypatch.setattr(name, 4 * POINTS * WIDTH)
+    for name, value in results(predictor, test.inputs, test.outputs).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+    with Sizes() as sizes:
+        u = predictor(test.inputs)
+        assert u.variance.shape == u.draw([1])[0].shape == test.outputs.values.shape
+    # four samples a part; a held prediction would have 24 x 64 x 33
+    assert max(sizes.seen) <= 5 * POINTS * 4 * WIDTH < SAMPLES * POINTS * WIDTH * 1.0
+
+
+def test_predictions_within_the_budget_hold_their_features(predictor: pn.distributions.Predictor) -> None:
+    inputs = Field(normal(3, 1, POINTS, seed="inputs").float(), predictor.domain)
+    u = predictor.inner(inputs)
+    assert isinstance(u, GaussianField)
+    assert isinstance(u.root, FeatureRoot)
+    assert not isinstance(u.root, LazyFeatureRoot)
