@@ -25,7 +25,6 @@ from probneural.problems.poisson_on_shapes import PoissonOnShapes
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.spectral import dealias, spectral_derivative
-from probneural.problems.spectral_evolution import SpectralEvolution
 from probneural.problems.time_integration import TimeIntegrator
 from probneural.problems.variable_advection import VariableSpeedAdvection
 from probneural.problems.wave import Wave
@@ -51,7 +50,6 @@ __all__ = [
     "PoissonOnShapes",
     "Problem",
     "ShallowWater",
-    "SpectralEvolution",
     "StateDistribution",
     "TimeIntegrator",
     "UniformParameters",
