@@ -76,6 +76,11 @@ STATEMENTS = {
         ('a = φ^2 , Δ φ = 0 , φ > 0 "a random average of Fejér kernels"', f"f = φ h , {_field('h')}"),
         "The root φ of the permeability and the source f are mapped to the pressure u on the unit square.",
     ),
+    "Signal separation": Statement(  # a problem of stored results only
+        ("y_i = ∑_f ( a_f cos 2 π f t_i + b_f sin 2 π f t_i ) + ε_i", 'f ∈ ❴ 1 , 3 , 5 , 7 ❵ "Hz"'),
+        ("a_f , b_f ∼ N ( 0 , {1}/{2} )", "ε_i ∼ N ( 0 , 1 )"),
+        "A noisy mixture of tones is mapped to the tone in the name, which the mixture does not determine.",
+    ),
 }
 """By what the problem's name begins with. N(m, C) is a Gaussian random field of mean m and covariance operator C."""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import probneural as pn
 from benchmarks import sections, studies
 from probneural.heads import Kronecker, LowRank
-from probneural.heads.laplace.structures.base import Structure
+from probneural.heads.weight_posterior import Structure
 from probneural.randomness import seeded, stream_seed
 
 EPOCHS = 40

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from probneural.checks import assign, check_integer
 from probneural.curvature.weights import DenseWeights, WeightRoot
 from probneural.heads.evidence import Evidence
 from probneural.heads.weight_problem import WeightProblem
@@ -92,6 +95,38 @@ class WeightPosterior:
     log_evidence: float
     evidence_error: float = 0.0
     report: Mapping[str, float] = field(default_factory=dict)
+
+
+class Structure(ABC):
+    """What `Laplace` assumes of the weights' covariance; abstract.
+
+    Attributes:
+        name: Shorthand for the structure with its defaults.
+        is_sum: Whether it follows from sums over functions, of which several processes take a part each.
+    """
+
+    name: ClassVar[str]
+    is_sum: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Check numbers that may be left out."""
+        for name in ("probes", "rank"):
+            if getattr(self, name, None) is not None:
+                assign(self, **{name: check_integer(getattr(self, name), name)})
+
+    @abstractmethod
+    def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
+        """Fit the covariance, and what hyper-parameters are not given.
+
+        Args:
+            problem: The operator's weights, its residuals and what is given.
+            seed: Random seed of starts and projections.
+            show_progress: Whether to show progress bars.
+
+        Raises:
+            UnsupportedError: If the structure does not suit the number of parameters or the prior.
+            EvidenceError: If the evidence determines no noise or prior.
+        """
 
 
 @stored(on_cpu=("prior_precision", "effective_observations"))

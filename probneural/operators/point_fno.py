@@ -9,13 +9,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from probneural.checks import check_flag, check_instance, check_integer
+from probneural.checks import check_flag, check_integer
 from probneural.contexts import outside_of_export
-from probneural.errors import ArgumentError, GridError, ShapeError
+from probneural.errors import GridError, ShapeError
 from probneural.grids import Grid, check_on_grid, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_input, check_modes, check_where
-from probneural.operators.fno import FNO
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear
 from probneural.operators.layers.quadrature import FourierBasis, QuadratureConv
 from probneural.pairs import Dataset
@@ -100,32 +99,6 @@ class PointFNO(Operator):
             self.projection = PointwiseLinear(width, projection)
             self.readout = ReadoutLinear(projection, out_channels)
 
-    @classmethod
-    def from_fno(cls, operator: FNO, *, grid: Grid) -> PointFNO:
-        """Return the operator with the weights of an `FNO` on periodic axes; outputs are equal on its grids.
-
-        Args:
-            operator: An `FNO` without lifting layer, channel MLPs and position embedding.
-            grid: A grid of its data, which determines the box.
-
-        Raises:
-            ArgumentError: If the operator is of another form, or an axis is not periodic.
-        """
-        check_instance(operator, FNO, "operator", remedy="give an FNO", error=ArgumentError)
-        options = operator.configuration()
-        is_plain = not (options["lifting"] or options["channel_mlp"] is not None or options["embeds_position"])
-        if not is_plain or not all(grid.periodic):
-            raise ArgumentError(
-                expected="an FNO of the plain form on periodic axes",
-                got=repr(options),
-                remedy="train a PointFNO on the data",
-            )
-        names = ("in_channels", "out_channels", "modes", "width", "depth", "projection")
-        made = cls(**{name: options[name] for name in names}, embeds_position=False, seed=0).to(operator.readout.weight)
-        made.load_state_dict({**made.state_dict(), **operator.state_dict()})
-        made._set_box(*_box(grid))
-        return made
-
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
     ) -> Float[Tensor, "n c2 *query"]:
@@ -185,11 +158,8 @@ class PointFNO(Operator):
         corners = [_box(side.grid) for data in train for side in (data.inputs, data.outputs)]
         lower = torch.stack([origin for origin, _ in corners]).amin(0)
         upper = torch.stack([origin + lengths for origin, lengths in corners]).amax(0)
-        self._set_box(lower, upper - lower)
-
-    def _set_box(self, origin: Float64[Tensor, " d"], lengths: Float64[Tensor, " d"]) -> None:
-        self.origin.copy_(origin)
-        self.lengths.copy_(lengths)
+        self.origin.copy_(lower)
+        self.lengths.copy_(upper - lower)
 
     def _check_inside(self, grid: Grid) -> None:
         """Raise a GridError unless points have as many coordinates as the box, and lie inside it."""

@@ -23,21 +23,20 @@ _MOST_PAIRS = 1024
 
 @stored()
 class Rollout(Operator):
-    """An operator G that is applied `steps` times: u_l = G(u_{l-h}, ..., u_{l-1}, a, f_{l-1}), or u_{l-1} + G(...).
+    """An operator G that is applied `steps` times: u_l = G(u_{l-h}, ..., u_{l-1}, a), or u_{l-1} + G(...).
 
     Heads, curvature, conditioning and export apply to it as to any operator, and its weights are those of G. Its inputs are
-    the h states that it starts from, the earliest first, channels a that stay constant, and the forcings f_0, f_1, ... of all
-    steps. Without gradients it needs the memory of one step.
+    the h states that it starts from, the earliest first, and channels a that stay constant. Without gradients it needs the
+    memory of one step.
 
     The last layer of a repeated operator acts on all later states, so a last-layer posterior does not fit it;
     `Laplace("low_rank")` does. It fits one step, `Rollout(operator, 1, residual=True)` too, whose predictor then rolls out.
 
     Args:
-        operator: G, from `h * c` states, the constant channels and the forcing of one step to c channels. It has the attributes
+        operator: G, from `h * c` states and the constant channels to c channels. It has the attributes
             `in_channels` and `out_channels`.
         steps: How often it is applied.
         history: States h in an input of G.
-        forcing_channels: Channels of the forcing at one step, the last ones in an input of G.
         residual: Whether G gives the increment of the state.
         all_leads: Whether all states are returned, as `steps * c` channels, the first lead first; otherwise the last one.
         keeps_boundary: Whether the values at the ends of axes that are not periodic stay those of the start.
@@ -64,7 +63,6 @@ class Rollout(Operator):
         steps: int,
         *,
         history: int = 1,
-        forcing_channels: int = 0,
         residual: bool = False,
         all_leads: bool = False,
         keeps_boundary: bool = False,
@@ -75,19 +73,17 @@ class Rollout(Operator):
         self._takes_grid = takes_grid(operator)
         self.steps = check_integer(steps, "steps")
         self.history = check_integer(history, "history")
-        self.forcing_channels = check_integer(forcing_channels, "forcing_channels", least=0)
         self.residual = check_flag(residual, "residual")
         self.all_leads = check_flag(all_leads, "all_leads")
         self.keeps_boundary = check_flag(keeps_boundary, "keeps_boundary")
         self.checkpoints = check_flag(checkpoints, "checkpoints")
-        self.channels, of_step = stated_channels(operator, "out_channels"), stated_channels(operator, "in_channels")
-        if of_step < self.history * self.channels + self.forcing_channels:
+        self.channels, self.in_channels = stated_channels(operator, "out_channels"), stated_channels(operator, "in_channels")
+        if self.in_channels < self.history * self.channels:
             raise ArgumentError(
-                expected=f"an operator of {self.history * self.channels + self.forcing_channels} input channels or more",
-                got=str(of_step),
-                remedy="its inputs are history * out_channels states, constant channels, and forcing_channels",
+                expected=f"an operator of {self.history * self.channels} input channels or more",
+                got=str(self.in_channels),
+                remedy="its inputs are history * out_channels states and constant channels",
             )
-        self.in_channels = of_step + (self.steps - 1) * self.forcing_channels
         self.out_channels = self.channels * (self.steps if self.all_leads else 1)
 
     def forward(
@@ -109,16 +105,15 @@ class Rollout(Operator):
             raise ShapeError(
                 expected=f"values of shape (n, {self.in_channels}, points, ...)",
                 got=str(tuple(values.shape)),
-                remedy="channels come second: states, constant channels, the forcings of all steps",
+                remedy="channels come second: states, then constant channels",
             )
-        states, constant, forcings = self._parts(values)
+        states, constant = self._parts(values)
         inside = self._inside(values, grid) if self.keeps_boundary else None
         is_interpolated = query is not None and (self.residual or self.all_leads or inside is not None)
         leads = []
         for number in range(self.steps):
             at_query = None if is_interpolated or number < self.steps - 1 else query
-            forcing = forcings[:, number * self.forcing_channels : (number + 1) * self.forcing_channels]
-            state = self._step(torch.cat([states, constant, forcing], dim=1), grid=grid, query=at_query)
+            state = self._step(torch.cat([states, constant], dim=1), grid=grid, query=at_query)
             if self.residual:
                 state = states[:, -self.channels :] + state
             if inside is not None:
@@ -130,10 +125,10 @@ class Rollout(Operator):
         result = torch.cat(leads, dim=1) if self.all_leads else state
         return _interpolated(result, grid, query) if is_interpolated else result
 
-    def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States, constant channels, and the forcings of all steps."""
-        states, forcings = self.history * self.channels, self.steps * self.forcing_channels
-        return values.split([states, self.in_channels - states - forcings, forcings], dim=1)
+    def _parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """States, and constant channels."""
+        states = self.history * self.channels
+        return values[:, :states], values[:, states:]
 
     def _step(self, inputs: Tensor, *, grid: Grid | None, query: Grid | None) -> Tensor:
         """The operator's own output, with or without a checkpoint."""
@@ -178,13 +173,12 @@ class Rollout(Operator):
     def _step_pairs(self, data: Dataset) -> FieldPairs:
         """Pairs of about the units of one step."""
         pairs = data[evenly_spread_rows(len(data), _MOST_PAIRS)]
-        states, constant, forcings = self._parts(pairs.inputs.values)
-        inputs = torch.cat([states, constant, forcings[:, : self.forcing_channels]], dim=1)
+        states, _ = self._parts(pairs.inputs.values)
         last = pairs.outputs.values[:, -self.channels :]
         if self.residual:
             before = resample(states[:, -self.channels :], pairs.inputs.grid, pairs.outputs.grid)
             last = (last - before) / self.steps
-        return FieldPairs(Field(inputs, pairs.inputs.grid), Field(last, pairs.outputs.grid))
+        return FieldPairs(pairs.inputs, Field(last, pairs.outputs.grid))
 
 
 def _interpolated(values: Tensor, grid: Grid | None, query: Grid | None) -> Tensor:

@@ -26,7 +26,6 @@ from probneural.problems.poisson_on_shapes import PoissonOnShapes
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.shallow_water import ShallowWater
 from probneural.problems.spectral import dealias, spectral_derivative
-from probneural.problems.spectral_evolution import SpectralEvolution
 from probneural.problems.sphere_heat import SphereHeat
 from probneural.problems.time_integration import TimeIntegrator
 from probneural.problems.variable_advection import VariableSpeedAdvection
@@ -54,7 +53,6 @@ __all__ = [
     "PoissonOnShapes",
     "Problem",
     "ShallowWater",
-    "SpectralEvolution",
     "SphereHeat",
     "StateDistribution",
     "TimeIntegrator",

@@ -1,23 +1,36 @@
-"""The equation of Kuramoto and Sivashinsky: chaos in one dimension."""
+"""The Kuramoto-Sivashinsky equation: exponential time stepping from states on its chaotic attractor."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_positive
-from probneural.grids import Grid
+from probneural.checks import assign, check_integer, check_interval, check_positive, check_real
+from probneural.errors import DataError
+from probneural.grids import Grid, resample
+from probneural.problems.base import Problem
+from probneural.problems.evolution import Evolution
+from probneural.problems.exponential_integration import ExponentialRungeKutta
+from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
-from probneural.problems.spectral import PeriodicTransform
-from probneural.problems.spectral_evolution import Parameter, SpectralEvolution
+
+_CHUNK_ELEMENTS = 2**18
+"""Values of the state that are advanced at once: few enough for a processor's cache."""
+
+_ROUNDING = 1e-5
+"""Relative variation over space of the viscosity's channel that is forgiven: rounding of float32 values."""
+
+Parameter = float | tuple[float, float]
+"""A number, or an interval from which every function has its own, as a further channel of the input."""
 
 
 @dataclass(frozen=True)
-class KuramotoSivashinsky(SpectralEvolution):
+class KuramotoSivashinsky(Evolution):
     """State at time 0 to state at time t of ∂u/∂t + u ∂u/∂x + ∂²u/∂x² + ν ∂⁴u/∂x⁴ = 0, periodic on [0, L), on its attractor.
 
     Long waves are unstable (those of angular wavenumber below 1/√ν), short ones are damped, and the nonlinear term carries
@@ -29,8 +42,15 @@ class KuramotoSivashinsky(SpectralEvolution):
     that times the logarithm of its accuracy; what can be forecast beyond is statistics.
 
     **Inputs.** Gaussian random fields of unit variance, whose shortest wave is 4.2 √ν long, evolved for `spin_up`; then their
-    standard deviation is 1.27 and has forgotten the start's. With `spin_up=0` they are those fields. Designs and parameters are
-    as in [`SpectralEvolution`][probneural.problems.SpectralEvolution].
+    standard deviation is 1.27 and has forgotten the start's. With `spin_up=0` they are those fields. A draw is stored as nodal
+    values on the coarsest grid, which bounds the resolution from below. Designs choose the Gaussian random field: the chaotic
+    map from field to state has no useful derivative. A viscosity that is given as an interval is drawn anew for every function,
+    uniformly, and is a second channel of the input, constant in space; a trajectory keeps it.
+
+    **Method.** Fourier modes on an internal grid of `points` (or the input's own, where that is finer), products freed of
+    aliasing by the two-thirds rule, and `ExponentialRungeKutta` in steps of `step` or a little less. Inputs and outputs live on
+    any grid: inputs are their trigonometric interpolants there. With another `step` or `points` a seed is other functions of
+    the same distribution, since chaos makes much of rounding; to compare two of them, `solve` from the inputs of one.
 
     **Accuracy.** One default time at the default step and points: relative error 1e-7 (L2, against 256 points and steps ten
     times shorter). Two solvers that start alike part company like e^(λt): to within 1e-3 they agree for a time of 60 at least.
@@ -69,11 +89,24 @@ class KuramotoSivashinsky(SpectralEvolution):
     viscosity: Parameter = 1.0
     spin_up: float = 100.0
     step: float = 0.025
+    points: int | None = None
+    design_dim: int = 8
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_positive(self.length, "length")
-        super().__post_init__()
+        for name in ("length", "time", "step"):
+            check_positive(getattr(self, name), name)
+        check_real(self.spin_up, "spin_up", least=0.0)
+        check = check_interval if isinstance(self.viscosity, Sequence) else check_positive
+        assign(self, viscosity=check(self.viscosity, "viscosity"))
+        if self.points is not None:
+            check_integer(self.points, "points", least=self._coarse_points)
+        check_integer(self.design_dim, "design_dim", most=self._starts().size)
+
+    @property
+    def in_channels(self) -> int:  # type: ignore[override]
+        """The state, and the viscosity if that is drawn."""
+        return 2 if isinstance(self.viscosity, tuple) else 1
 
     @property
     def lengths(self) -> float:  # type: ignore[override]
@@ -88,36 +121,163 @@ class KuramotoSivashinsky(SpectralEvolution):
         return f"Kuramoto-Sivashinsky, length {self.length:g}, time {self.time:g}{text}"
 
     @property
+    def input_distribution(self) -> EvolvedStates:
+        """States on the attractor, and viscosities."""
+        return EvolvedStates(replace(self, time=1.0, design_dim=1))  # on neither of which it depends
+
+    def shifts(self) -> dict[str, Problem]:
+        """`"time"`: twice the time; `"start"`: smooth random states, off the attractor."""
+        return {"time": self._at(2.0 * self.time), "start": replace(self, spin_up=0.0)}
+
+    @property
     def _viscosities(self) -> tuple[float, float]:
         """The interval of the viscosity."""
         return self.viscosity if isinstance(self.viscosity, tuple) else (self.viscosity, self.viscosity)
-
-    def _parameters(self) -> dict[str, Parameter]:
-        return {"viscosity": self.viscosity}
 
     @property
     def _size(self) -> float:
         """The length in units in which the viscosity is 1."""
         return self.length / math.sqrt(self._viscosities[0])
 
+    @property
     def _coarse_points(self) -> int:
+        """Points on which a state of the distribution is stored: an odd number."""
         return 2 * math.ceil(0.73 * self._size) + 1
 
-    def _fine_points(self) -> int:
-        return 16 * math.ceil(3.0 * self._size / 16 - 1e-9)  # Fourier transforms of such sizes are fast
-
     def _random_states(self) -> GaussianRandomField:
+        """The distribution of smooth random states, in units of the length."""
         field = GaussianRandomField(1, max(4, round(self._size / 4.2)), tau=self._size / 1.3)
         return replace(field, sigma=field.sigma / math.sqrt(field.mean_variance))
 
-    def _start(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        return self._random_states().evaluate_on_axes(coefficients, [grid.axes[0].coordinates / self.length])[:, None]
+    def _starts(self) -> InputDistribution:
+        """Coefficients of smooth random states, then the viscosity if that is drawn."""
+        states = self._random_states()
+        if not isinstance(self.viscosity, tuple):
+            return states
+        low, high = self.viscosity
+        return IndependentDistributions((states, UniformParameters((low,), (high,))))
 
-    def _symbol(self, transform: PeriodicTransform, parameters: Sequence[Tensor]) -> Tensor:
-        (viscosity,) = parameters
-        return transform.squares - viscosity * transform.squares**2
+    def _nodal(self, coefficients: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+        """Values of smooth random states on the coarse grid, and viscosities, of coefficients of both."""
+        states = self._random_states()
+        points = self._uniform((self._coarse_points,)).axes[0].coordinates / self.length
+        values = states.evaluate_on_axes(coefficients[:, : states.size], [points])
+        return torch.cat([values, coefficients[:, states.size :]], dim=1)
 
-    def _rate(self, spectrum: Tensor, *, transform: PeriodicTransform, parameters: Sequence[Tensor]) -> Tensor:
-        (slope,) = transform.slopes
-        square = transform.forward(transform.inverse(spectrum).square())
-        return torch.where(transform.dealiased, -0.5 * slope * square, 0.0)
+    @torch.no_grad()
+    def _spun_up(self, coefficients: Float64[Tensor, "n size"]) -> Float64[Tensor, "n size"]:
+        """Nodal values after the time `spin_up`, and viscosities."""
+        if self.spin_up == 0.0:
+            return coefficients
+        grid, evolved = self._uniform((self._coarse_points,)), []
+        for part in self._chunks(coefficients, grid):
+            (states,) = self._path(self._inputs(part, grid), grid, (self.spin_up,))
+            evolved.append(torch.cat([states[:, 0], part[:, grid.size :]], dim=1))
+        return torch.cat(evolved)
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        coarse = self._uniform((self._coarse_points,))
+        states = resample(coefficients[:, : coarse.size].unflatten(1, (1, -1)), coarse, grid)
+        return torch.cat([states, coefficients[:, coarse.size :, None].expand(-1, -1, *grid.shape)], dim=1)
+
+    def _solve(self, values: Tensor, grid: Grid) -> Tensor:
+        (end,) = self._path(values, grid, (self.time,))
+        return end
+
+    def _solve_coefficients_at(self, coefficients: Tensor, grid: Grid, times: Tensor) -> Iterator[Tensor]:
+        yield from self._path(self._inputs(coefficients, grid), grid, times.tolist())
+
+    def _path(self, values: Tensor, grid: Grid, times: Sequence[float]) -> Iterator[Tensor]:
+        """States at ascending times of inputs `(n, in_channels, *grid)`."""
+        resolved = 16 * math.ceil(3.0 * self._size / 16 - 1e-9)  # Fourier transforms of such sizes are fast
+        fine = grid.resized(max(self.points or resolved, grid.size))
+        paths = [self._advance(part, grid, fine, times) for part in values.split(max(1, _CHUNK_ELEMENTS // fine.size))]
+        for parts in zip(*paths, strict=True):
+            yield torch.cat(parts)
+
+    def _advance(self, values: Tensor, grid: Grid, fine: Grid, times: Sequence[float]) -> Iterator[Tensor]:
+        """States at ascending times of few inputs, which are advanced on a fine grid."""
+        # Linear part k² − ν k⁴, nonlinear part −(ik/2) (u²)^ without the frequencies |k| ≥ N/3.
+        counts = torch.fft.rfftfreq(fine.size, 1.0 / fine.size, dtype=torch.float64).to(values.device)
+        squares = (2.0 * math.pi / self.length * counts) ** 2
+        slopes = 1j * torch.where(2 * counts == fine.size, 0.0, 2.0 * math.pi / self.length * counts)
+        symbol = squares - self._viscosity_of(values[:, 1:]) * squares**2
+
+        def rate(spectrum: Tensor) -> Tensor:
+            square = torch.fft.rfft(torch.fft.irfft(spectrum, n=fine.size, norm="forward").square(), norm="forward")
+            return torch.where(3 * counts < fine.size, -0.5 * slopes * square, 0.0)
+
+        spectrum = torch.fft.rfft(resample(values[:, :1], grid, fine), norm="forward")
+        method, length = None, math.nan
+        for begin, end in zip((0.0, *times), times, strict=False):
+            # A quotient of rounded times may exceed a whole number by rounding, which is no reason for another step.
+            steps = max(1, math.ceil((end - begin) / self.step - 1e-6))
+            if method is None or not math.isclose((end - begin) / steps, length, rel_tol=1e-12):
+                length = (end - begin) / steps
+                method = ExponentialRungeKutta(symbol, length)
+            for _ in range(steps):
+                spectrum = method.advance(spectrum, rate)
+            states = torch.fft.irfft(spectrum, n=fine.size, norm="forward")
+            if not bool(torch.isfinite(states.detach()).all()):
+                raise DataError(
+                    expected=f"a solution of {self.name!r} that steps of {length:.3g} follow until time {end:g}",
+                    got="values that are not finite",
+                    remedy="lower step, or scale the inputs down",
+                )
+            yield resample(states, fine, grid)
+
+    def _viscosity_of(self, channel: Tensor) -> Tensor:
+        """The viscosity from the second channel of an input, `(n, 1, 1)`, or the fixed one, `(1, 1, 1)`."""
+        if not isinstance(self.viscosity, tuple):
+            return channel.new_full((1, 1, 1), self.viscosity)
+        means = channel.mean(2, keepdim=True)
+        deviation = (channel - means).detach().abs()
+        if not bool((deviation <= _ROUNDING * means.detach().abs()).all()):
+            raise DataError(
+                expected="parameters that are constant in space",
+                got=f"a channel that varies by {float(deviation.amax()):.3g}",
+                remedy="give each function one number per parameter, as channels behind the state",
+            )
+        if not bool((means.detach() > 0).all()):
+            raise DataError(
+                expected="positive parameters",
+                got=f"{float(means.detach().min()):.3g}",
+                remedy="they follow the state's channels",
+            )
+        return means
+
+
+@dataclass(frozen=True)
+class EvolvedStates(InputDistribution):
+    """Smooth random states that have evolved for some time, as nodal values on a coarse grid, with viscosities.
+
+    Args:
+        problem: What they evolve by, for its `spin_up`.
+    """
+
+    problem: KuramotoSivashinsky
+
+    @property
+    def dimension(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def minimum_resolution(self) -> int:
+        """Points of the coarse grid."""
+        return self.problem._coarse_points
+
+    @property
+    def size(self) -> int:
+        """Number of nodal values on the coarse grid, and of the viscosity if that is drawn."""
+        return self.minimum_resolution + self.problem.in_channels - 1
+
+    def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
+        """Smooth random states of which the leading coefficients lie at given quantiles, without evolution; see the base class.
+
+        Quantiles are dealt to states and viscosities in turn.
+        """
+        return self.problem._nodal(self.problem._starts().quantiles(probabilities))
+
+    def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
+        return self.problem._spun_up(self.problem._nodal(self.problem._starts()._coefficients(n, generator)))

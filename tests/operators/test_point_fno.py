@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError
+from probneural.errors import DataError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.operators import FNO, PointFNO
 from probneural.operators.layers.quadrature import FourierBasis
@@ -31,17 +31,11 @@ def test_equals_an_fno_on_uniform_periodic_grids(shape: tuple[int, ...], dtype: 
     fno = FNO(2, 3, modes=(3,) * len(shape), width=6, depth=3, projection=5, seed=0).to(dtype)
     values = normal(4, 2, *shape, seed="values", dtype=dtype)
     expected = fno(values, grid=grid)
-    converted = PointFNO.from_fno(fno, grid=grid)(values, grid=grid)
-    torch.testing.assert_close(converted, expected, rtol=0, atol=tolerance * float(expected.detach().abs().max()))
-
-
-@pytest.mark.bad_input
-def test_an_fno_of_another_form_is_refused() -> None:
-    for options in ({"lifting": 4}, {"channel_mlp": 3}, {"embeds_position": True}):
-        with pytest.raises(ArgumentError, match="plain form"):
-            PointFNO.from_fno(FNO(1, 1, modes=(2,), **options), grid=Grid.uniform(8))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="plain form"):
-        PointFNO.from_fno(FNO(1, 1, modes=(2,), periodic=False), grid=Grid.uniform(8, periodic=False))
+    network = PointFNO(2, 3, modes=fno.modes, width=6, depth=3, projection=5, embeds_position=False, seed=0).to(dtype)
+    box = {"origin": torch.tensor([axis.origin for axis in grid.axes]), "lengths": torch.tensor(grid.lengths)}
+    network.load_state_dict(network.state_dict() | fno.state_dict() | box)
+    outputs = network(values, grid=grid)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=tolerance * float(expected.detach().abs().max()))
 
 
 def test_permuting_splitting_and_padding_points_changes_nothing() -> None:

@@ -68,11 +68,11 @@ class TestRecurrences:
         found = Rollout(Linear(2), 5, history=2, all_leads=True)(constants(1.0, 2.0))
         assert found[0, :, 0].tolist() == [3.0, 5.0, 8.0, 13.0, 21.0]
 
-    def test_parameters_and_forcing(self) -> None:
-        """u_{l+1} = u_l + a + f_l."""
-        operator = Rollout(Linear(3), 3, forcing_channels=1, all_leads=True)
-        assert operator.in_channels == 5
-        assert operator(constants(1.0, 0.5, 10.0, 20.0, 30.0))[0, :, 0].tolist() == [11.5, 32.0, 62.5]
+    def test_parameters(self) -> None:
+        """u_{l+1} = u_l + a."""
+        operator = Rollout(Linear(2), 3, all_leads=True)
+        assert operator.in_channels == 2
+        assert operator(constants(1.0, 0.5))[0, :, 0].tolist() == [1.5, 2.0, 2.5]
 
     def test_several_channels(self) -> None:
         """Leads first, then channels."""

@@ -17,8 +17,7 @@ from probneural.curvature.spectra import diagonals
 from probneural.curvature.weights import DiagonalWeights
 from probneural.errors import UnsupportedError
 from probneural.heads.evidence import LayeredEvidence
-from probneural.heads.laplace.structures.base import Structure
-from probneural.heads.weight_posterior import WeightPosterior, learn, weight_posterior
+from probneural.heads.weight_posterior import Structure, WeightPosterior, learn, weight_posterior
 from probneural.heads.weight_problem import WeightProblem
 
 

@@ -19,9 +19,8 @@ from probneural.curvature.weights import IterativeWeights, LowRankWeights
 from probneural.distributions.latent import digest
 from probneural.errors import ConvergenceWarning, EvidenceError, warn
 from probneural.heads.evidence import Evidence
-from probneural.heads.laplace.structures.base import Structure
 from probneural.heads.training_data import in_memory
-from probneural.heads.weight_posterior import WeightPosterior
+from probneural.heads.weight_posterior import Structure, WeightPosterior
 from probneural.heads.weight_problem import Given, WeightProblem
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
