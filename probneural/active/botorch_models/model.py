@@ -9,8 +9,6 @@ from collections.abc import Callable
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models.model import FantasizeMixin, Model
-from botorch.models.transforms.input import InputTransform
-from botorch.models.utils.assorted import fantasize as fantasizing
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling.base import MCSampler
 from jaxtyping import Float, Float64
@@ -41,10 +39,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
     """The BoTorch model of y = A u(encode(x)): numbers that a functional A reads from the field at design x.
 
     Any acquisition function works on it if the predictor is Gaussian: those of a posterior's mean, variance or draws, those
-    that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`,
-    `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so it cannot look ahead;
-    `moment_matched=True` replaces it by the Gaussian of the same mean and covariance. Several outputs need an objective or a
-    posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model: a `ModelList` of two
+    that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`). An ensemble
+    cannot be conditioned on numbers it did not predict, so it cannot look ahead; `moment_matched=True` replaces it by the
+    Gaussian of the same mean and covariance. Several outputs need an objective or a posterior transform, as with any BoTorch
+    model. Functionals of one predictor belong in one model: a `ModelList` of two
     models would draw their latents independently.
 
     A head without a finite number of weights, `KernelOperator`, has a latent for every call: the same base samples are another
@@ -69,7 +67,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         functional: A, on the grid where the field is to be evaluated; it need not be the inputs' grid.
         noise: Variance of the observation noise of the outputs, in their units squared: a number, or one per output `(m,)`; the
             predictor's own by default, as `observation_variance` has it.
-        input_transform: A BoTorch transform of designs, such as `Normalize`; `encode` gets what it returns.
         moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 
     Attributes:
@@ -103,7 +100,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         encode: Callable[[Tensor], Field],
         functional: Functional,
         noise: float | Float[Tensor, "..."] | None = None,
-        input_transform: InputTransform | None = None,
         moment_matched: bool = False,
     ) -> None:
         super().__init__()
@@ -129,11 +125,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         self.latent: str | None = None
         self.observations: tuple[Observation, ...] = ()
         self._batch_shape = torch.Size()
-        if input_transform is not None:  # BoTorch asks whether the attribute exists
-            remedy = "give a transform of BoTorch: Normalize(d=2)"
-            self.input_transform = check_instance(
-                input_transform, InputTransform, "input_transform", remedy=remedy, error=ArgumentError
-            )
 
     @property
     def num_outputs(self) -> int:
@@ -174,8 +165,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         """Return the joint posterior over q designs and m outputs, for each t-batch.
 
         Args:
-            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in the domain of `encode` or the
-                input transform. If this model has a batch shape, b broadcasts against it.
+            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in the domain of `encode`. If this
+                model has a batch shape, b broadcasts against it.
             output_indices: Outputs to return; all by default.
             observation_noise: Whether to add this model's `noise`; or the variances to add, broadcastable to `b x q x m`.
             posterior_transform: Applied to the result. `ScalarizedPosteriorTransform` is exact and keeps the kind of posterior;
@@ -196,7 +187,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         """
         outputs = list(range(self.num_outputs)) if output_indices is None else output_indices
         chosen = self._select(outputs)
-        X = self._transformed_designs(X)
+        _check_designs(X)
         posterior = self._predicted(X, chosen)
         if not isinstance(observation_noise, bool | Tensor):
             raise ArgumentError(
@@ -234,8 +225,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             ArgumentError: If the noise is not positive.
             LatentError: As `posterior`.
         """
-        with fantasizing():  # BoTorch's sign for transforms that perturb designs to leave observed ones alone
-            X = self._transformed_designs(X)
+        _check_designs(X)
         if not isinstance(Y, Tensor) or Y.ndim < 2 or Y.shape[-2:] != (X.shape[-2], self.num_outputs):
             raise ShapeError(
                 expected=f"Y of shape (..., {X.shape[-2]}, {self.num_outputs}), one row per design and one column per output",
@@ -283,8 +273,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
                 got=str(type(sampler)),
                 remedy="pass botorch.sampling.normal.SobolQMCNormalSampler(torch.Size([64]), seed=0)",
             )
-        with fantasizing():
-            X = self._transformed_designs(X)
+        _check_designs(X)
         size = torch.Size([X.shape[-2], self.num_outputs])
         variance = check_noise(self.noise if observation_noise is None else observation_noise, size, X)
         if X.shape[-2] == 0:
@@ -293,9 +282,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         mean, root, misfits = (part.to(torch.float64) for part in moments.expanded(variance.shape[:-2]))
         drawn = sampler(Measurements(mean, root, variance, discrepancy=misfits))
         return self._having_observed(X, drawn, variance, moments)
-
-    def _set_transformed_inputs(self) -> None:
-        """Nothing to transform: no training inputs are kept."""
 
     def _copied(self, batch_shape: torch.Size | None = None) -> OperatorModel:
         result = copy.copy(self)
@@ -308,23 +294,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         positions = [check_integer(number, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for number in numbers]
         return [self.outputs[position] for position in positions]
 
-    def _transformed_designs(self, X: Tensor) -> Tensor:
-        """Check designs, and apply the input transform in evaluation mode."""
-        if not isinstance(X, Tensor) or not X.is_floating_point():
-            raise DataError(
-                expected="designs as a floating point tensor",
-                got=str(X.dtype if isinstance(X, Tensor) else type(X)),
-                remedy="pass torch.as_tensor(designs, dtype=torch.double)",
-            )
-        if X.ndim < 2:
-            raise ShapeError(
-                expected="designs of shape b x q x d",
-                got=str(tuple(X.shape)),
-                remedy="a single design of d numbers is design[None]",
-            )
-        self.eval()
-        return self.transform_inputs(X)
-
     def encoded(self, X: Float[Tensor, "*b q d"]) -> Field:
         """Return the input functions of all designs, t-batch by t-batch, as the predictor is given them.
 
@@ -335,10 +304,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             ShapeError: If X has fewer than two axes, or `encode` does not return one field per design.
             DataError: If X is not a floating point tensor, or `encode` does not return a Field.
         """
-        return self._encoded(self._transformed_designs(X))
-
-    def _encoded(self, X: Tensor) -> Field:
-        """Encode transformed designs."""
+        _check_designs(X)
         designs = X.reshape(-1, X.shape[-1])
         inputs = self.encode(designs)
         if not isinstance(inputs, Field):
@@ -354,8 +320,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return inputs
 
     def _read(self, X: Tensor) -> GaussianField | EmpiricalField:
-        """Predict at transformed designs and push through the functional."""
-        inputs, where = self._encoded(X), self.functional.grid
+        """Predict at designs and push through the functional."""
+        inputs, where = self.encoded(X), self.functional.grid
         field = self.predictor(inputs, None if inputs.grid == where else where).apply(self.functional)
         if isinstance(field, EmpiricalField):
             if not self.moment_matched:
@@ -371,7 +337,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         )
 
     def _predicted(self, X: Tensor, outputs: list[int]) -> FieldPosterior | MemberPosterior:
-        """Return the posterior of some of the functional's values at transformed designs, in their dtype."""
+        """Return the posterior of some of the functional's values at designs, in their dtype."""
         predicted = self._moments_given_data(X, outputs)
         if isinstance(predicted, EmpiricalField):
             values = predicted.samples.flatten(2)[..., outputs].to(X)
@@ -380,7 +346,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return FieldPosterior(mean.to(X), root.to(X), latent=predicted.latent)
 
     def _gaussian(self, X: Tensor, feature: str) -> OutputMoments:
-        """Mean and root of this model's outputs at transformed designs, or an UnsupportedError."""
+        """Mean and root of this model's outputs at designs, or an UnsupportedError."""
         moments = self._moments_given_data(X, self.outputs)
         if isinstance(moments, EmpiricalField):
             raise self._unsupported(feature)
@@ -389,7 +355,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return moments
 
     def _moments_given_data(self, X: Tensor, outputs: list[int]) -> OutputMoments | EmpiricalField:
-        """Moments of outputs at transformed designs, given what was observed; or the whole field of an ensemble."""
+        """Moments of outputs at designs, given what was observed; or the whole field of an ensemble."""
         if self.observations:
             return self._given_observations(X, outputs)
         field = self._read(X)
@@ -456,6 +422,22 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             got="an ensemble, whose members are the only functions it knows: noisy observations agree with none of them",
             remedy="OperatorModel(..., moment_matched=True) takes its Gaussian of the same mean and covariance, "
             "that of EmpiricalField.moment_matched()",
+        )
+
+
+def _check_designs(X: Tensor) -> None:
+    """Raise a DataError or a ShapeError unless these are designs."""
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        raise DataError(
+            expected="designs as a floating point tensor",
+            got=str(X.dtype if isinstance(X, Tensor) else type(X)),
+            remedy="pass torch.as_tensor(designs, dtype=torch.double)",
+        )
+    if X.ndim < 2:
+        raise ShapeError(
+            expected="designs of shape b x q x d",
+            got=str(tuple(X.shape)),
+            remedy="a single design of d numbers is design[None]",
         )
 
 
