@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
@@ -151,9 +152,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         Raises:
             ArgumentError: If an output does not exist.
         """
-        subset = self._copied()
-        subset.outputs, subset._derived_noise = self._select(idcs), None
-        return subset
+        return self._copied(outputs=self._select(idcs), _derived_noise=None)
 
     def posterior(  # type: ignore[override]  # the mixin's *args
         self,
@@ -236,7 +235,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         variance = check_noise(self.noise if noise is None else noise, Y.shape, X)
         batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], X.shape[:-2], self._batch_shape)
         if X.shape[-2] == 0:
-            return self._copied(batch)
+            return self._copied(_batch_shape=batch)
         return self._having_observed(X, Y, variance, self._gaussian(X, "model conditioned on observations"))
 
     def fantasize(  # type: ignore[override]  # as above
@@ -277,15 +276,17 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         size = torch.Size([X.shape[-2], self.num_outputs])
         variance = check_noise(self.noise if observation_noise is None else observation_noise, size, X)
         if X.shape[-2] == 0:
-            return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
+            batch = broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape)
+            return self._copied(_batch_shape=sampler.sample_shape + batch)
         moments = self._gaussian(X, "fantasy")
         mean, root, misfits = (part.to(torch.float64) for part in moments.expanded(variance.shape[:-2]))
         drawn = sampler(Measurements(mean, root, variance, discrepancy=misfits))
         return self._having_observed(X, drawn, variance, moments)
 
-    def _copied(self, batch_shape: torch.Size | None = None) -> OperatorModel:
+    def _copied(self, **attributes: Any) -> OperatorModel:
+        """Return a copy with other values of some attributes."""
         result = copy.copy(self)
-        result._batch_shape = self._batch_shape if batch_shape is None else batch_shape
+        vars(result).update(attributes)
         return result
 
     def _select(self, indices: list[int]) -> list[int]:
@@ -403,18 +404,14 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
     def _having_observed(self, X: Tensor, Y: Tensor, variance: Tensor, moments: OutputMoments) -> OperatorModel:
         """Return the model conditioned on Y at X, where `moments` are predicted."""
-        result = self._copied(broadcast_batches(Y.shape[:-2], variance.shape[:-2], moments.mean.shape[:-2], self._batch_shape))
+        batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], moments.mean.shape[:-2], self._batch_shape)
         if moments.latent is None:
             observation = Observation(designs=X, values=Y, noise=variance, outputs=tuple(self.outputs))
-            result.observations = (*self.observations, observation)
-            return result
+            return self._copied(_batch_shape=batch, observations=(*self.observations, observation))
         residual = Y.to(moments.mean.device, torch.float64) - moments.mean.to(torch.float64)
-        result.latent_posteriors = (
-            *self.latent_posteriors,
-            LatentPosterior.of(moments.root, residual, noise=variance, discrepancy=moments.discrepancy),
-        )
-        result.latent = moments.latent
-        return result
+        learned = LatentPosterior.of(moments.root, residual, noise=variance, discrepancy=moments.discrepancy)
+        posteriors = (*self.latent_posteriors, learned)
+        return self._copied(_batch_shape=batch, latent=moments.latent, latent_posteriors=posteriors)
 
     def _unsupported(self, feature: str) -> UnsupportedError:
         return UnsupportedError(
