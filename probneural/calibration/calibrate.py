@@ -13,7 +13,7 @@ from torch import Tensor
 
 from probneural.calibration.bands.conformal import Band, SimultaneousBand
 from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure
-from probneural.calibration.predictions import check_new, distributions, domain_average, group_numbers, number_of
+from probneural.calibration.predictions import check_new, distributions, group_numbers, number_of
 from probneural.calibration.variance.scale_mixture import ScaleMixture, ScaleMixturePredictor
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.calibration.variance.variance_scale import VarianceScale
@@ -23,7 +23,7 @@ from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.errors import CalibrationError
 from probneural.fields import Field
-from probneural.metrics.comparison import compare
+from probneural.metrics.comparison import compare, domain_average
 from probneural.metrics.reliability import coverage, simultaneous_coverage
 from probneural.pairs import Dataset, split_order
 from probneural.randomness import check_seed

@@ -18,6 +18,7 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError, ShapeError, UnsupportedError
 from probneural.grids import Grid
+from probneural.metrics.comparison import domain_average
 from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys, shared_rows
 
@@ -206,13 +207,6 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
     check_units(predictor.trained_on, pairs.outputs, name="output")
     if isinstance(pairs, FieldPairs):
         check_squares(pairs.outputs.values, "calibration outputs")
-
-
-def domain_average(values: Float64[Tensor, "n c *grid"], grid: Grid) -> Float64[Tensor, "n c"]:
-    """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
-    weights = grid.sample_weights.to(values)
-    flat = values.flatten(2)
-    return grid.mean(torch.where(weights > 0, flat, torch.zeros_like(flat)))
 
 
 def likelihood_profile(

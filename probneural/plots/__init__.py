@@ -5,9 +5,15 @@ with `figure.savefig(path)`, or turn it into bytes with [`png`][probneural.plots
 """
 
 from probneural.plots.evolution import fan, snapshots, space_time
-from probneural.plots.leads import lead_scores, lead_spread_skill, rank_histograms, variance_shares
 from probneural.plots.quantities import quantity
-from probneural.plots.several import active_learning, spread_skill
+from probneural.plots.several import (
+    active_learning,
+    lead_scores,
+    lead_spread_skill,
+    rank_histograms,
+    spread_skill,
+    variance_shares,
+)
 from probneural.plots.single import band, calibration, field, png, training
 
 __all__ = [

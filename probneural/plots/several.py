@@ -1,22 +1,29 @@
-"""Several predictors or loops side by side: spread against skill, and errors by labels."""
+"""Several predictors, loops or forecasts side by side: spread against skill, errors by labels, scores by lead."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import torch
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
+from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_instance
+from probneural.checks import check_choice, check_instance, check_sequence
 from probneural.distributions.base import FieldDistribution
-from probneural.errors import DataError
+from probneural.distributions.forecasts.trajectory import VarianceShares
+from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.metrics.comparison import Comparison, compare
+from probneural.metrics.lead_table import TITLES, LeadScores, checked_times, spread_leads
 from probneural.metrics.spread import spread_skill_curve
+from probneural.plots.evolution import time_name
 from probneural.plots.single import (
     BLUE,
     DASHED,
@@ -26,7 +33,9 @@ from probneural.plots.single import (
     WIDTH,
     checked_position,
     ink,
+    legend_above,
     new_figure,
+    noted,
     with_unit,
 )
 
@@ -35,6 +44,12 @@ if TYPE_CHECKING:
 
 _COLOURS = (BLUE, VERMILION, "#009E73", ORANGE, "#CC79A7", SKY)
 _MARKERS = "osD^vP"
+_PANELS = 6
+"""Leads whose rank histograms a figure has room for."""
+_MARKED = 40
+"""Leads up to which each has a marker."""
+
+_T = TypeVar("_T")
 
 
 def spread_skill(
@@ -125,15 +140,7 @@ def active_learning(
     """
     from probneural.active.loop.history import LearningHistory
 
-    named = {"error": histories} if isinstance(histories, LearningHistory) else histories
-    if (
-        not isinstance(named, Mapping)
-        or not named
-        or not all(isinstance(history, LearningHistory) for history in named.values())
-    ):
-        raise DataError(
-            expected="a LearningHistory, or several by name", got=repr(histories)[:200], remedy='{"random": learner.history}'
-        )
+    named = _by_name(histories, LearningHistory, "error", remedy='{"random": learner.history}')
     figure = new_figure(WIDTH, 3.8)
     axes = figure.subplots()
     axes.set_xscale("log")
@@ -160,3 +167,183 @@ def active_learning(
     axes.set(xlabel="labels", ylabel="relative L2 error")
     axes.legend(frameon=False, fontsize=9)
     return figure
+
+
+def lead_scores(
+    scores: LeadScores | Mapping[str, LeadScores],
+    *,
+    names: Sequence[str] = ("relative_l2", "crps", "spread_skill", "simultaneous_coverage"),
+    unit: str = "",
+) -> Figure:
+    """Draw scores against the lead, for one forecast or several; the shade is two standard errors over the functions.
+
+    Args:
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead], or several by name.
+        names: Which scores, a panel each, in the names of their table: "crps", "energy", "rank_deviation", ...
+        unit: Unit of the values.
+
+    Returns:
+        The figure. A dashed line is the value of a calibrated forecast.
+
+    Raises:
+        DataError: If there are no scores.
+        ArgumentError: If there is no score of such a name.
+    """
+    named = _by_name(scores, LeadScores, "", remedy="score a forecast: pn.metrics.score_by_lead(forecast, truth)")
+    names = check_sequence(names, "names", remedy="give a list of scores")
+    names = [check_choice(name, TITLES, "names") for name in names]
+    if not names:
+        raise ArgumentError(expected=f"names among {', '.join(TITLES)}", got=repr(names), remedy="choose some of them")
+    columns = min(2, len(names))
+    figure, panels = _grid(len(names), columns=columns, width=WIDTH * columns / 2, height=2.3)
+    ideals = {"spread_skill": 1.0, "chi2": 1.0, "rank_deviation": 0.0, "spectrum_error": 0.0}
+    for panel, name in zip(panels.flat, names, strict=False):
+        for series, (title, table) in enumerate(named.items()):
+            if name in table.scores:
+                _draw_series(panel, table, name, colour=series_colour(series), marker=series_marker(series), label=title)
+        level = next(iter(named.values())).level
+        ideal = level if name.endswith("coverage") else ideals.get(name)
+        if ideal is not None:
+            panel.axhline(ideal, color=ink(), linewidth=0.9, linestyle=DASHED)
+        title, dimension = TITLES[name]
+        panel.set_title(with_unit(title, unit) if dimension == "field" else title, fontsize=10)
+    for panel in panels[-1]:
+        _name_abscissa(panel, next(iter(named.values())))
+    if len(named) > 1:
+        legend_above(figure, panels[0, 0])
+    return noted(figure, any(table.is_uncalibrated for table in named.values()))
+
+
+def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: str = "") -> Figure:
+    """Draw spread and error against the lead, one panel per forecast: equal for a calibrated forecast.
+
+    Args:
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead], or several by name.
+        unit: Unit of the values.
+
+    Returns:
+        The figure; shades are two standard errors over the functions, titles the ratio over all leads.
+
+    Raises:
+        DataError: If there are no scores.
+    """
+    named = _by_name(scores, LeadScores, "", remedy="score a forecast: pn.metrics.score_by_lead(forecast, truth)")
+    figure = new_figure(max(WIDTH * 0.75, 3.2 * len(named)), 3.2)
+    panels = figure.subplots(1, len(named), squeeze=False, sharey=True)[0]
+    for panel, (name, table) in zip(panels, named.items(), strict=True):
+        _draw_series(panel, table, "rmse", colour=series_colour(1), marker="o", label="RMSE of the mean")
+        _draw_series(panel, table, "spread", colour=BLUE, marker="s", label="spread")
+        ratio = table.scores.get("spread_skill")
+        title = "" if ratio is None else f"ratio {ratio.overall:.3g}"
+        panel.set_title(", ".join(part for part in (name if len(named) > 1 else "", title) if part), fontsize=10)
+        _name_abscissa(panel, table)
+        panel.set_ylim(bottom=0.0)
+    panels[0].set_ylabel(with_unit("value", unit))
+    legend_above(figure, panels[0])
+    return noted(figure, any(table.is_uncalibrated for table in named.values()))
+
+
+def rank_histograms(scores: LeadScores) -> Figure:
+    """Draw how often the truth has each rank among the members, at up to six leads: flat if calibrated.
+
+    High at both ends: the members are too close together. High at one end: they are too low or too high. Without members,
+    the bars are those of the probability integral transform.
+
+    Args:
+        scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead].
+
+    Returns:
+        The figure; whiskers are two standard errors over the functions.
+
+    Raises:
+        DataError: If there are no rank histograms.
+    """
+    check_instance(scores, LeadScores, "scores", remedy="score a forecast: pn.metrics.score_by_lead(forecast, truth)")
+    if scores.ranks is None:
+        raise DataError(expected="rank histograms", got="none", remedy="give the forecast two members or more")
+    chosen = spread_leads(scores.steps, most=_PANELS)
+    columns = min(3, len(chosen))
+    figure, panels = _grid(len(chosen), columns=columns, width=2.4 * columns, height=1.9, sharey=True)
+    ranks = np.arange(scores.ranks.frequencies.shape[1])
+    for panel, lead in zip(panels.flat, chosen, strict=False):
+        heights, errors = (part[lead - 1].numpy() for part in (scores.ranks.frequencies, scores.ranks.errors))
+        panel.bar(ranks, heights, width=1.0, color=SKY, edgecolor=BLUE, linewidth=0.6)
+        panel.errorbar(ranks, heights, yerr=2.0 * np.nan_to_num(errors), fmt="none", ecolor=BLUE, elinewidth=1.0)
+        panel.axhline(1.0 / len(ranks), color=ink(), linewidth=0.9, linestyle=DASHED)
+        panel.set_title(f"lead {lead}", fontsize=10)
+    for panel in panels[-1]:
+        panel.set_xlabel("rank of the truth")
+    for panel in panels[:, 0]:
+        panel.set_ylabel("frequency")
+    return noted(figure, scores.is_uncalibrated)
+
+
+def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence[float] | Tensor | None = None) -> Figure:
+    """Draw where the variance of a forecast comes from, against the lead: initial states, operators, both together, noise.
+
+    Args:
+        shares: The result of `forecast.variance_shares()`.
+        channel: Which of the c channels; negative numbers count from the end.
+        times: Time of each lead, `(steps,)`; the number of the lead by default.
+
+    Returns:
+        The figure: fractions of the total variance, summed over the functions. They add up to 1; an estimate of a small one may
+        be negative.
+
+    Raises:
+        DataError: If there are no shares.
+        ArgumentError: If the channel is out of range, or nothing varies.
+        ShapeError: If there is not one time per lead.
+    """
+    check_instance(shares, VarianceShares, "shares", remedy="forecast.variance_shares()")
+    steps, _, channels = shares.total.shape
+    column, where = checked_position(channel, channels, name="channel"), checked_times(times, steps)
+    total = shares.total[:, :, column].sum(1)
+    if not bool((total > 0).all()):
+        raise ArgumentError(expected="a variance > 0 at every lead", got=str(float(total.min())), remedy="draw another channel")
+    figure = new_figure(WIDTH, 3.2)
+    axes = figure.subplots()
+    for number, name in enumerate(("initial", "operator", "interaction", "noise")):
+        fractions = (getattr(shares, name)[:, :, column].sum(1) / total).numpy()
+        marker = None if steps > _MARKED else series_marker(number)
+        axes.plot(where.numpy(), fractions, color=series_colour(number), linewidth=1.4, marker=marker, markersize=3, label=name)
+    axes.axhline(0.0, color=ink(), linewidth=0.9)
+    axes.set(xlabel=time_name(times), ylabel="fraction of the variance")
+    if times is None:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_above(figure, axes)
+    return figure
+
+
+def _grid(count: int, *, columns: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, NDArray[Any]]:
+    """A figure with so many panels in rows of a height, one abscissa, and no panel in the spare cells."""
+    rows = math.ceil(count / columns)
+    figure = new_figure(max(WIDTH / 2, width), 0.5 + height * rows)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
+    for spare in panels.flat[count:]:
+        spare.remove()
+    return figure, panels
+
+
+def _draw_series(panel: Axes, table: LeadScores, name: str, *, colour: str, marker: str, label: str) -> None:
+    """One score against time, with two standard errors shaded."""
+    score, where = table.scores[name], table.times.numpy()
+    values, errors = score.values.numpy(), 2.0 * np.nan_to_num(score.errors.numpy())
+    many = len(where) > _MARKED
+    panel.fill_between(where, values - errors, values + errors, color=colour, alpha=0.2, linewidth=0)
+    panel.plot(where, values, color=colour, linewidth=1.4, marker=None if many else marker, markersize=3, label=label)
+
+
+def _name_abscissa(panel: Axes, table: LeadScores) -> None:
+    is_lead = torch.equal(table.times, torch.arange(1, table.steps + 1).to(table.times))
+    panel.set_xlabel("lead" if is_lead else "time")
+    if is_lead:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _by_name(items: object, kind: type[_T], name: str, *, remedy: str) -> Mapping[str, _T]:
+    """Several objects of a kind by name, or a single one under a default name."""
+    named = {name: items} if isinstance(items, kind) else items
+    if not isinstance(named, Mapping) or not named or not all(isinstance(part, kind) for part in named.values()):
+        raise DataError(expected=f"a {kind.__name__}, or several by name", got=repr(items)[:200], remedy=remedy)
+    return named

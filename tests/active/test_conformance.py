@@ -25,7 +25,6 @@ from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpected
 from botorch.acquisition.multi_objective.logei import qLogExpectedHypervolumeImprovement
 from botorch.acquisition.multi_step_lookahead import qMultiStepLookahead
 from botorch.acquisition.objective import GenericMCObjective, LinearMCObjective, ScalarizedPosteriorTransform
-from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
 from botorch.acquisition.utils import project_to_target_fidelity
 from botorch.models.cost import AffineFidelityCostModel
 from botorch.optim import optimize_acqf
@@ -131,18 +130,6 @@ def hypervolume(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
     return qLogExpectedHypervolumeImprovement(model, ref_point=reference, partitioning=partition, sampler=sampler(model))
 
 
-def thompson(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return PathwiseThompsonSampling(of(one_number()))
-
-
-def composite_thompson(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return PathwiseThompsonSampling(of(three_numbers()), objective=GenericMCObjective(lambda Y, X: -Y.square().sum(-1)))
-
-
 def one_path(of: Callable[..., OperatorModel]) -> AcquisitionFunction:
     return PosteriorMean(OperatorDraws(of(one_number()), seed=4))
 
@@ -194,8 +181,6 @@ CASES: dict[str, Make] = {
     "constrained qLogNEI": constrained,
     "whole fields": whole_field,
     "qLogEHVI": hypervolume,
-    "Thompson": thompson,
-    "composite Thompson": composite_thompson,
     "one path": one_path,
 }
 LOOK_AHEAD: dict[str, Make] = {
@@ -275,7 +260,7 @@ def check_optimised(make: Make, kind: str, *, q: int) -> None:
 @pytest.mark.parametrize("kind", [*GAUSSIAN, "members"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_optimiser_runs(name: str, kind: str) -> None:
-    check_optimised(CASES[name], kind, q=2 if name in ("qLogEI", "Thompson", "composite Thompson") else 1)
+    check_optimised(CASES[name], kind, q=2 if name == "qLogEI" else 1)
 
 
 @pytest.mark.parametrize("kind", GAUSSIAN)
@@ -382,7 +367,7 @@ def test_the_knowledge_gradient_of_two_points_has_its_closed_form(kind: str) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("where", ["designs only", "predictor and designs"])
-@pytest.mark.parametrize("name", ["qLogEI", "qLogNEI", "Thompson", "qKG", "composite qKG", "qNIPV", "weighted qNIPV"])
+@pytest.mark.parametrize("name", ["qLogEI", "qLogNEI", "one path", "qKG", "composite qKG", "qNIPV", "weighted qNIPV"])
 def test_designs_on_a_gpu_score_as_on_the_cpu(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make = {**CASES, **LOOK_AHEAD}[name]
     expected = score_of(make, "last layer")

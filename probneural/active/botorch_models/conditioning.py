@@ -201,7 +201,7 @@ class Observation:
     """Values observed at designs, for latents that depend on all designs of a call.
 
     Args:
-        designs: `(*b, q, d)`, transformed.
+        designs: `(*b, q, d)`.
         values: `(*f, *b, q, m)`.
         noise: Their noise variances, broadcastable to the values.
         outputs: Positions of the m outputs among the functional's values.

@@ -1,6 +1,6 @@
 """Draws of operators: samplers of posteriors, and deterministic models for Thompson sampling.
 
-Importing this module registers the samplers with BoTorch's `get_sampler`, and the draws with its `draw_matheron_paths`.
+Importing this module registers the samplers with BoTorch's `get_sampler`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from botorch.posteriors.posterior import Posterior
 from botorch.sampling.base import MCSampler
 from botorch.sampling.get_sampler import GetSampler
 from botorch.sampling.normal import IIDNormalSampler, NormalMCSampler, SobolQMCNormalSampler
-from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from probneural.active.botorch_models.model import OperatorModel
@@ -219,27 +218,6 @@ class OperatorDraws(Undisturbed, DeterministicModel):
         return self._base
 
 
-class _MatheronPath(nn.Module):
-    """Draws in the layout of `botorch.sampling.pathwise`: a single output has no axis, several come before the designs.
-
-    Args:
-        draws: The draws.
-    """
-
-    def __init__(self, draws: OperatorDraws) -> None:
-        super().__init__()
-        self.draws = draws
-
-    def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "..."]:
-        """Evaluate: `b x q` for one output; for several, designs are `b x 1 x q x d` and values `b x m x q`."""
-        if self.draws.num_outputs == 1:
-            return self.draws(X)[..., 0]
-        return self.draws(X.squeeze(-3)).mT
-
-    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
-        """Nothing to set: draws of an ensemble are members already."""
-
-
 def _members(values: Tensor, numbers: Tensor) -> Tensor:
     """Pick member numbers[i] for t-batch axis i, or one member for all: `s x b x q x m` to `b x q x m`."""
     if numbers.ndim == 0:
@@ -250,18 +228,3 @@ def _members(values: Tensor, numbers: Tensor) -> Tensor:
     full = values.reshape(members, *missing, *batch, designs, outputs).expand(members, *shape, designs, outputs)
     last = torch.arange(shape[-1], device=values.device)
     return full[numbers.expand(shape[-1]), ..., last, :, :].movedim(0, -3)
-
-
-@DrawMatheronPaths.register(OperatorModel)
-def _draw_matheron_paths(
-    model: OperatorModel, *, sample_shape: torch.Size, prior_sampler: object = None, update_strategy: object = None
-) -> _MatheronPath:
-    """Draws of an `OperatorModel` for BoTorch's `draw_matheron_paths`, and with it `PathwiseThompsonSampling`.
-
-    Args:
-        model: The model to draw from.
-        sample_shape: Shape of the draws, `()` or `(count,)`.
-        prior_sampler: BoTorch's sampler of kernels, which is not used.
-        update_strategy: BoTorch's update of draws, which is not used.
-    """
-    return _MatheronPath(OperatorDraws(model, *sample_shape))

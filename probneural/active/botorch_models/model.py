@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.models.model import FantasizeMixin, Model
-from botorch.models.transforms.input import InputTransform
-from botorch.models.utils.assorted import fantasize as fantasizing
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling.base import MCSampler
 from jaxtyping import Float, Float64
@@ -41,10 +40,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
     """The BoTorch model of y = A u(encode(x)): numbers that a functional A reads from the field at design x.
 
     Any acquisition function works on it if the predictor is Gaussian: those of a posterior's mean, variance or draws, those
-    that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`,
-    `PathwiseThompsonSampling`). An ensemble cannot be conditioned on numbers it did not predict, so it cannot look ahead;
-    `moment_matched=True` replaces it by the Gaussian of the same mean and covariance. Several outputs need an objective or a
-    posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model: a `ModelList` of two
+    that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`). An ensemble
+    cannot be conditioned on numbers it did not predict, so it cannot look ahead; `moment_matched=True` replaces it by the
+    Gaussian of the same mean and covariance. Several outputs need an objective or a posterior transform, as with any BoTorch
+    model. Functionals of one predictor belong in one model: a `ModelList` of two
     models would draw their latents independently.
 
     A head without a finite number of weights, `KernelOperator`, has a latent for every call: the same base samples are another
@@ -69,7 +68,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         functional: A, on the grid where the field is to be evaluated; it need not be the inputs' grid.
         noise: Variance of the observation noise of the outputs, in their units squared: a number, or one per output `(m,)`; the
             predictor's own by default, as `observation_variance` has it.
-        input_transform: A BoTorch transform of designs, such as `Normalize`; `encode` gets what it returns.
         moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 
     Attributes:
@@ -103,7 +101,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         encode: Callable[[Tensor], Field],
         functional: Functional,
         noise: float | Float[Tensor, "..."] | None = None,
-        input_transform: InputTransform | None = None,
         moment_matched: bool = False,
     ) -> None:
         super().__init__()
@@ -129,11 +126,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         self.latent: str | None = None
         self.observations: tuple[Observation, ...] = ()
         self._batch_shape = torch.Size()
-        if input_transform is not None:  # BoTorch asks whether the attribute exists
-            remedy = "give a transform of BoTorch: Normalize(d=2)"
-            self.input_transform = check_instance(
-                input_transform, InputTransform, "input_transform", remedy=remedy, error=ArgumentError
-            )
 
     @property
     def num_outputs(self) -> int:
@@ -160,9 +152,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         Raises:
             ArgumentError: If an output does not exist.
         """
-        subset = self._copied()
-        subset.outputs, subset._derived_noise = self._select(idcs), None
-        return subset
+        return self._copied(outputs=self._select(idcs), _derived_noise=None)
 
     def posterior(  # type: ignore[override]  # the mixin's *args
         self,
@@ -174,8 +164,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         """Return the joint posterior over q designs and m outputs, for each t-batch.
 
         Args:
-            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in the domain of `encode` or the
-                input transform. If this model has a batch shape, b broadcasts against it.
+            X: Designs, `b x q x d` with any number of t-batch axes, or none; dimensionless, in the domain of `encode`. If this
+                model has a batch shape, b broadcasts against it.
             output_indices: Outputs to return; all by default.
             observation_noise: Whether to add this model's `noise`; or the variances to add, broadcastable to `b x q x m`.
             posterior_transform: Applied to the result. `ScalarizedPosteriorTransform` is exact and keeps the kind of posterior;
@@ -196,7 +186,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         """
         outputs = list(range(self.num_outputs)) if output_indices is None else output_indices
         chosen = self._select(outputs)
-        X = self._transformed_designs(X)
+        _check_designs(X)
         posterior = self._predicted(X, chosen)
         if not isinstance(observation_noise, bool | Tensor):
             raise ArgumentError(
@@ -234,8 +224,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             ArgumentError: If the noise is not positive.
             LatentError: As `posterior`.
         """
-        with fantasizing():  # BoTorch's sign for transforms that perturb designs to leave observed ones alone
-            X = self._transformed_designs(X)
+        _check_designs(X)
         if not isinstance(Y, Tensor) or Y.ndim < 2 or Y.shape[-2:] != (X.shape[-2], self.num_outputs):
             raise ShapeError(
                 expected=f"Y of shape (..., {X.shape[-2]}, {self.num_outputs}), one row per design and one column per output",
@@ -246,7 +235,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         variance = check_noise(self.noise if noise is None else noise, Y.shape, X)
         batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], X.shape[:-2], self._batch_shape)
         if X.shape[-2] == 0:
-            return self._copied(batch)
+            return self._copied(_batch_shape=batch)
         return self._having_observed(X, Y, variance, self._gaussian(X, "model conditioned on observations"))
 
     def fantasize(  # type: ignore[override]  # as above
@@ -283,23 +272,21 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
                 got=str(type(sampler)),
                 remedy="pass botorch.sampling.normal.SobolQMCNormalSampler(torch.Size([64]), seed=0)",
             )
-        with fantasizing():
-            X = self._transformed_designs(X)
+        _check_designs(X)
         size = torch.Size([X.shape[-2], self.num_outputs])
         variance = check_noise(self.noise if observation_noise is None else observation_noise, size, X)
         if X.shape[-2] == 0:
-            return self._copied(sampler.sample_shape + broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape))
+            batch = broadcast_batches(variance.shape[:-2], X.shape[:-2], self._batch_shape)
+            return self._copied(_batch_shape=sampler.sample_shape + batch)
         moments = self._gaussian(X, "fantasy")
         mean, root, misfits = (part.to(torch.float64) for part in moments.expanded(variance.shape[:-2]))
         drawn = sampler(Measurements(mean, root, variance, discrepancy=misfits))
         return self._having_observed(X, drawn, variance, moments)
 
-    def _set_transformed_inputs(self) -> None:
-        """Nothing to transform: no training inputs are kept."""
-
-    def _copied(self, batch_shape: torch.Size | None = None) -> OperatorModel:
+    def _copied(self, **attributes: Any) -> OperatorModel:
+        """Return a copy with other values of some attributes."""
         result = copy.copy(self)
-        result._batch_shape = self._batch_shape if batch_shape is None else batch_shape
+        vars(result).update(attributes)
         return result
 
     def _select(self, indices: list[int]) -> list[int]:
@@ -307,23 +294,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         numbers = check_sequence(indices, "outputs", remedy="give a list of positions among the functional's values")
         positions = [check_integer(number, "outputs", least=-self.num_outputs, most=self.num_outputs - 1) for number in numbers]
         return [self.outputs[position] for position in positions]
-
-    def _transformed_designs(self, X: Tensor) -> Tensor:
-        """Check designs, and apply the input transform in evaluation mode."""
-        if not isinstance(X, Tensor) or not X.is_floating_point():
-            raise DataError(
-                expected="designs as a floating point tensor",
-                got=str(X.dtype if isinstance(X, Tensor) else type(X)),
-                remedy="pass torch.as_tensor(designs, dtype=torch.double)",
-            )
-        if X.ndim < 2:
-            raise ShapeError(
-                expected="designs of shape b x q x d",
-                got=str(tuple(X.shape)),
-                remedy="a single design of d numbers is design[None]",
-            )
-        self.eval()
-        return self.transform_inputs(X)
 
     def encoded(self, X: Float[Tensor, "*b q d"]) -> Field:
         """Return the input functions of all designs, t-batch by t-batch, as the predictor is given them.
@@ -335,10 +305,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             ShapeError: If X has fewer than two axes, or `encode` does not return one field per design.
             DataError: If X is not a floating point tensor, or `encode` does not return a Field.
         """
-        return self._encoded(self._transformed_designs(X))
-
-    def _encoded(self, X: Tensor) -> Field:
-        """Encode transformed designs."""
+        _check_designs(X)
         designs = X.reshape(-1, X.shape[-1])
         inputs = self.encode(designs)
         if not isinstance(inputs, Field):
@@ -354,8 +321,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return inputs
 
     def _read(self, X: Tensor) -> GaussianField | EmpiricalField:
-        """Predict at transformed designs and push through the functional."""
-        inputs, where = self._encoded(X), self.functional.grid
+        """Predict at designs and push through the functional."""
+        inputs, where = self.encoded(X), self.functional.grid
         field = self.predictor(inputs, None if inputs.grid == where else where).apply(self.functional)
         if isinstance(field, EmpiricalField):
             if not self.moment_matched:
@@ -371,7 +338,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         )
 
     def _predicted(self, X: Tensor, outputs: list[int]) -> FieldPosterior | MemberPosterior:
-        """Return the posterior of some of the functional's values at transformed designs, in their dtype."""
+        """Return the posterior of some of the functional's values at designs, in their dtype."""
         predicted = self._moments_given_data(X, outputs)
         if isinstance(predicted, EmpiricalField):
             values = predicted.samples.flatten(2)[..., outputs].to(X)
@@ -380,7 +347,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return FieldPosterior(mean.to(X), root.to(X), latent=predicted.latent)
 
     def _gaussian(self, X: Tensor, feature: str) -> OutputMoments:
-        """Mean and root of this model's outputs at transformed designs, or an UnsupportedError."""
+        """Mean and root of this model's outputs at designs, or an UnsupportedError."""
         moments = self._moments_given_data(X, self.outputs)
         if isinstance(moments, EmpiricalField):
             raise self._unsupported(feature)
@@ -389,7 +356,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return moments
 
     def _moments_given_data(self, X: Tensor, outputs: list[int]) -> OutputMoments | EmpiricalField:
-        """Moments of outputs at transformed designs, given what was observed; or the whole field of an ensemble."""
+        """Moments of outputs at designs, given what was observed; or the whole field of an ensemble."""
         if self.observations:
             return self._given_observations(X, outputs)
         field = self._read(X)
@@ -437,18 +404,14 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
     def _having_observed(self, X: Tensor, Y: Tensor, variance: Tensor, moments: OutputMoments) -> OperatorModel:
         """Return the model conditioned on Y at X, where `moments` are predicted."""
-        result = self._copied(broadcast_batches(Y.shape[:-2], variance.shape[:-2], moments.mean.shape[:-2], self._batch_shape))
+        batch = broadcast_batches(Y.shape[:-2], variance.shape[:-2], moments.mean.shape[:-2], self._batch_shape)
         if moments.latent is None:
             observation = Observation(designs=X, values=Y, noise=variance, outputs=tuple(self.outputs))
-            result.observations = (*self.observations, observation)
-            return result
+            return self._copied(_batch_shape=batch, observations=(*self.observations, observation))
         residual = Y.to(moments.mean.device, torch.float64) - moments.mean.to(torch.float64)
-        result.latent_posteriors = (
-            *self.latent_posteriors,
-            LatentPosterior.of(moments.root, residual, noise=variance, discrepancy=moments.discrepancy),
-        )
-        result.latent = moments.latent
-        return result
+        learned = LatentPosterior.of(moments.root, residual, noise=variance, discrepancy=moments.discrepancy)
+        posteriors = (*self.latent_posteriors, learned)
+        return self._copied(_batch_shape=batch, latent=moments.latent, latent_posteriors=posteriors)
 
     def _unsupported(self, feature: str) -> UnsupportedError:
         return UnsupportedError(
@@ -456,6 +419,22 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
             got="an ensemble, whose members are the only functions it knows: noisy observations agree with none of them",
             remedy="OperatorModel(..., moment_matched=True) takes its Gaussian of the same mean and covariance, "
             "that of EmpiricalField.moment_matched()",
+        )
+
+
+def _check_designs(X: Tensor) -> None:
+    """Raise a DataError or a ShapeError unless these are designs."""
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        raise DataError(
+            expected="designs as a floating point tensor",
+            got=str(X.dtype if isinstance(X, Tensor) else type(X)),
+            remedy="pass torch.as_tensor(designs, dtype=torch.double)",
+        )
+    if X.ndim < 2:
+        raise ShapeError(
+            expected="designs of shape b x q x d",
+            got=str(tuple(X.shape)),
+            remedy="a single design of d numbers is design[None]",
         )
 
 

@@ -23,7 +23,6 @@ from probneural.calibration.bands.shapes import (
 from probneural.calibration.predictions import (
     check_new,
     distributions,
-    domain_average,
     group_numbers,
     group_sizes,
     moments,
@@ -36,6 +35,7 @@ from probneural.distributions.predictors.base import Predictor
 from probneural.errors import CalibrationError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.metrics.comparison import domain_average
 from probneural.pairs import Dataset
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from probneural.calibration.predictions import PredictedMoments, domain_average
+from probneural.calibration.predictions import PredictedMoments
 from probneural.checks import check_choice, check_finite, check_real
 from probneural.contexts import Undisturbed
 from probneural.distributions.base import check_values
@@ -17,6 +17,7 @@ from probneural.distributions.predictors.base import Predictor
 from probneural.errors import GridError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
+from probneural.metrics.comparison import domain_average
 
 Modulation = Literal["std", "constant"]
 FLOOR = 0.1

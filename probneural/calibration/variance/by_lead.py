@@ -233,8 +233,8 @@ class LeadScaling(Undisturbed):
         return ScaledForecast(forecast, self)
 
     @property
-    def _name(self) -> str:
-        """One name for all leads: they are still driven by one vector, but not by the unscaled one."""
+    def latent_name(self) -> str:
+        """Name of the scaled latent, one for all leads: they are still driven by one vector, but not by the unscaled one."""
         local = [scale.coefficients for scale in self.local if scale is not None]
         tails = [] if self.saturations is None else [self.saturations]
         return f"lead-scaled-{digest(self.scales, *local, *tails)}"
@@ -327,7 +327,7 @@ class ScaledForecast(Undisturbed):
         return GaussianField(
             scaled.mean,
             scaled.root,
-            latent=u.latent.renamed(self.scaling._name),
+            latent=u.latent.renamed(self.scaling.latent_name),
             grid=u.grid,
             discrepancy=scaled.discrepancy,
         )

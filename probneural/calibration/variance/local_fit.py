@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.predictions import FOLDS, domain_average, group_means, is_gain, mean_size, number_of
+from probneural.calibration.predictions import FOLDS, group_means, is_gain, mean_size, number_of
 from probneural.calibration.variance.local_scale import (
     FINE,
     POINTWISE,
@@ -25,6 +25,7 @@ from probneural.calibration.variance.local_scale import (
     wave_numbers,
 )
 from probneural.grids import Grid
+from probneural.metrics.comparison import domain_average
 from probneural.randomness import stream
 
 _WIDTH = 0.08

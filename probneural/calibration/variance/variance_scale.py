@@ -17,7 +17,6 @@ from probneural.calibration.predictions import (
     Pair,
     are_rounding,
     check_pairs,
-    domain_average,
     group_numbers,
     likelihood_profile,
     standardised_squares,
@@ -33,6 +32,7 @@ from probneural.distributions.base import noise_variance
 from probneural.distributions.predictors.base import Predictor, with_discrepancy
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataWarning, warn
+from probneural.metrics.comparison import domain_average
 from probneural.pairs import Dataset
 
 FRACTIONS = (0.05, 0.95)

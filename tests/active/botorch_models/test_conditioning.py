@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
-from botorch.models.transforms.input import InputPerturbation, Normalize
 from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
-from probneural.active import OperatorDraws, OperatorModel
+from probneural.active import OperatorModel
 from probneural.active.botorch_models import conditioning
 from probneural.active.botorch_models.conditioning import LatentPosterior, check_noise, observation_variance
 from probneural.active.botorch_models.posteriors import FieldPosterior, Measurements
@@ -394,36 +393,6 @@ def test_looking_ahead_differentiates_in_designs_readings_and_noise(kind: str, c
 
     inputs = (designs(count), numbers(count + 1, 3), numbers(3, seed=3).abs() + 0.3)
     assert torch.autograd.gradcheck(looked, tuple(x.requires_grad_() for x in inputs), eps=1e-6, atol=1e-6)
-
-
-def test_input_transforms_apply_wherever_designs_enter() -> None:
-    bounds = torch.tensor([[-2.0, 10.0], [2.0, 30.0]], dtype=torch.float64)
-    plain, scaled = model_of(), model_of(input_transform=Normalize(d=2, bounds=bounds))
-    X, new = designs(3, 2), designs(4, seed=33)
-
-    def physical(designs: Tensor) -> Tensor:
-        return bounds[0] + designs * (bounds[1] - bounds[0])
-
-    sampler, Y = SobolQMCNormalSampler(torch.Size([4]), seed=5), numbers(3, 2, 6)
-    torch.testing.assert_close(scaled.posterior(physical(X)).mean, plain.posterior(X).mean)
-    for one, other in [
-        (scaled.condition_on_observations(physical(X), Y), plain.condition_on_observations(X, Y)),
-        (scaled.fantasize(physical(X), sampler), plain.fantasize(X, sampler)),
-        (scaled.subset_output([1]), plain.subset_output([1])),
-    ]:
-        torch.testing.assert_close(one.posterior(physical(new)).mean, other.posterior(new).mean, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(OperatorDraws(scaled, seed=1)(physical(new)), OperatorDraws(plain, seed=1)(new))
-    perturbed = model_of(input_transform=InputPerturbation(torch.tensor([[0.0, 0.0], [0.1, 0.0]]).double()))
-    assert perturbed.posterior(new[:2]).mean.shape == (4, 6)
-    assert perturbed.fantasize(new[:2], sampler).batch_shape == (4,)
-    known = perturbed.condition_on_observations(new[:2], Y[0])
-    torch.testing.assert_close(
-        known.posterior(new).mean[::2], plain.condition_on_observations(new[:2], Y[0]).posterior(new).mean, rtol=1e-9, atol=1e-9
-    )
-    assert sampler.base_samples.shape == (4, 2, 6)  # BoTorch does not perturb what is observed
-    torch.testing.assert_close(
-        perturbed.posterior(new[:1]).mean[1], plain.posterior(new[:1] + bounds.new_tensor([0.1, 0.0])).mean[0]
-    )
 
 
 @pytest.mark.parametrize("output", [members, weighted_members])
