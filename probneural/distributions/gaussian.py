@@ -92,13 +92,7 @@ class GaussianField(FieldDistribution):
     """
 
     def __init__(
-        self,
-        mean: Float[Tensor, "..."],
-        root: Root,
-        *,
-        latent: Latent | str,
-        grid: Grid,
-        discrepancy: Root | None = None,
+        self, mean: Float[Tensor, "..."], root: Root, *, latent: Latent | str, grid: Grid, discrepancy: Root | None = None
     ) -> None:
         check_floating(mean, "mean")
         for part, name in ((root, "root"), (discrepancy, "discrepancy")):
@@ -193,11 +187,7 @@ class GaussianField(FieldDistribution):
         return covariance.flatten(2, 3).flatten(0, 1)
 
     def rsample(
-        self,
-        sample_shape: torch.Size | Sequence[int] = (),
-        *,
-        seed: int | None = None,
-        base_samples: Tensor | None = None,
+        self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`."""
         count = sample_size(sample_shape)

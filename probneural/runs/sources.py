@@ -105,12 +105,7 @@ def rows_of_parts(data: StoredPairs, config: Config) -> dict[str, list[int]]:
 
 
 def split_rows(
-    count: int,
-    config: Config,
-    *,
-    groups: Tensor | None = None,
-    clock: WindowClock | None = None,
-    has_test: bool = True,
+    count: int, config: Config, *, groups: Tensor | None = None, clock: WindowClock | None = None, has_test: bool = True
 ) -> dict[str, list[int]]:
     """Rows of each part, ascending, from the seed: the same for the same number of pairs.
 
