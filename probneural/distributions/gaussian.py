@@ -314,19 +314,11 @@ class GaussianField(FieldDistribution):
         check_callable(residual, "residual", remedy="give a function of values (n, c, *grid) that returns (n, m)")
         iterations, tolerance = check_integer(iterations, "iterations"), check_positive(tolerance, "tolerance")
         numbers = checked(residual(self._mean.detach()), len(self)).to(torch.float64)
-        variance = noise_variance(noise, tuple(numbers.shape), numbers)
-        exact = not bool((variance > 0).any())
-        if not exact and not bool((variance > 0).all()):
-            raise ArgumentError(
-                expected="noise that is positive everywhere, or zero everywhere",
-                got="a mixture",
-                remedy="constrain by the exact residuals first, then by the others",
-            )
         constraint = Constraint(
             self._mean,
             self._each,
             residual,
-            noise=None if exact else variance,
+            noise=self._observation_noise(noise, numbers),
             magnitude=self._each.magnitude().detach(),
             precision=_ROUNDING * torch.finfo(self._precision).eps,
             dtype=self._precision,
@@ -372,7 +364,7 @@ class GaussianField(FieldDistribution):
             raise ArgumentError(
                 expected="noise that is positive everywhere, or zero everywhere",
                 got="a mixture",
-                remedy="condition twice: on the exact observations first",
+                remedy="take the exact observations or residuals first, then the others",
             )
         return variance
 
