@@ -194,7 +194,7 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
         quiet: Switch = False,
         debug: Switch = False,
     ) -> Call:
-        checked = _checked(base, files, **vars(settings))
+        checked = _checked(files, **vars(settings))
         return Call(run=partial(show, quiet=quiet), is_step=True, config=checked, file=config, folder=folder, debug=debug)
 
     summary = (inspect.getdoc(getattr(runs, name)) or "").partition("\n\n")[0]
@@ -217,7 +217,7 @@ def _loose(section: Any, kind: type[Any]) -> Any:
     return kind(**values)
 
 
-def _checked(base: Config, files: Sequence[str], **sections: Any) -> Config:
+def _checked(files: Sequence[str], **sections: Any) -> Config:
     """The settings on a command line, upon those that it began with; wrong ones end the program with what is wrong usage."""
     checked: dict[str, Any] = {}
     data = sections["data"]
@@ -229,7 +229,7 @@ def _checked(base: Config, files: Sequence[str], **sections: Any) -> Config:
         except ArgumentError as error:
             sys.stderr.write(f"probneural: {error}\n")
             sys.exit(_WRONG_USAGE)
-    return Config(**checked, source=base.source)
+    return Config(**checked)
 
 
 def _train(config: Config, folder: Path, *, quiet: bool) -> None:
@@ -289,7 +289,7 @@ def _init(base: Config) -> Callable[..., Call]:
             head: What turns the trained operator into a distribution over operators.
             debug: Show where an error comes from.
         """
-        settings = _checked(base, files, data=data, operator=operator, head=head)
+        settings = _checked(files, data=data, operator=operator, head=head)
         return Call(run=partial(_write_initial, settings, output, overwrite=overwrite), debug=debug)
 
     return init

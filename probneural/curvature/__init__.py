@@ -6,8 +6,10 @@ Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` says
 `probneural.linear_algebra.conjugate_gradients.solve` need nothing but products.
 """
 
+from probneural.curvature.diagonals import xdiag
 from probneural.curvature.jacobian_root import VarianceEstimation
-from probneural.curvature.kfac.factorisation import kronecker
+from probneural.curvature.kronecker_factorisation import kronecker
+from probneural.curvature.lanczos import top_eigenpairs
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.problem import CurvatureProblem, Minibatches, QuadratureGaussian
 from probneural.curvature.products.functions import (
@@ -17,10 +19,8 @@ from probneural.curvature.products.functions import (
     jacobian_vector_product,
     vector_jacobian_product,
 )
+from probneural.curvature.quadrature import spectral_density
 from probneural.curvature.rows import gauss_newton, jacobian
-from probneural.curvature.spectra.diagonals import xdiag
-from probneural.curvature.spectra.lanczos import top_eigenpairs
-from probneural.curvature.spectra.quadrature import spectral_density
 
 __all__ = [
     "CurvatureProblem",

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from probneural.checks import assign, check_integer, validated
 from probneural.contexts import is_transformed
+from probneural.curvature.diagonals import row_squares_estimate
 from probneural.curvature.parameters import ParameterVector
 from probneural.curvature.products.core import jacobian_product, transposed_jacobian_product
 from probneural.curvature.rows import KeptRows, evaluate_at
-from probneural.curvature.spectra.diagonals import row_squares_estimate
 from probneural.curvature.weights import WeightRoot
 from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DenseRoot, RecordedMaps, Root, grid_shape

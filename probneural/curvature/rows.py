@@ -31,12 +31,7 @@ def evaluate_at(
 
 @validated
 def jacobian(
-    operator: nn.Module,
-    layout: ParameterVector,
-    *,
-    inputs: Field,
-    query: Grid | None = None,
-    chunk: int = 64,
+    operator: nn.Module, layout: ParameterVector, *, inputs: Field, query: Grid | None = None, chunk: int = 64
 ) -> Float[Tensor, "n c p P"]:
     """Form the Jacobian of the output values in the parameters, differentiable in the inputs.
 

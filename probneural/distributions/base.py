@@ -82,11 +82,7 @@ class FieldDistribution(Undisturbed, ABC):
 
     @abstractmethod
     def rsample(
-        self,
-        sample_shape: torch.Size | Sequence[int] = (),
-        *,
-        seed: int | None = None,
-        base_samples: Tensor | None = None,
+        self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw coherent functions: in one draw all n functions come from the same operator.
 

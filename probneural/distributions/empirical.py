@@ -124,11 +124,7 @@ class EmpiricalField(FieldDistribution):
         return torch.Size([])
 
     def rsample(
-        self,
-        sample_shape: torch.Size | Sequence[int] = (),
-        *,
-        seed: int | None = None,
-        base_samples: Tensor | None = None,
+        self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw members; see the base class. Base samples are member numbers, integers of shape `sample_shape`."""
         count = sample_size(sample_shape)

@@ -92,13 +92,7 @@ class GaussianField(FieldDistribution):
     """
 
     def __init__(
-        self,
-        mean: Float[Tensor, "..."],
-        root: Root,
-        *,
-        latent: Latent | str,
-        grid: Grid,
-        discrepancy: Root | None = None,
+        self, mean: Float[Tensor, "..."], root: Root, *, latent: Latent | str, grid: Grid, discrepancy: Root | None = None
     ) -> None:
         check_floating(mean, "mean")
         for part, name in ((root, "root"), (discrepancy, "discrepancy")):
@@ -193,11 +187,7 @@ class GaussianField(FieldDistribution):
         return covariance.flatten(2, 3).flatten(0, 1)
 
     def rsample(
-        self,
-        sample_shape: torch.Size | Sequence[int] = (),
-        *,
-        seed: int | None = None,
-        base_samples: Tensor | None = None,
+        self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`."""
         count = sample_size(sample_shape)
@@ -324,19 +314,11 @@ class GaussianField(FieldDistribution):
         check_callable(residual, "residual", remedy="give a function of values (n, c, *grid) that returns (n, m)")
         iterations, tolerance = check_integer(iterations, "iterations"), check_positive(tolerance, "tolerance")
         numbers = checked(residual(self._mean.detach()), len(self)).to(torch.float64)
-        variance = noise_variance(noise, tuple(numbers.shape), numbers)
-        exact = not bool((variance > 0).any())
-        if not exact and not bool((variance > 0).all()):
-            raise ArgumentError(
-                expected="noise that is positive everywhere, or zero everywhere",
-                got="a mixture",
-                remedy="constrain by the exact residuals first, then by the others",
-            )
         constraint = Constraint(
             self._mean,
             self._each,
             residual,
-            noise=None if exact else variance,
+            noise=self._observation_noise(noise, numbers),
             magnitude=self._each.magnitude().detach(),
             precision=_ROUNDING * torch.finfo(self._precision).eps,
             dtype=self._precision,
@@ -382,7 +364,7 @@ class GaussianField(FieldDistribution):
             raise ArgumentError(
                 expected="noise that is positive everywhere, or zero everywhere",
                 got="a mixture",
-                remedy="condition twice: on the exact observations first",
+                remedy="take the exact observations or residuals first, then the others",
             )
         return variance
 

@@ -179,11 +179,7 @@ class MixtureField(FieldDistribution):
         return torch.Size([1 + sum(field.base_shape[0] for field in self.components)])
 
     def rsample(
-        self,
-        sample_shape: torch.Size | Sequence[int] = (),
-        *,
-        seed: int | None = None,
-        base_samples: Tensor | None = None,
+        self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`.
 

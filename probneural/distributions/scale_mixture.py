@@ -100,11 +100,7 @@ class ScaleMixtureField(MixtureField):
         return torch.Size([1 + self.field.base_shape[0]])
 
     def rsample(
-        self,
-        sample_shape: torch.Size | Sequence[int] = (),
-        *,
-        seed: int | None = None,
-        base_samples: Tensor | None = None,
+        self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
         """Draw functions; see the base class. A draw is differentiable through the field; the choice of the scale is not."""
         field = self.field

@@ -446,21 +446,6 @@ class Scores(Section):
     whole: Count | Auto = "auto"
 
 
-@dataclass(frozen=True)
-class Source:
-    """A file that settings were read from.
-
-    Attributes:
-        name: Of the file.
-        text: What it held.
-        values: All settings as they were read, by section and name.
-    """
-
-    name: str
-    text: str
-    values: Mapping[str, Mapping[str, Any]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config(Section):
     """A run: which data, how they are split, what is trained, fitted, calibrated and scored.
@@ -473,7 +458,6 @@ class Config(Section):
         head: What turns the trained operator into a distribution over operators.
         calibration: How error bars are made honest.
         scores: What is computed on the test pairs.
-        source: The file that the settings were read from, for messages; no setting itself.
 
     Raises:
         ArgumentError: If a setting is of another type or out of range; each section checks its own.
@@ -490,7 +474,6 @@ class Config(Section):
     head: Head = field(default_factory=Head)
     calibration: Calibration = Calibration()
     scores: Scores = Scores()
-    source: Source | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain values by section and name: lists for tuples, dictionaries for sections."""

@@ -26,7 +26,7 @@ from probneural.pairs import Dataset
 from probneural.processes import launched, world_size
 from probneural.runs.config import NO_OPERATOR, Config, with_paths
 from probneural.runs.recipes import choose, resolved
-from probneural.runs.sources import axis_names, open_data, resolved_split, rows_of_parts, with_names
+from probneural.runs.sources import axis_names, open_pairs, resolved_split, rows_of_parts, with_names
 from probneural.runs.toml import read_config, write_config
 from probneural.training import atomic, schema
 
@@ -105,7 +105,7 @@ class RunFolder:
         config = replace(config, data=with_paths(config.data, os.path.abspath))
         if (path / "run.json").exists():
             read_record(path)  # which says what is wrong with it, before data are
-        data = open_data(config)
+        data = open_pairs(config.data)
         config = replace(config, data=with_names(config.data, data), split=resolved_split(config.split, data))
         split = rows_of_parts(data, config)
         choice = choose(config, data, train=len(split["train"]))

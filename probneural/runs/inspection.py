@@ -20,13 +20,7 @@ from probneural.runs.steps import CALIBRATION, CHECKPOINT, HEAD, HISTORY, OPERAT
 from probneural.storage.kinds import CONFIGURATION, FOREIGN
 from probneural.training import files, schema
 
-_STEPS = (
-    ("trained", OPERATOR),
-    ("head fitted", HEAD),
-    ("calibrated", CALIBRATION),
-    ("scored", SCORES),
-    ("report", REPORT),
-)
+_STEPS = (("trained", OPERATOR), ("head fitted", HEAD), ("calibrated", CALIBRATION), ("scored", SCORES), ("report", REPORT))
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:

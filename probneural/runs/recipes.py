@@ -17,7 +17,7 @@ from probneural.errors import ArgumentError, ConfigurationError
 from probneural.operators.suggestion import KERNEL, Suggestion, data_arguments, default_options, suggestion
 from probneural.pairs import Dataset
 from probneural.runs.config import NO_OPERATOR, Config, Head, Operator, Training
-from probneural.runs.toml import nearest, place_of
+from probneural.runs.toml import nearest
 from probneural.training import DataOptions, EachEpoch, EarlyStopping, Optimization, RunOptions, fit
 from probneural.training.callbacks import History
 
@@ -189,7 +189,7 @@ def _check_operator(config: Config) -> None:
     elif config.head.name != KERNEL or config.operator.options:
         raise ConfigurationError(
             expected=f"an operator for {config.head.name}" if config.head.name != KERNEL else "an operator for its options",
-            got=f'"{NO_OPERATOR}"{place_of(config, "operator", "name")}',
+            got=f'operator.name = "{NO_OPERATOR}"',
             remedy=f'name one, "FNO" or "auto", or take the head "{KERNEL}"',
         )
 
@@ -202,6 +202,6 @@ def _check_options(config: Config, room: Any, section: str) -> None:
         if option not in names:
             raise ConfigurationError(
                 expected=f"options of {settings.name}",
-                got=f"{option!r}{place_of(config, section, 'options', option)}",
+                got=f"{option!r} in {section}.options",
                 remedy=nearest(option, sorted(names)) if names else "it has none",
             )

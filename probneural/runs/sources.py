@@ -17,12 +17,11 @@ from probneural import data as files
 from probneural.data import FileLayout, StoredPairs, Trajectories
 from probneural.data.fields import StoredFields
 from probneural.data.variables import FUNCTION, TIME
-from probneural.errors import ArgumentError, DataError, DataWarning, FileError, ProbneuralError, warn
+from probneural.errors import ArgumentError, DataError, DataWarning, ProbneuralError, warn
 from probneural.grids import Grid
 from probneural.pairs.clocks import WindowClock, split_in_time
 from probneural.randomness import stream
 from probneural.runs.config import Config, Data, Split, paths_in
-from probneural.runs.toml import add_place, place_of
 
 PARTS = ("train", "scaling", "conformal", "test")
 _LEAST_TRAINING = 4
@@ -35,27 +34,8 @@ RANDOM_IN_TIME = (
 _NAMES = "inputs|outputs|outputs_path|axes|group|periodic|lengths|sample|time|channel|history|lead|stride"
 _ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<text>\"[^\"]+\")?(?P<value>[\w(\['\"])?")
 """What messages call an argument."""
-_SETTING = re.compile(r"\b(\w+)(?: of 1)? in \[data\]")
-"""What messages call a setting."""
-_VARIABLE = re.compile(r"a variable '(.*)' of ")
-"""What messages call a variable that a file lacks."""
 _AUTO = {"sample": "auto", "time": "auto", "channel": "channel", "axes": "", "group": ""}
 """Values of settings by which `probneural.data` decides."""
-
-
-def open_data(config: Config) -> StoredPairs:
-    """Open the pairs of a configuration: errors say where the setting was read that they are about.
-
-    Raises:
-        ProbneuralError: As [`open_pairs`][probneural.runs.sources.open_pairs] does.
-    """
-    try:
-        return open_pairs(config.data)
-    except ProbneuralError as error:
-        concerned = _concerned(error, config.data)
-        if concerned is not None:
-            add_place(error, place_of(config, "data", concerned))
-        raise
 
 
 def open_pairs(data: Data) -> StoredPairs:
@@ -125,12 +105,7 @@ def rows_of_parts(data: StoredPairs, config: Config) -> dict[str, list[int]]:
 
 
 def split_rows(
-    count: int,
-    config: Config,
-    *,
-    groups: Tensor | None = None,
-    clock: WindowClock | None = None,
-    has_test: bool = True,
+    count: int, config: Config, *, groups: Tensor | None = None, clock: WindowClock | None = None, has_test: bool = True
 ) -> dict[str, list[int]]:
     """Rows of each part, ascending, from the seed: the same for the same number of pairs.
 
@@ -283,17 +258,6 @@ def _outputs_path(data: Data, *, without_test: bool = False) -> dict[str, Any]:
             remedy=f"name them in this order, {os.pathsep!r} between them: outputs.npy{os.pathsep}test_outputs.npy",
         )
     return {"outputs_path": outputs[: len(training)] if without_test else outputs}
-
-
-def _concerned(error: ProbneuralError, data: Data) -> str | None:
-    """The setting that an error is about, if it is about one."""
-    if isinstance(error, FileError) or not data.path:
-        return "path"
-    variable = _VARIABLE.search(error.expected)
-    if variable is not None:
-        return next((side for side in ("inputs", "outputs") if variable[1] in getattr(data, side)), None)
-    named = _SETTING.search(str(error))
-    return None if named is None or named[1] not in vars(data) else named[1]
 
 
 @contextmanager

@@ -20,8 +20,8 @@ from probneural.runs.config import Config, paths_in, with_paths
 from probneural.runs.folder import RunFolder
 from probneural.runs.recipes import MEMBER, build_head, build_operator, choose, has_no_operator, resolved, train_operator
 from probneural.runs.scoring import TestScores, scores_of
-from probneural.runs.sources import open_data, resolved_split, rows_of_parts, with_names
-from probneural.runs.toml import located, write_config
+from probneural.runs.sources import open_pairs, resolved_split, rows_of_parts, with_names
+from probneural.runs.toml import write_config
 from probneural.storage import load, save
 from probneural.training import atomic, schema
 from probneural.training.callbacks import History
@@ -181,8 +181,7 @@ def train_in(run: RunFolder, progress: Progress) -> History:
         run.write(HISTORY, asdict(history))
         return history
     pairs = run.subset("train")
-    with located(run.config, "operator", "options"):
-        operator = build_operator(run.config.operator, pairs)
+    operator = build_operator(run.config.operator, pairs)
     progress.say(
         f"training {run.config.operator.name} of {sum(p.numel() for p in operator.parameters()):,} parameters "
         f"on {len(pairs)} pairs, {run.config.training.epochs} epochs"
@@ -212,8 +211,7 @@ def fit_in(run: RunFolder, progress: Progress) -> Predictor:
     operator = None if has_no_operator(run.config) else load(run.file(OPERATOR), device=run.config.training.device)
     pairs = run.subset("train")
     progress.say(f"fitting {run.config.head.name} to {len(pairs)} pairs")
-    with located(run.config, "head", "options"):
-        head = build_head(run.config.head, training=run.config.training, folder=run.path, show_progress=progress.has_bars)
+    head = build_head(run.config.head, training=run.config.training, folder=run.path, show_progress=progress.has_bars)
     predictor: Predictor = head.fit(operator, pairs)
     save(predictor, run.file(HEAD))
     if not run.config.training.keeps_checkpoint:
@@ -358,7 +356,7 @@ def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
         data = dataclasses.replace(data, inputs=("inputs",), outputs=("outputs",))
         config = dataclasses.replace(config, data=data)
     try:
-        pairs = open_data(config)
+        pairs = open_pairs(config.data)
     except ProbneuralError:
         if data.inputs and data.outputs and data.periodic:
             raise

@@ -11,27 +11,13 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from probneural.checks import check_instance, check_path, check_regular, check_text
-from probneural.errors import ArgumentError, ConfigurationError, FileError, ProbneuralError
-from probneural.runs.config import Config, Source, convert, explanations, hints_of, is_section, joined, with_paths
+from probneural.errors import ArgumentError, ConfigurationError, FileError
+from probneural.runs.config import Config, convert, explanations, hints_of, is_section, joined, with_paths
 from probneural.training import atomic, schema
-
-
-def place_of(config: Config, *keys: str) -> str:
-    """Where a setting was read: ` in line 4 of run.toml`; nothing if it came from elsewhere, a command line for example.
-
-    Args:
-        config: The settings.
-        keys: Section and name, deeper ones too.
-    """
-    source = config.source
-    if source is None or not _agrees(_at(source.values, keys), _at(config.to_dict(), keys)):
-        return ""
-    return place_in(source.text, source.name, keys)
 
 
 def place_in(text: str, name: str, keys: Sequence[str]) -> str:
@@ -41,22 +27,6 @@ def place_in(text: str, name: str, keys: Sequence[str]) -> str:
         if line is not None:
             return f" in line {line} of {name}"
     return f" in {name}"
-
-
-@contextmanager
-def located(config: Config, *keys: str) -> Iterator[None]:
-    """Errors of the library say where the setting was read that they are about."""
-    try:
-        yield
-    except ProbneuralError as error:
-        add_place(error, place_of(config, *keys))
-        raise
-
-
-def add_place(error: ProbneuralError, place: str) -> None:
-    """Let an error say where what it got was read."""
-    error.got = f"{error.got}{place}"
-    error.args = (error.expected, error.got, error.remedy)
 
 
 def line_of(text: str, keys: Iterable[str]) -> int | None:
@@ -88,13 +58,6 @@ def _at(tables: Any, keys: Iterable[str]) -> Any:
             return None
         tables = tables[key]
     return tables
-
-
-def _agrees(read: Any, now: Any) -> bool:
-    """Whether a setting is what was read; options that have been added to a table are no difference."""
-    if isinstance(read, Mapping) and isinstance(now, Mapping):
-        return all(_agrees(entry, now.get(key)) for key, entry in read.items())
-    return bool(read == now)
 
 
 _WIDTH = 110
@@ -210,7 +173,7 @@ def parsed_config(text: str, *, name: str, folder: Path | None = None) -> Config
     if folder is not None:
         data = with_paths(config.data, lambda path: os.path.abspath(folder / path))
         config = dataclasses.replace(config, data=data)
-    return dataclasses.replace(config, source=Source(name=name, text=text, values=config.to_dict()))
+    return config
 
 
 def _section(entries: Mapping[str, Any], kind: type[Any], keys: tuple[str, ...], *, text: str, name: str) -> Any:

@@ -40,10 +40,7 @@ Plan: TypeAlias = Callable[[torch.device], Any]
 
 
 def load(
-    path: str | os.PathLike[str],
-    *,
-    device: torch.device | str = "cpu",
-    operator: nn.Module | Sequence[nn.Module] | None = None,
+    path: str | os.PathLike[str], *, device: torch.device | str = "cpu", operator: nn.Module | Sequence[nn.Module] | None = None
 ) -> nn.Module | Predictor:
     """Load what [`save`][probneural.storage.save] wrote.
 

@@ -176,10 +176,6 @@ def test_roots_that_do_not_fit_together() -> None:
     shared, own = roots()
     with pytest.raises(ShapeError, match="same functions, channels and points"):
         SideBySideRoot(shared, own.select(slice(0, 2)))
-    with pytest.raises(ShapeError, match="one pair of thin matrices per function"):
-        CorrectedRoot(shared, normal("columns", 3, 2, 6, 1), normal("rows", 3, 2, RANK))
-    with pytest.raises(ShapeError, match="standard deviations"):
-        ModulatedRoot(normal("std", 3, 2, 6), normal("modes", 1, 6, 2))
     with pytest.raises(ShapeError, match="a map of 9 latent dimensions"):
         SideBySideRoot(shared, own).compose(transform("map", 2, RANK)[0])
     with pytest.raises(ShapeError, match="the same functions"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probneural.curvature.spectra.lanczos import top_eigenpairs
+from probneural.curvature.lanczos import top_eigenpairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.conjugate_gradients import Solution, solve, solve_truncated

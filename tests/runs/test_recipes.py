@@ -78,5 +78,7 @@ def test_a_choice_that_is_stated_stays(
 
 def test_a_head_that_needs_an_operator_gets_one(tmp_path: Path) -> None:
     config = dataclasses.replace(cheap(written(tmp_path)), operator=runs.Operator(name="none"), head=runs.Head(name="Laplace"))
-    with pytest.raises(ConfigurationError, match='expected an operator for Laplace; got "none"; name one, "FNO" or "auto"'):
+    with pytest.raises(
+        ConfigurationError, match='expected an operator for Laplace; got operator.name = "none"; name one, "FNO" or "auto"'
+    ):
         resolved(config, open_pairs(config.data), train=19)

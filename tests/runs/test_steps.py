@@ -294,7 +294,7 @@ def test_what_follows_from_the_data_is_resolved_once(tmp_path: Path) -> None:
     bounded = pn.FieldPairs.from_numpy(pairs[:].inputs.values.numpy(), pairs[:].outputs.values.numpy(), periodic=[False])
     assert resolved(Config(), bounded, train=600).operator.options["embeds_position"]
     wrong = dataclasses.replace(Config(), operator=runs.Operator(options={"widht": 3}))
-    with pytest.raises(ConfigurationError, match="got 'widht'; did you mean 'width'"):
+    with pytest.raises(ConfigurationError, match="got 'widht' in operator.options; did you mean 'width'"):
         resolved(wrong, pairs, train=600)
 
 

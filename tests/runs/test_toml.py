@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs import Config, Data, read_config, write_config
 from probneural.runs.config import EarlyStopping, Training, convert, explanations, hints_of, is_section, joined
-from probneural.runs.toml import line_of, parsed_config, place_of, text_of
+from probneural.runs.toml import line_of, parsed_config, text_of
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.booleans() | st.integers(-(2**63), 2**63 - 1) | NUMBERS | st.text()
@@ -108,21 +108,6 @@ MISTAKES = {
 def test_mistakes_are_named_with_their_line(text: str) -> None:
     with pytest.raises(ConfigurationError, match=MISTAKES[text]):
         parsed_config(text, name="run.toml")
-
-
-def test_settings_remember_their_lines() -> None:
-    """Until they come from elsewhere; what was left out stands in its section, or nowhere."""
-    config = parsed_config('# mine\n[head]\noptions = { members = 3 }\n[data]\npath = "a.nc"', name="run.toml")
-    assert config == dataclasses.replace(config, source=None)
-    lines = {("data", "path"): 5, ("data", "periodic"): 4, ("head", "options", "members"): 3, ("head", "name"): 2}
-    for keys, line in lines.items():
-        assert place_of(config, *keys) == f" in line {line} of run.toml"
-    assert place_of(config, "split", "test") == " in run.toml"
-    more = dataclasses.replace(config, head=dataclasses.replace(config.head, options={"members": 3, "keeps_operator": True}))
-    assert place_of(more, "head", "options") == " in line 3 of run.toml"
-    other = dataclasses.replace(config, data=Data(path="b.nc"))
-    assert place_of(other, "data", "path") == ""
-    assert place_of(Config.from_dict(config.to_dict()), "data", "path") == ""
 
 
 def test_lines_are_where_statements_begin() -> None:

@@ -46,10 +46,7 @@ class CurvatureOperator(LinearOperator):
     _product: SymmetricProduct
 
     def __init__(
-        self,
-        parameters: Float[Tensor, " P"],
-        problem: CurvatureProblem,
-        linearisation: Linearisation | None = None,
+        self, parameters: Float[Tensor, " P"], problem: CurvatureProblem, linearisation: Linearisation | None = None
     ) -> None:
         if tuple(parameters.shape) != (problem.size,):
             raise ShapeError(

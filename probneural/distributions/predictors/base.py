@@ -387,6 +387,11 @@ class Predictor(Undisturbed, ABC):
         return Trajectory(ensemble, steps=steps, show_progress=show_progress)
 
 
+def description(predictor: Predictor) -> str:
+    """The text of a predictor, without saying whether it was calibrated."""
+    return repr(predictor).removesuffix(", uncalibrated")
+
+
 @torch.no_grad()
 def with_discrepancy(predictor: AnyPredictor, pairs: Dataset) -> AnyPredictor:
     """A predictor, just made, with the mean variance of the discrepancy of its fields at some of these pairs."""
@@ -539,4 +544,4 @@ class Calibrated(Predictor):
 
     def _description(self) -> str:
         """The class, the inner predictor and the parameters of the map."""
-        return f"{type(self).__name__}({', '.join(filter(None, (self.inner._description(), self._details())))})"
+        return f"{type(self).__name__}({', '.join(filter(None, (description(self.inner), self._details())))})"

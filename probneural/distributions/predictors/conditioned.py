@@ -13,7 +13,7 @@ from probneural.checks import check_finite, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, noise_variance
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
-from probneural.distributions.predictors.base import Predictor
+from probneural.distributions.predictors.base import Predictor, description
 from probneural.errors import UnsupportedError
 from probneural.fields import Field, check_field
 from probneural.functionals import Functional
@@ -128,7 +128,7 @@ class ConditionedPredictor(Predictor):
     def _description(self) -> str:
         """How much was measured, and what was conditioned."""
         functions, _, numbers = self.values.shape
-        return f"ConditionedPredictor({self.inner._description()}, {numbers} measurements of each of {functions} functions)"
+        return f"ConditionedPredictor({description(self.inner)}, {numbers} measurements of each of {functions} functions)"
 
 
 def _gaussian(u: FieldDistribution) -> GaussianField:

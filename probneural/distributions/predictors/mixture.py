@@ -16,7 +16,7 @@ from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.latent import Latent
 from probneural.distributions.mixture import LazyMixtureField, MixtureField, checked_weights
-from probneural.distributions.predictors.base import Predictor, check_domain
+from probneural.distributions.predictors.base import Predictor, check_domain, description
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.distributions.roots.sums import SideBySideRoot
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
@@ -126,7 +126,7 @@ class MixturePredictor(Predictor):
     def _description(self) -> str:
         """The predictors and their weights."""
         parts = (
-            f"{weight:.3g} x {predictor._description()}"
+            f"{weight:.3g} x {description(predictor)}"
             for weight, predictor in zip(self.weights.tolist(), self.predictors, strict=True)
         )
         return f"MixturePredictor({', '.join(parts)})"

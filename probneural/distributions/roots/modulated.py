@@ -26,26 +26,10 @@ class ModulatedRoot(Root):
         std: Standard deviations, `(n, c, p)`, in physical units.
         modes: `(c, p, r)`, or `(n, c, p, r)` where inputs have points of their own; dimensionless, with squares that add up to
             1 at every point.
-
-    Raises:
-        ShapeError: If the two do not fit together.
     """
 
     std: Float[Tensor, "..."]
     modes: Float[Tensor, "..."]
-
-    def __post_init__(self) -> None:
-        """Check that the two fit together."""
-        if (
-            self.std.ndim != 3
-            or self.modes.ndim not in (3, 4)
-            or self.std.shape[4 - self.modes.ndim :] != self.modes.shape[:-1]
-        ):
-            raise ShapeError(
-                expected="standard deviations (n, c, p) and modes (c, p, r) or (n, c, p, r)",
-                got=f"{tuple(self.std.shape)} and {tuple(self.modes.shape)}",
-                remedy="evaluate both on the same grid",
-            )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

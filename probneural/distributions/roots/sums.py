@@ -154,25 +154,11 @@ class CorrectedRoot(Root):
         base: B, `(n, c, p, k)`.
         columns: C, `(n, c, p, q)`, in the units of the field.
         rows: W, `(n, q, k)`, dimensionless.
-
-    Raises:
-        ShapeError: If the three do not fit together.
     """
 
     base: Root
     columns: Float[Tensor, "..."]
     rows: Float[Tensor, "..."]
-
-    def __post_init__(self) -> None:
-        """Check that the three fit together."""
-        inputs, channels, points, rank = self.base.shape
-        thin = self.columns.shape[-1]
-        if tuple(self.columns.shape) != (inputs, channels, points, thin) or tuple(self.rows.shape) != (inputs, thin, rank):
-            raise ShapeError(
-                expected=f"columns ({inputs}, {channels}, {points}, q) and rows ({inputs}, q, {rank})",
-                got=f"{tuple(self.columns.shape)} and {tuple(self.rows.shape)}",
-                remedy="one pair of thin matrices per function",
-            )
 
     @classmethod
     def of(cls, base: Root, columns: Tensor, rows: Tensor) -> CorrectedRoot:

@@ -14,9 +14,9 @@ from probneural.checks import check_choice, check_flag, check_instance, check_in
 from probneural.contexts import copy_for_call, undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
+from probneural.curvature.lanczos import top_eigenpairs
 from probneural.curvature.problem import Minibatches
 from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
-from probneural.curvature.spectra.lanczos import top_eigenpairs
 from probneural.curvature.weights import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest, draw_keys

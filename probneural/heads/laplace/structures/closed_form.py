@@ -11,9 +11,9 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_flag
-from probneural.curvature.kfac.factorisation import kronecker
-from probneural.curvature.kfac.factors import KroneckerWeights
-from probneural.curvature.spectra import diagonals
+from probneural.curvature import diagonals
+from probneural.curvature.kronecker_factorisation import kronecker
+from probneural.curvature.kronecker_factors import KroneckerWeights
 from probneural.curvature.weights import DiagonalWeights
 from probneural.errors import UnsupportedError
 from probneural.heads.evidence import LayeredEvidence

@@ -12,9 +12,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
+from probneural.curvature.lanczos import Eigenpairs, top_eigenpairs
 from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
-from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
-from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
+from probneural.curvature.quadrature import SpectralMeasure, spectral_density
 from probneural.curvature.weights import IterativeWeights, LowRankWeights
 from probneural.distributions.latent import digest
 from probneural.errors import ConvergenceWarning, EvidenceError, warn

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.checks import check_counts, check_floating, validated
-from probneural.curvature.spectra.lanczos import Eigenpairs, RitzPairs
+from probneural.curvature.lanczos import Eigenpairs, RitzPairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, row_norms
 from probneural.randomness import stream

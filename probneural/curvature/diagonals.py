@@ -130,10 +130,7 @@ def row_squares_estimate(
         remainder = remainder + apply(product, piece, size=rows).to(torch.float64).square().sum(0) / probes
     values = exact + remainder
     return Estimate(
-        values=values,
-        errors=(remainder * math.sqrt(2.0 / (probes + 2.0))).detach(),
-        lower=exact,
-        products=spent + probes,
+        values=values, errors=(remainder * math.sqrt(2.0 / (probes + 2.0))).detach(), lower=exact, products=spent + probes
     )
 
 
@@ -142,14 +139,7 @@ def _batched(product: Map, rows: Tensor, *, size: int) -> Tensor:
 
 
 @validated
-def xdiag(
-    product: Map,
-    size: int,
-    *,
-    products: int,
-    seed: int = 0,
-    like: Tensor | None = None,
-) -> Estimate:
+def xdiag(product: Map, size: int, *, products: int, seed: int = 0, like: Tensor | None = None) -> Estimate:
     """Estimate the diagonal of a positive semi-definite A by XDiag: every random vector serves as a sketch and as a test.
 
         d_i = diag(Q_i Q_i^T A) + w_i * (I - Q_i Q_i^T) A w_i,   Q_i = orth(A w_j, j != i),   estimate = mean over i of d_i
@@ -208,10 +198,7 @@ def xdiag(
         errors.append(shifts.std(0) / math.sqrt(count))
         lower.append((root @ images).square().sum(0))
     return Estimate(
-        values=torch.cat(estimates),
-        errors=torch.cat(errors),
-        lower=torch.cat(lower),
-        products=count + len(sketch.basis),
+        values=torch.cat(estimates), errors=torch.cat(errors), lower=torch.cat(lower), products=count + len(sketch.basis)
     )
 
 

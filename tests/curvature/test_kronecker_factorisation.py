@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from probneural.curvature import ParameterVector, jacobian
-from probneural.curvature.kfac.factorisation import kronecker, matrix_blocks
-from probneural.curvature.kfac.factors import KroneckerFactors, KroneckerWeights
+from probneural.curvature.kronecker_factorisation import kronecker, matrix_blocks
+from probneural.curvature.kronecker_factors import KroneckerFactors, KroneckerWeights
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid

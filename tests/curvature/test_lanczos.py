@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probneural.curvature.spectra import lanczos
-from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
+from probneural.curvature import lanczos
+from probneural.curvature.lanczos import Eigenpairs, top_eigenpairs
 from probneural.errors import ArgumentError, DataError, ShapeError
 from tests.curvature.spectrum_cases import F64, Counted, rotation, spectra, with_eigenvalues
 from tests.helpers import normal

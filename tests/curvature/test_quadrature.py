@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from probneural.curvature.spectra import quadrature
-from probneural.curvature.spectra.lanczos import Eigenpairs, top_eigenpairs
-from probneural.curvature.spectra.quadrature import SpectralMeasure, spectral_density
+from probneural.curvature import quadrature
+from probneural.curvature.lanczos import Eigenpairs, top_eigenpairs
+from probneural.curvature.quadrature import SpectralMeasure, spectral_density
 from probneural.errors import ArgumentError, DataError, ShapeError
 from tests.curvature.spectrum_cases import F64, Counted, spectra, with_eigenvalues
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.curvature.spectra import diagonals
-from probneural.curvature.spectra.diagonals import Estimate, row_squares_estimate, xdiag
+from probneural.curvature import diagonals
+from probneural.curvature.diagonals import Estimate, row_squares_estimate, xdiag
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.randomness import stream
 from tests.curvature.spectrum_cases import F64, Counted, rotation, spectra, with_eigenvalues

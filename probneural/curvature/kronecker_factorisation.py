@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probneural.checks import validated
-from probneural.curvature.kfac.factors import BlockBases, KroneckerFactors, MatrixBlocks, PairMixing
+from probneural.curvature.kronecker_factors import BlockBases, KroneckerFactors, MatrixBlocks, PairMixing
 from probneural.curvature.parameters import ParameterVector
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.linear_algebra.principal_components import canonical

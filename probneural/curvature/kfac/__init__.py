@@ -1,1 +1,0 @@
-"""Kronecker-factored Gauss-Newton matrices of any module."""

@@ -1,1 +1,0 @@
-"""Spectra of symmetric matrices by products: eigenpairs, traces of functions, diagonals, solutions."""
