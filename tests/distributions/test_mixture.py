@@ -145,6 +145,16 @@ def test_crps_is_that_of_many_draws_and_of_one_gaussian() -> None:
     torch.testing.assert_close(mixed, blurred.mean(-1))
 
 
+def test_scaling_widens_about_the_mixtures_mean() -> None:
+    wider = MIXED.scale(torch.tensor([2.0]))
+    torch.testing.assert_close(wider.mean, MIXED.mean)
+    torch.testing.assert_close(wider.moment_matched().covariance.to_dense(), 4 * MIXED.moment_matched().covariance.to_dense())
+    factors = 0.5 + torch.rand(MIXED.mean.shape, generator=torch.Generator().manual_seed(0)).double()
+    varied = MIXED.scale(factors)
+    torch.testing.assert_close(varied.mean, MIXED.mean)
+    torch.testing.assert_close(varied.variance, factors.square() * MIXED.variance)
+
+
 @pytest.mark.parametrize("field", [MIXED, EACH])
 def test_selection_keeps_what_is_said_of_each_function(field: MixtureField) -> None:
     for rows in ([2, 0], slice(1, 3), 1, slice(3, 3)):
