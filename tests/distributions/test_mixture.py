@@ -173,21 +173,6 @@ def test_mixtures_of_mixtures_are_flat() -> None:
     assert each.weights.shape == (3, 3)
 
 
-def test_gradients_flow_to_the_components() -> None:
-    def values(mean: Tensor) -> list[Tensor]:
-        moved = GaussianField(mean, FIRST.root, latent="moved", grid=GRID)
-        field = MixtureField([moved, SECOND], WEIGHTS)
-        return [
-            field.mean,
-            field.variance,
-            field.standard_deviation,
-            field.log_prob(TRUTH, noise=NOISE),
-            field.rsample((4,), seed=0),
-        ]
-
-    assert torch.autograd.gradcheck(values, FIRST.mean.clone().requires_grad_())
-
-
 @pytest.mark.bad_input
 @pytest.mark.parametrize("u", [MIXED, EACH, ScaleMixtureField(SECOND, torch.tensor([0.4, 2.0]), weights=WEIGHTS)])
 def test_what_is_known_of_a_function_weighs_its_components(u: MixtureField) -> None:
