@@ -13,7 +13,6 @@ from botorch.acquisition.multi_objective.logei import (
     qLogNoisyExpectedHypervolumeImprovement,
 )
 from botorch.acquisition.objective import GenericMCObjective, LinearMCObjective, MCAcquisitionObjective
-from botorch.optim import optimize_acqf
 from botorch.sampling.get_sampler import get_sampler
 from botorch.utils.multi_objective.box_decompositions.non_dominated import FastNondominatedPartitioning
 from torch import Tensor
@@ -21,7 +20,6 @@ from torch import Tensor
 from probneural.active import OperatorModel
 from tests.active.predictors import FINE_GRID, KINDS, FeaturePredictor, certain, encode, one_number, three_numbers
 
-CUBE = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 TWO_KINDS = ["feature root", "members"]
 
 
@@ -100,42 +98,6 @@ def test_design_gradient_agrees_with_central_differences(kind: str, name: str, o
     scale = numeric.abs().max()
     assert scale > 1e-3
     assert (gradient.reshape(3, -1) - numeric).abs().max() / scale.clamp_min(1.0) <= 1e-6
-
-
-@pytest.mark.parametrize("kind", TWO_KINDS)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("outputs", ["one", "squares"])
-def test_the_optimiser_beats_random_designs_and_a_fine_grid(kind: str, name: str, outputs: str) -> None:
-    score = acquisition(name, model_of(KINDS[kind], outputs), outputs, draws=32)
-    best, value = optimize_acqf(score, bounds=CUBE, q=1, num_restarts=4, raw_samples=64, options={"seed": 0})
-    assert best.shape == (1, 2)
-    assert ((best >= 0) & (best <= 1)).all()
-    with torch.no_grad():
-        line = torch.linspace(0, 1, 41, dtype=torch.float64)
-        grid = score(torch.cartesian_prod(line, line)[:, None])
-        random = score(designs(64, 1, seed=13))
-        torch.testing.assert_close(score(best[None])[0], value, rtol=1e-9, atol=1e-9)
-    assert value > random.max()
-    assert value >= grid.max() - 1e-6
-
-
-@pytest.mark.parametrize("kind", TWO_KINDS)
-@pytest.mark.parametrize("name", NAMES[:3])
-@pytest.mark.parametrize("sequential", [False, True])
-def test_batches_of_designs_jointly_and_one_by_one(kind: str, name: str, sequential: bool) -> None:
-    """Either way, at least what adding the best of a fine grid to the best of a fine grid finds."""
-    model = model_of(KINDS[kind], "linear")
-    score = acquisition(name, model, "linear", draws=32)
-    line = torch.linspace(0, 1, 41, dtype=torch.float64)
-    grid = torch.cartesian_prod(line, line)[:, None]
-    with torch.no_grad():
-        first = grid[score(grid).argmax()]
-        greedy = score(torch.cat([first.expand_as(grid), grid], dim=1)).max()
-    best, _ = optimize_acqf(
-        score, bounds=CUBE, q=2, num_restarts=8, raw_samples=256, sequential=sequential, options={"seed": 0}
-    )
-    with torch.no_grad():  # afresh, since sequential steps leave pending designs behind
-        assert acquisition(name, model, "linear", draws=32)(best[None]) >= greedy - 1e-6
 
 
 def test_log_expected_improvement_has_its_closed_form() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -219,6 +220,16 @@ LOW_RANK = pytest.param("low rank", marks=pytest.mark.slow)  # its latent has a 
 GAUSSIAN = ["features", "last layer", LOW_RANK, "kernel", "matched members"]
 
 
+def in_turn(cases: dict[str, Make], *more: str) -> list[Any]:
+    """Every case on every kind of predictor, and in `make test` on one kind each, in turn."""
+    fast = ["features", "last layer", "kernel", "matched members", *more]
+    return [
+        pytest.param(name, kind, marks=[pytest.mark.slow] * (kind != fast[number % len(fast)]))
+        for number, name in enumerate(cases)
+        for kind in [*fast, "low rank"]
+    ]
+
+
 def score_of(make: Make, kind: str) -> AcquisitionFunction:
     def of(functional: Functional, encode: Callable[[Tensor], Field] = encode) -> OperatorModel:
         predictor = PREDICTORS[kind]()
@@ -257,14 +268,12 @@ def check_optimised(make: Make, kind: str, *, q: int) -> None:
     assert value >= start.max() - 1e-9
 
 
-@pytest.mark.parametrize("kind", [*GAUSSIAN, "members"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "kind"), in_turn(CASES, "members"))
 def test_the_optimiser_runs(name: str, kind: str) -> None:
     check_optimised(CASES[name], kind, q=2 if name == "qLogEI" else 1)
 
 
-@pytest.mark.parametrize("kind", GAUSSIAN)
-@pytest.mark.parametrize("name", LOOK_AHEAD)
+@pytest.mark.parametrize(("name", "kind"), in_turn(LOOK_AHEAD))
 def test_the_optimiser_runs_looking_ahead(name: str, kind: str) -> None:
     check_optimised(LOOK_AHEAD[name], kind, q=1)
 

@@ -121,14 +121,6 @@ def test_copies_come_last(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PREDICTIVE)
-def test_without_any_variance_the_order_is_random(name: str) -> None:
-    predictor = build_predictor(certain)
-    for seed in (0, 1):
-        expected = RandomSelection().select(predictor, pool(), count=6, seed=seed)
-        assert torch.equal(PREDICTIVE[name].select(predictor, pool(), count=6, seed=seed), expected)
-
-
-@pytest.mark.parametrize("name", PREDICTIVE)
 def test_functions_of_no_variance_come_last(name: str) -> None:
     def half_certain(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
         field = feature_root(features, mean, grid)
@@ -168,16 +160,6 @@ def test_units_do_not_matter(name: str) -> None:
         SELECTORS[name].select(other, inputs, count=8, seed=0),
         SELECTORS[name].select(build_predictor(), pool(), count=8, seed=0),
     )
-
-
-@pytest.mark.parametrize("name", SELECTORS)
-def test_real_heads(name: str) -> None:
-    pairs = pn.problems.Heat(dimension=1).sample(12, resolution=32, seed=0, dtype=torch.float64)
-    inputs = pn.problems.Heat(dimension=1).sample(7, resolution=32, seed=1, dtype=torch.float64).inputs
-    linear = pn.heads.LastLayerLaplace(noise=1e-4).fit(pn.operators.LinearRegression.fitted(pairs), pairs)
-    for predictor in (linear, scaled_by(2.0, linear)):
-        selected = SELECTORS[name].select(predictor, inputs, count=4, seed=0, labelled=pairs.inputs)
-        assert len(set(selected.tolist())) == 4
 
 
 def test_real_heads_follow_the_dense_rules() -> None:

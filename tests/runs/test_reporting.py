@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from probneural import runs
 from probneural.metrics.reliability import LEVELS
-from probneural.runs.reporting import _CLEAR_AT_ONCE, Report, verdict
+from probneural.runs.reporting import Report, verdict
 from probneural.runs.scoring import TestScores
 from probneural.training.callbacks import History
 from tests.runs.files import cheap, written
@@ -71,14 +69,6 @@ def changed(report: Report, **values: Any) -> TestScores:
 )
 def test_the_verdict_follows_from_the_numbers(report: Report, values: dict[str, float], words: str) -> None:
     assert words in " ".join(verdict(changed(report, **values), HISTORY))
-
-
-def test_calibrated_intervals_depart_at_some_level_once_in_twenty() -> None:
-    """The threshold of 19 levels at once, on uniform numbers: the levels of intervals that end at the truth."""
-    uniform = torch.rand(4000, 200, generator=torch.Generator().manual_seed(0))
-    deviations = [((uniform <= level).double().mean(1) - level) / math.sqrt(level * (1 - level) / 200) for level in LEVELS]
-    frequency = (torch.stack(deviations).abs().amax(0) > _CLEAR_AT_ONCE).double().mean()
-    assert 0.04 < float(frequency) < 0.065
 
 
 def test_a_gap_between_losses_asks_for_more_pairs(report: Report) -> None:

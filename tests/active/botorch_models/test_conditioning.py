@@ -122,20 +122,6 @@ def test_batches_are_conditioned_one_by_one(kind: str, batch: tuple[int, ...], r
 
 
 @pytest.mark.parametrize("kind", ["feature root", "single calls"])
-def test_observing_twice_is_observing_both(kind: str) -> None:
-    model, X, Y, new = model_of(kind), designs(3), numbers(3, 6), designs(4, seed=33)
-    once = model.condition_on_observations(X, Y).posterior(new)
-    twice = model.condition_on_observations(X[:1], Y[:1]).condition_on_observations(X[1:], Y[1:]).posterior(new)
-    torch.testing.assert_close(twice.mean, once.mean, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(twice.covariance, once.covariance, rtol=1e-10, atol=1e-10)
-    batched = model.condition_on_observations(X[:1], numbers(5, 1, 6)).condition_on_observations(X[1:], numbers(2, 5, 2, 6))
-    assert batched.batch_shape == (2, 5)
-    mean, covariance = dense(model, X, torch.cat([numbers(5, 1, 6)[3], numbers(2, 5, 2, 6)[1, 3]]), new, model.noise)
-    assert (batched.posterior(new).mean[1, 3] - mean).abs().max() <= 1e-10
-    assert (batched.posterior(new).covariance[1, 3] - covariance).abs().max() <= 1e-10
-
-
-@pytest.mark.parametrize("kind", ["feature root", "single calls"])
 def test_outputs_of_what_was_observed(kind: str) -> None:
     """Data about all outputs inform a subset, and data about a subset inform exactly what they are correlated with."""
     model, X, Y, new = model_of(kind), designs(3), numbers(3, 6), designs(4, seed=33)

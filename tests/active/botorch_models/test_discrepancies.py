@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.active import OperatorDraws, OperatorModel
+from probneural.active import OperatorModel
 from probneural.active.botorch_models.posteriors import Measurements
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import GaussianField
@@ -71,19 +71,6 @@ def test_observing_counts_the_discrepancy_as_noise(predictor: ScaledPredictor) -
     torch.testing.assert_close(posterior.variance[0], variance, rtol=1e-4, atol=1e-10)
 
 
-def test_fantasies_and_their_gradients(predictor: ScaledPredictor) -> None:
-    from botorch.sampling.normal import SobolQMCNormalSampler
-
-    X = designs(2, 1, seed=2).requires_grad_()
-    model = OperatorModel(predictor, encode=encode, functional=PROBE, noise=1e-3)
-    fantasies = model.fantasize(X, SobolQMCNormalSampler(torch.Size([3]), seed=0))
-    posterior = fantasies.posterior(designs(2, 2, seed=3))
-    assert posterior.mean.shape == (3, 2, 2, 2)
-    (gradient,) = torch.autograd.grad(posterior.mean.square().sum() + posterior.variance.sum(), X)
-    assert torch.isfinite(gradient).all()
-    assert gradient.abs().max() > 0
-
-
 def test_fantasies_are_what_conditioning_expects(predictor: ScaledPredictor) -> None:
     """Law of total variance: what fantasies move the mean by is what they take from the variance."""
     from botorch.sampling.normal import SobolQMCNormalSampler
@@ -107,11 +94,3 @@ def test_fantasies_have_a_discrepancy_for_each_design() -> None:
     found = Measurements(torch.zeros(5, 3, 2, dtype=torch.double), root, noise, discrepancy=discrepancy)
     torch.testing.assert_close(found.triangle @ found.triangle.mT, expected)
     assert (found.triangle.triu(1) == 0).all()
-
-
-def test_draws_are_functions(predictor: ScaledPredictor) -> None:
-    X = designs(4, seed=4)
-    model = OperatorModel(predictor, encode=encode, functional=PROBE)
-    paths = OperatorDraws(model, seed=5)
-    together, apart = paths.posterior(X).mean, torch.stack([paths.posterior(x[None]).mean[0] for x in X])
-    assert ((together - apart).abs() <= 1e-3 * model.posterior(X).variance.sqrt()).all()

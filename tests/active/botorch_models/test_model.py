@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.active import OperatorModel
 from probneural.active.botorch_models.posteriors import FieldPosterior, MemberPosterior
-from probneural.distributions import FieldDistribution, GaussianField
+from probneural.distributions import FieldDistribution
 from probneural.errors import DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from tests.active.predictors import (
@@ -181,20 +181,6 @@ def test_unknown_kinds_of_field_are_refused() -> None:
     model = OperatorModel(FeaturePredictor(lambda *_: Other()), encode=encode, functional=three_numbers())
     with pytest.raises(UnsupportedError, match="Gaussian or empirical fields; got Other"):
         model.posterior(designs(2))
-
-
-def test_conditioned_predictors_work_as_any_other() -> None:
-    """Data enter through the latent: after an exact observation at a design, the model is certain there."""
-    X = designs(3)
-    prior = FeaturePredictor(feature_root)
-    posterior = prior(encode(X[:1])).condition(three_numbers(), torch.ones(1, 1, 3), noise=1e-10)
-
-    def conditioned(features: Tensor, mean: Tensor, grid: Grid) -> GaussianField:
-        return feature_root(features, mean, grid).under(posterior.latent)
-
-    posterior = OperatorModel(FeaturePredictor(conditioned), encode=encode, functional=three_numbers()).posterior(X)
-    torch.testing.assert_close(posterior.mean[0], torch.ones(3, dtype=torch.float64), rtol=1e-6, atol=1e-6)
-    assert posterior.variance[0].max() < 1e-9 < posterior.variance[1:].min()
 
 
 def test_noise_of_chosen_outputs_is_that_of_their_model() -> None:

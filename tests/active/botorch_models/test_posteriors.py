@@ -18,7 +18,6 @@ from tests.active.predictors import (
     KINDS,
     RANK,
     FeaturePredictor,
-    certain,
     encode,
     feature_root,
     members,
@@ -45,20 +44,6 @@ def test_joint_covariance_is_that_of_the_field(kind: str) -> None:
         assert (posterior.covariance[batch] - field.cross_covariance(field)).abs().max() <= 1e-10
     diagonal = posterior.covariance.diagonal(dim1=-2, dim2=-1).reshape(3, 4, 6)
     torch.testing.assert_close(posterior.variance, diagonal, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("kind", GAUSSIAN)
-def test_sample_covariance_lies_within_wishart_bounds(kind: str) -> None:
-    """Entries of a Wishart matrix with n degrees of freedom have variance (C_ij^2 + C_ii C_jj) / n."""
-    posterior, count = model_of(KINDS[kind]).posterior(designs(2, 3)), 40_000
-    draws = posterior.rsample(torch.Size([count]), generator=torch.Generator().manual_seed(5)).flatten(1)
-    # Coherence makes the two t-batches one function draw, so take the covariance over both of them.
-    root = posterior.root.flatten(0, 2)
-    exact = root @ root.mT
-    deviation = draws - posterior.mean.flatten()
-    scale = ((exact.square() + exact.diagonal()[:, None] * exact.diagonal()) / count).sqrt()
-    assert ((deviation.mT @ deviation / count - exact) / scale).abs().max() < 4.5
-    assert (deviation.mean(0) / (exact.diagonal() / count).sqrt()).abs().max() < 4.5
 
 
 def test_moments_over_members_are_those_of_the_field() -> None:
@@ -104,24 +89,6 @@ def test_draws_repeat_by_global_seed_or_by_generator_which_leaves_that_alone() -
             assert not torch.equal(first, drawn())
             torch.manual_seed(3)
             assert torch.equal(first, drawn())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_draws_and_moments_differentiate_in_the_designs(kind: str) -> None:
-    model = model_of(KINDS[kind])
-    sampler = get_sampler(model.posterior(designs(2)), torch.Size([3]), seed=0)
-
-    def everything(X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        posterior = model.posterior(X)
-        return posterior.mean, posterior.variance, sampler(posterior)
-
-    assert torch.autograd.gradcheck(everything, (designs(2, 2).requires_grad_(),), eps=1e-5, atol=1e-8)
-
-
-def test_zero_variance_is_exactly_zero() -> None:
-    posterior = model_of(certain).posterior(designs(2, 3))
-    assert torch.equal(posterior.variance, torch.zeros(2, 3, 6, dtype=torch.float64))
-    assert torch.equal(posterior.rsample(torch.Size([2])), posterior.mean.expand(2, -1, -1, -1))
 
 
 @pytest.mark.parametrize(("rank", "kind"), [(21201, SobolQMCNormalSampler), (21202, IIDNormalSampler)])

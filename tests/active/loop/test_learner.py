@@ -205,17 +205,6 @@ def test_after_too_many_failures_told_results_can_be_told(tmp_path: Path) -> Non
     assert len(again.ask()) == 4
 
 
-def test_results_of_another_kind_are_failures_when_told(tmp_path: Path) -> None:
-    loop = learner(tmp_path, None)
-    loop.tell(answered(loop.ask()))
-    request = loop.ask()
-    loop.tell(answered(request[:1], dtype=torch.float32))
-    loop.tell(answered(request[1:]))
-    assert loop.history.labels == (6, 9)
-    assert "float32" in loop.store.failures()[0].reason
-    assert loop.history[-1].simulations.failed == 1
-
-
 class Observation(Spy):
     """Chooses by the variances it is given, to the last digits."""
 

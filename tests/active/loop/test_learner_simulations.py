@@ -50,15 +50,6 @@ def test_every_executor_gives_the_same_choices(tmp_path: Path, name: str, refere
             executor.shutdown()
 
 
-def test_dask_gives_the_same_choices(tmp_path: Path, reference: ActiveLearner) -> None:
-    distributed = pytest.importorskip("distributed")
-    with (
-        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        assert same(executed(client.get_executor(), tmp_path), reference)
-
-
 def test_failures_are_left_out_counted_and_replaced(tmp_path: Path) -> None:
     simulator = Counted(tmp_path / "calls", fails_above=1.2, nan_below=-1.4)
     loop = learner(tmp_path / "store", simulator, batch=6, acquisition=RandomSelection())
@@ -83,12 +74,6 @@ def test_failures_are_left_out_counted_and_replaced(tmp_path: Path) -> None:
     assert "no convergence at" in reasons
     again = learner(tmp_path / "store", batch=6, acquisition=RandomSelection())
     assert again.history == history
-
-
-def test_labels_are_made_up_for_failures(tmp_path: Path) -> None:
-    loop = learner(tmp_path / "store", Counted(tmp_path / "calls", fails_above=0.8), batch=6)
-    assert loop.run(labels=20).labels[-1] == 20
-    assert any(entry.simulations.failed for entry in loop.history.rounds)
 
 
 def test_too_many_failures_stop_the_loop_until_the_simulator_is_mended(tmp_path: Path) -> None:

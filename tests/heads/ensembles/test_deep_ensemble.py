@@ -268,12 +268,6 @@ def test_a_member_that_fails_in_a_worker_is_named() -> None:
 
 
 def test_progress_bars_of_recipes_are_off_unless_asked_for() -> None:
-    def shows(recipe: object) -> bool:
-        return members._shows_progress(recipe)
-
-    assert shows(functools.partial(pn.fit, epochs=2))
-    assert not shows(functools.partial(pn.fit, epochs=2, show_progress=True))
-    assert not shows(briefly)
     case = operator_case("fno-1d")
     asked: list[bool] = []
 
