@@ -41,7 +41,8 @@ class JoukowskiAirfoil(Undisturbed):
         C_L = ∫ c_p n·(-sin α, cos α) ds.
 
     Input channels: the angle α in radians, equal at all points; 1 on the surface, 0 elsewhere; distance to the surface in
-    chords; the two components of the normal at the nearest point of the surface, into the flow. The output is c_p, dimensionless. Its map from shape and angle is nonlinear.
+    chords; the two components of the normal at the nearest point of the surface, into the flow. The output is c_p,
+    dimensionless. Its map from shape and angle is nonlinear.
 
     Args:
         largest_angle: Largest |α|, in radians; α is uniform.
