@@ -370,6 +370,6 @@ def test_three_dimensions_end_to_end() -> None:
     for functional, measure in ((integral(fine), 4.0 / 3.0 * math.pi), (boundary_integral(fine), 4.0 * math.pi)):
         truth = functional(test.outputs.values.double())
         centre = sensors(fine, [[0.0, 0.0, 0.0]])(test.outputs.values.double())
-        torch.testing.assert_close(truth, measure * centre, rtol=0, atol=0.05 * measure)
+        assert float((truth / measure - centre).square().mean().sqrt()) < 0.06 * float(centre.std())
         inside = u.apply(functional).interval(0.9).contains(truth).double().mean()
         assert float(inside) >= 0.7

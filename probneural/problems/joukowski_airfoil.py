@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Bool, Complex128, Float64, Int64
 from torch import Tensor
 
-from probneural.checks import assign, check_integer, check_real
+from probneural.checks import assign, check_finite, check_integer, check_real, real_tensor
 from probneural.contexts import Undisturbed
+from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -41,7 +42,8 @@ class JoukowskiAirfoil(Undisturbed):
         C_L = ∫ c_p n·(-sin α, cos α) ds.
 
     Input channels: the angle α in radians, equal at all points; 1 on the surface, 0 elsewhere; distance to the surface in
-    chords; the two components of the normal at the nearest point of the surface, into the flow. The output is c_p, dimensionless. Its map from shape and angle is nonlinear.
+    chords; the two components of the normal at the nearest point of the surface, into the flow. The output is c_p,
+    dimensionless. Its map from shape and angle is nonlinear.
 
     Args:
         largest_angle: Largest |α|, in radians; α is uniform.
@@ -112,9 +114,20 @@ class JoukowskiAirfoil(Undisturbed):
 
     @staticmethod
     def on_surface(points: Float64[Tensor, "q 2"]) -> Bool[Tensor, " q"]:
-        """Whether boundary points of a mesh are on the airfoil, not on the outer boundary, `(q,)`."""
-        centre, axes = torch.tensor([[0.5, 0.0], [0.6, 0.4]], dtype=torch.float64)
-        return ((points - centre) / axes).norm(dim=1) < 1.0
+        """Whether boundary points of a mesh are on the airfoil, not on the outer boundary, `(q,)`.
+
+        Args:
+            points: Coordinates in chords, `(q, 2)`; the ellipse around (1/2, 0) with semi-axes 0.6 and 0.4 separates the two.
+
+        Raises:
+            ShapeError: If points are not `(q, 2)`.
+            DataError: If they are not finite.
+        """
+        where = real_tensor(points, "points", dtype=torch.float64)
+        if where.ndim != 2 or where.shape[1] != 2:
+            raise ShapeError(expected="points of shape (q, 2)", got=str(tuple(where.shape)), remedy="give x and y in chords")
+        check_finite(where, "points", remedy="drop them")
+        return ((where[:, 0] - 0.5) / 0.6).square() + (where[:, 1] / 0.4).square() < 1.0
 
     def _drawn(self, n: int, seed: int) -> tuple[Float64[Tensor, "n 1"], Complex128[Tensor, "n 1"]]:
         """Angles α and centres μ."""

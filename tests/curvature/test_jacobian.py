@@ -61,7 +61,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-10
 
 def modes_seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record which mode is taken."""
-    module = sys.modules["probneural.curvature.jacobian"]
+    module = sys.modules["probneural.curvature.rows"]
     seen: list[str] = []
     reverse, forward = module.jacrev, module._forward_jacobian
 
