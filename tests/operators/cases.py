@@ -25,6 +25,7 @@ from probneural.operators import (
     PointFNO,
     RecurrentOperator,
 )
+from probneural.operators.layers.box import box_of
 from probneural.pairs import FieldPairs
 from tests.helpers import generator, one_of_each
 
@@ -83,8 +84,7 @@ def point_fno(*modes: int, channels: tuple[int, int] = (1, 1)) -> Callable[[], O
     def build() -> Operator:
         operator = PointFNO(*channels, modes=modes, width=4, depth=2, projection=4, embeds_position=False)
         grid = LINE if len(modes) == 1 else PLANE
-        operator.lengths.copy_(torch.tensor(grid.lengths))
-        operator.origin.copy_(torch.tensor([axis.origin for axis in grid.axes]))
+        operator.box.set(*box_of(grid))
         return operator
 
     return build

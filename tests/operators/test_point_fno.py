@@ -84,8 +84,7 @@ def test_a_query_is_evaluated_anywhere() -> None:
     fine_points, fine_cells, _ = triangulated_disk(800)
     coarse, fine = Grid.mesh(points, cells), Grid.mesh(fine_points, fine_cells)
     network = operator(3, 3)
-    network.origin.fill_(-1.25)
-    network.lengths.fill_(2.5)
+    network.box.set(torch.full((2,), -1.25), torch.full((2,), 2.5))
     of_coarse, of_fine = (grid.points.sum(1).sin()[None, None] for grid in (coarse, fine))
     with torch.no_grad():
         moved, direct = network(of_coarse, grid=coarse, query=fine), network(of_fine, grid=fine)
