@@ -131,8 +131,8 @@ class PointFNO(Operator):
             GridError: If the grid has another number of dimensions, or points outside of the box.
         """
         dtype = self.readout.weight.dtype
-        where, target = self.box.locate(values, grid, query, channels=self.in_channels, dtype=dtype)
-        basis = FourierBasis(self.modes, origin=self.box.origin, lengths=self.box.lengths)
+        where, target = self.box.locate(values, grid, query=query, channels=self.in_channels, dtype=dtype)
+        basis = FourierBasis(self.modes, origin=self.box.origin, lengths=self.box.sides)
         hidden = self.input_normalizer(values).flatten(2)
         if self.embeds_position:
             position = (2.0 * self.box.turns(where) - 1.0).mT.to(hidden)

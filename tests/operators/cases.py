@@ -15,6 +15,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import (
     FNO,
+    AttentionOperator,
     DeepONet,
     HiddenLayers,
     LinearRegression,
@@ -84,6 +85,15 @@ def point_fno(*modes: int, channels: tuple[int, int] = (1, 1)) -> Callable[[], O
     def build() -> Operator:
         operator = PointFNO(*channels, modes=modes, width=4, depth=2, projection=4, embeds_position=False)
         grid = LINE if len(modes) == 1 else PLANE
+        operator.box.set(*box_of(grid))
+        return operator
+
+    return build
+
+
+def attention(grid: Grid, *, channels: tuple[int, int] = (1, 1), latents: int | None = None) -> Callable[[], Operator]:
+    def build() -> Operator:
+        operator = AttentionOperator(*channels, dimension=grid.dimension, width=4, depth=3, heads=2, latents=latents)
         operator.box.set(*box_of(grid))
         return operator
 
@@ -174,6 +184,15 @@ CASES = [
         PLANE.resized((32, 32)),
         1e-6,
         equivariant=True,
+        takes_points=True,
+    ),
+    Case("attention-1-D", attention(LINE), LINE, Grid.uniform(256, lengths=2.0), 1e-9, takes_points=True),
+    Case(
+        "attention-2-D-latents",
+        attention(PLANE, channels=(2, 3), latents=5),
+        PLANE,
+        PLANE.resized((32, 32)),
+        1e-5,
         takes_points=True,
     ),
     Case("regression-1-D", regression(LINE, LINE, channels=(1, 1), components=4), LINE, LINE.resized(16), 1e-12),

@@ -14,7 +14,7 @@ from probneural.errors import ArgumentError
 
 _CHUNK = 32
 """Steps whose products are formed at once; earlier ones enter through their sums."""
-_SOFTNESS = 0.009999999776482582
+SOFTNESS = 0.009999999776482582
 """Added to variances of layer norms: with the usual 1e-5, fields whose channels nearly agree somewhere get sharp there. It is
 0.01 in single precision, in which exported files keep it."""
 
@@ -52,7 +52,7 @@ class RecurrentBlock(nn.Module):
         self.attention = StateAttention(width, heads=heads, horizon=horizon, is_causal=not is_bidirectional)
         self.forwards = LSTM(width, width // 2 if is_bidirectional else width)
         self.backwards = LSTM(width, width // 2) if is_bidirectional else None
-        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=_SOFTNESS) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=SOFTNESS) for _ in range(3))
         self.first, self.second = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def reset_parameters(self) -> None:
