@@ -110,7 +110,7 @@ def regression(in_grid: Grid, out_grid: Grid, *, channels: tuple[int, int], comp
 
 
 def deeponet(
-    sensors: Grid, *, channels: tuple[int, int] = (1, 1), activation: str = "gelu", **options: Any
+    sensors: Grid | None, *, channels: tuple[int, int] = (1, 1), activation: str = "gelu", **options: Any
 ) -> Callable[[], Operator]:
     layers = HiddenLayers(width=5, depth=2, activation=activation)
     return lambda: DeepONet(*channels, sensors=sensors, basis=3, layers=layers, **options)
@@ -186,7 +186,7 @@ CASES = [
         equivariant=True,
         takes_points=True,
     ),
-    Case("attention-1-D", attention(LINE), LINE, Grid.uniform(256, lengths=2.0), 1e-9, takes_points=True),
+    Case("attention-1-D", attention(LINE), LINE, Grid.uniform(256, lengths=2.0), 1e-6, takes_points=True),
     Case(
         "attention-2-D-latents",
         attention(PLANE, channels=(2, 3), latents=5),
@@ -218,6 +218,14 @@ CASES = [
         MIXED.resized((16, 61)),
         1e-7,
     ),
+    Case(
+        "DeepONet-points",
+        deeponet(None, domain=PLANE, channels=(2, 3), frequencies=1),
+        PLANE,
+        PLANE.resized((32, 32)),
+        1e-6,
+        takes_points=True,
+    ),
     Case("POD-DeepONet-1-D", pod_deeponet(LINE.resized(7), LINE, channels=(1, 1)), LINE, LINE.resized(16), 1e-12),
     Case(
         "POD-DeepONet-2-D-channels",
@@ -238,6 +246,6 @@ CASES = [
         1e-3,
     ),
 ]
-KINDS = one_of_each(CASES, lambda case: (type(case.build()), case.grid.dimension, all(case.grid.periodic)))
+KINDS = one_of_each(CASES, lambda case: (type(case.build()), case.takes_points, case.grid.dimension, all(case.grid.periodic)))
 cases = pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

@@ -7,9 +7,9 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from probneural.contexts import outside_of_transforms
-from probneural.errors import GridError, ShapeError
+from probneural.errors import GridError
 from probneural.grids import Grid, check_on_grid
-from probneural.operators.checks import check_input, check_where
+from probneural.operators.checks import check_input, check_samples, check_where
 from probneural.pairs import Dataset
 
 _MARGIN = 0.25
@@ -81,12 +81,7 @@ class Box(nn.Module):
         check_on_grid(values, grid)
         query = grid if query is None else query
         for where in (grid, query):
-            if where.has_points_per_sample and len(where.weights) != len(values):
-                raise ShapeError(
-                    expected=f"one grid for each of {len(values)} samples",
-                    got=str(len(where.weights)),
-                    remedy="select those of these samples: grid.select(rows)",
-                )
+            check_samples(where, len(values))
             self._check_inside(where)
         return grid, query
 
