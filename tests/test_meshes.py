@@ -189,9 +189,15 @@ def mapping(count: int, *, resolution: int, seed: int) -> pn.FieldPairs:
     return pn.problems.PoissonOnShapes().sample(count, resolution=resolution, seed=seed)
 
 
-@pytest.fixture(scope="module")
-def predictor() -> pn.distributions.Predictor:
-    operator = pn.operators.PointFNO(in_channels=1, out_channels=1, modes=(4, 4), width=12, depth=2, seed=0)
+OPERATORS = {
+    "PointFNO": lambda: pn.operators.PointFNO(1, 1, modes=(4, 4), width=12, depth=2, seed=0),
+    "attention": lambda: pn.operators.AttentionOperator(1, 1, dimension=2, width=12, depth=3, latents=8, seed=0),
+}
+
+
+@pytest.fixture(scope="module", params=OPERATORS)
+def predictor(request: pytest.FixtureRequest) -> pn.distributions.Predictor:
+    operator = OPERATORS[request.param]()
     train = mapping(40, resolution=100, seed=0)
     pn.fit(operator, train, epochs=4, seed=0, show_progress=False)
     fitted = pn.heads.LastLayerLaplace().fit(operator, train)

@@ -1,5 +1,6 @@
 """Neural operators: modules from `(n, c, *grid)` to `(n, c', *grid)` that evaluate anywhere."""
 
+from probneural.operators.attention import AttentionOperator
 from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
@@ -15,6 +16,7 @@ from probneural.operators.suggestion import suggest
 
 __all__ = [
     "FNO",
+    "AttentionOperator",
     "DeepONet",
     "HiddenLayers",
     "LinearRegression",

@@ -39,6 +39,16 @@ def check_where(grid: Grid | None, query: Grid | None) -> None:
             check_grid(where, name)
 
 
+def check_samples(grid: Grid, count: int) -> None:
+    """Raise a ShapeError if a batch of grids with points of their own is not one for each of `count` samples."""
+    if grid.has_points_per_sample and len(grid.weights) != count:
+        raise ShapeError(
+            expected=f"one grid for each of {count} samples",
+            got=str(len(grid.weights)),
+            remedy="select those of these samples: grid.select(rows)",
+        )
+
+
 def grid_of_values(values: Tensor, grid: Grid | None, *, periodic: tuple[bool, ...]) -> Grid:
     """Return the grid, the unit one by default, or raise a GridError unless it is uniform, of the values, and as periodic."""
     grid = Grid.uniform(tuple(values.shape[2:]), periodic=periodic) if grid is None else grid

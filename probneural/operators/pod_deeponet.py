@@ -118,7 +118,7 @@ class PODDeepONet(Operator):
         coefficients = torch.cat([torch.ones_like(coefficients[..., :1]), coefficients], dim=-1)
         functions = torch.cat([self.mean_function[:, None], self.modes], dim=1).unflatten(-1, self.out_grid.shape)
         functions = resample(functions, self.out_grid, target)
-        return self.readout.contract(coefficients, functions, units=self.output_normalizer)
+        return self.readout.contract(coefficients, functions[None], units=self.output_normalizer)
 
     def reset_parameters(self) -> None:
         """Draw the branch anew and return the read-out to the plain sum; units, mean and modes stay."""

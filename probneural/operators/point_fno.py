@@ -6,25 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from probneural.checks import check_flag, check_integer
-from probneural.contexts import outside_of_export
-from probneural.errors import GridError, ShapeError
-from probneural.grids import Grid, check_on_grid, resample
+from probneural.checks import check_flag, check_instance, check_integer
+from probneural.errors import ArgumentError
+from probneural.grids import Grid, resample
 from probneural.operators.base import Operator, initial_weights
-from probneural.operators.checks import check_input, check_modes, check_where
+from probneural.operators.checks import check_modes
+from probneural.operators.fno import FNO
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear
+from probneural.operators.layers.box import Box, box_of
 from probneural.operators.layers.quadrature import FourierBasis, QuadratureConv
 from probneural.pairs import Dataset
 from probneural.registry import stored
-
-_MARGIN = 0.25
-"""Extent of the box beyond the training points on axes that are not periodic, in units of their extent: the Fourier series of
-a function on the box is periodic, and the margin is where it may return."""
-_SLACK = 1e-6
-"""Distance outside the box that counts as rounding, in units of its lengths."""
 
 
 @stored(parts="configuration")
@@ -46,9 +41,8 @@ class PointFNO(Operator):
         seed: Names the initial weights; by default they come from torch's global generator.
 
     Attributes:
-        origin: Lower corner of the box, `(d,)`, in the units of the coordinates. `pn.fit` takes box and units from the training
-            data: the extent of a periodic axis, elsewhere the range of the coordinates with a margin.
-        lengths: Lengths of the box, `(d,)`.
+        box: The box of the Fourier series, with `origin` and `lengths`, `(d,)`, in the units of the coordinates. `pn.fit` takes
+            it from the training data: the extent of a periodic axis, elsewhere the range of the coordinates with a margin.
 
     Raises:
         ArgumentError: If a size is not a positive integer, or there are more than three axes.
@@ -63,9 +57,6 @@ class PointFNO(Operator):
         >>> operator(torch.zeros(3, 1, 50), grid=grid).shape
         torch.Size([3, 1, 50])
     """
-
-    origin: Tensor
-    lengths: Tensor
 
     def __init__(
         self,
@@ -88,8 +79,7 @@ class PointFNO(Operator):
         self.embeds_position = check_flag(embeds_position, "embeds_position")
         projection = check_integer(projection, "projection")
         dimension = len(self.modes)
-        self.register_buffer("origin", torch.zeros(dimension, dtype=torch.float64))
-        self.register_buffer("lengths", torch.ones(dimension, dtype=torch.float64))
+        self.box = Box(dimension)
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
         with initial_weights(seed):
@@ -98,6 +88,32 @@ class PointFNO(Operator):
             self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(self.depth))
             self.projection = PointwiseLinear(width, projection)
             self.readout = ReadoutLinear(projection, out_channels)
+
+    @classmethod
+    def from_fno(cls, operator: FNO, *, grid: Grid) -> PointFNO:
+        """Return the operator with the weights of an `FNO` on periodic axes; outputs are equal on its grids.
+
+        Args:
+            operator: An `FNO` without lifting layer, channel MLPs and position embedding.
+            grid: A grid of its data, which determines the box.
+
+        Raises:
+            ArgumentError: If the operator is of another form, or an axis is not periodic.
+        """
+        check_instance(operator, FNO, "operator", remedy="give an FNO", error=ArgumentError)
+        options = operator.configuration()
+        is_plain = not (options["lifting"] or options["channel_mlp"] is not None or options["embeds_position"])
+        if not is_plain or not all(grid.periodic):
+            raise ArgumentError(
+                expected="an FNO of the plain form on periodic axes",
+                got=repr(options),
+                remedy="train a PointFNO on the data",
+            )
+        names = ("in_channels", "out_channels", "modes", "width", "depth", "projection")
+        made = cls(**{name: options[name] for name in names}, embeds_position=False, seed=0).to(operator.readout.weight)
+        made.load_state_dict({**made.state_dict(), **operator.state_dict()})
+        made.box.set(*box_of(grid))
+        return made
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
@@ -114,36 +130,25 @@ class PointFNO(Operator):
             DataError: If they are of another dtype than the operator.
             GridError: If the grid has another number of dimensions, or points outside of the box.
         """
-        check_where(grid, query)
-        dimension = len(self.modes) if grid is None else len(grid.shape)
-        check_input(values, channels=self.in_channels, dimension=dimension, dtype=self.readout.weight.dtype)
-        where = self._uniform(values.shape[2:]) if grid is None else grid
-        check_on_grid(values, where)
-        if where.has_points_per_sample and len(where.weights) != len(values):
-            raise ShapeError(
-                expected=f"one grid for each of {len(values)} samples",
-                got=str(len(where.weights)),
-                remedy="select those of these samples: grid.select(rows)",
-            )
-        basis = FourierBasis(self.modes, origin=self.origin, lengths=self.lengths)
-        self._check_inside(where)
-        if query is not None:
-            self._check_inside(query)
+        dtype = self.readout.weight.dtype
+        where, target = self.box.locate(values, grid, query=query, channels=self.in_channels, dtype=dtype)
+        basis = FourierBasis(self.modes, origin=self.box.origin, lengths=self.box.sides)
         hidden = self.input_normalizer(values).flatten(2)
         if self.embeds_position:
-            position = self._position(where, hidden)
+            position = (2.0 * self.box.turns(where) - 1.0).mT.to(hidden)
             hidden = torch.cat([hidden, position.expand(len(hidden), -1, -1)], dim=1)
         hidden = self.lift(hidden)
         analysis, synthesis = basis.analysis(where, hidden), basis.synthesis(where, hidden)
         for spectral, pointwise in zip(self.spectral[:-1], self.pointwise[:-1], strict=True):
             hidden = nn.functional.gelu(spectral(hidden, analysis=analysis, synthesis=synthesis) + pointwise(hidden))
-        if query is not None and query != where:
-            synthesis = basis.synthesis(query, hidden)
+        is_elsewhere = target is not where and target != where
+        if is_elsewhere:
+            synthesis = basis.synthesis(target, hidden)
         result = self.spectral[-1](hidden, analysis=analysis, synthesis=synthesis)
         local = self.pointwise[-1](hidden)
-        if query is not None and query != where:
-            local = resample(local.unflatten(-1, where.shape), where, query).flatten(2)
-        hidden = (result + local).unflatten(-1, (where if query is None else query).shape)
+        if is_elsewhere:
+            local = resample(local.unflatten(-1, where.shape), where, target).flatten(2)
+        hidden = (result + local).unflatten(-1, target.shape)
         features = nn.functional.gelu(self.projection(hidden))
         return self.output_normalizer.inverse(self.readout(features))
 
@@ -155,44 +160,4 @@ class PointFNO(Operator):
         """Take means, scales and the box from training data."""
         self.input_normalizer.fit(*(data.inputs for data in train))
         self.output_normalizer.fit(*(data.outputs for data in train))
-        corners = [_box(side.grid) for data in train for side in (data.inputs, data.outputs)]
-        lower = torch.stack([origin for origin, _ in corners]).amin(0)
-        upper = torch.stack([origin + lengths for origin, lengths in corners]).amax(0)
-        self.origin.copy_(lower)
-        self.lengths.copy_(upper - lower)
-
-    def _check_inside(self, grid: Grid) -> None:
-        """Raise a GridError unless points have as many coordinates as the box, and lie inside it."""
-        if grid.dimension != len(self.modes):
-            raise GridError(
-                expected=f"points of {len(self.modes)} coordinates", got=repr(grid), remedy="build it with modes per coordinate"
-            )
-        with outside_of_export():
-            position = (grid.points - self.origin.cpu()) / self.lengths.cpu()
-            position = position[grid.weights > 0] if grid.has_points_per_sample else position
-            if bool(((position < -_SLACK) | (position > 1.0 + _SLACK)).any()):
-                ends = [f"[{low:g}, {low + length:g}]" for low, length in zip(self.origin, self.lengths, strict=True)]
-                raise GridError(
-                    expected=f"points in the domain of training, the box {' x '.join(ends)}",
-                    got=repr(grid),
-                    remedy="train on data that cover the domain: the Fourier series repeats outside",
-                )
-
-    def _uniform(self, shape: Sequence[int]) -> Grid:
-        """The periodic grid of the box with this many points per axis."""
-        return Grid.uniform(tuple(shape), lengths=self.lengths.tolist(), origin=self.origin.tolist())
-
-    def _position(self, grid: Grid, like: Tensor) -> Float[Tensor, "b d p"]:
-        points = grid.points if grid.has_points_per_sample else grid.points[None]
-        return (2.0 * (points - self.origin.cpu()) / self.lengths.cpu() - 1.0).mT.to(like)
-
-
-def _box(grid: Grid) -> tuple[Float64[Tensor, " d"], Float64[Tensor, " d"]]:
-    """Lower corner and lengths of the box of a grid: periods of periodic axes, elsewhere the range of points and a margin."""
-    points = grid.points[grid.weights > 0] if grid.is_batch else grid.points
-    lower, upper = points.amin(0), points.amax(0)
-    for number, axis in enumerate(grid.axes):
-        if axis.periodic:
-            lower[number], upper[number] = axis.origin, axis.origin + axis.length
-    margins = torch.tensor([0.0 if flag else 0.5 * _MARGIN for flag in grid.periodic]) * (upper - lower)
-    return lower - margins, upper - lower + 2.0 * margins
+        self.box.fit(*train)

@@ -17,6 +17,7 @@ from probneural.curvature.problem import CurvatureProblem, Minibatches, Quadratu
 from probneural.curvature.products.linear_operators import EmpiricalFisher, GaussNewton, Hessian
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.operators import AttentionOperator
 from tests.curvature.reference import dense_fisher, dense_gauss_newton, dense_hessian, dense_jacobian
 from tests.heads.cases import BranchTrunk, ComplexSpectral, ConvStack, data_for, fields, small_fno, to_dtype
 from tests.helpers import one_of_each
@@ -128,6 +129,7 @@ def product_cases() -> tuple[ProductCase, ...]:
         _case("fno-query", fno, LINE, query=Grid.uniform(10)),
         _case("fno-chosen", fno, LINE, chosen=["spectral.1", "readout"]),
         _case("branch-trunk", BranchTrunk, LINE, query=SCATTERED),
+        _case("attention", lambda: AttentionOperator(1, 1, dimension=1, width=4, depth=2, heads=2, latents=2), LINE),
         _case("conv", ConvStack, LINE),
         _case("complex", lambda: ComplexSpectral(modes=2, width=2), LINE),
     )

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from probneural.contexts import plain_operations
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 
@@ -48,7 +49,8 @@ def dense_hessian(operator: nn.Module, inputs: Field, targets: Field, weights: T
     """`(P, P)`: one backward pass per entry of the gradient of 1/2 sum w (f - y)^2."""
     copied = copy.deepcopy(operator).eval().requires_grad_(True)
     parameters = list(copied.parameters())
-    loss = 0.5 * (weights * (evaluate(copied, inputs, query) - targets.values).flatten(2) ** 2).sum()
+    with plain_operations():
+        loss = 0.5 * (weights * (evaluate(copied, inputs, query) - targets.values).flatten(2) ** 2).sum()
 
     def flat(gradients: tuple[Tensor, ...]) -> Tensor:
         return torch.cat([torch.view_as_real(part).flatten() if part.is_complex() else part.flatten() for part in gradients])

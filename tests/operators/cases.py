@@ -15,6 +15,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators import (
     FNO,
+    AttentionOperator,
     DeepONet,
     HiddenLayers,
     LinearRegression,
@@ -24,6 +25,7 @@ from probneural.operators import (
     PODDeepONet,
     PointFNO,
 )
+from probneural.operators.layers.box import box_of
 from probneural.pairs import FieldPairs
 from tests.helpers import generator, one_of_each
 
@@ -82,8 +84,16 @@ def point_fno(*modes: int, channels: tuple[int, int] = (1, 1)) -> Callable[[], O
     def build() -> Operator:
         operator = PointFNO(*channels, modes=modes, width=4, depth=2, projection=4, embeds_position=False)
         grid = LINE if len(modes) == 1 else PLANE
-        operator.lengths.copy_(torch.tensor(grid.lengths))
-        operator.origin.copy_(torch.tensor([axis.origin for axis in grid.axes]))
+        operator.box.set(*box_of(grid))
+        return operator
+
+    return build
+
+
+def attention(grid: Grid, *, channels: tuple[int, int] = (1, 1), latents: int | None = None) -> Callable[[], Operator]:
+    def build() -> Operator:
+        operator = AttentionOperator(*channels, dimension=grid.dimension, width=4, depth=3, heads=2, latents=latents)
+        operator.box.set(*box_of(grid))
         return operator
 
     return build
@@ -99,7 +109,7 @@ def regression(in_grid: Grid, out_grid: Grid, *, channels: tuple[int, int], comp
 
 
 def deeponet(
-    sensors: Grid, *, channels: tuple[int, int] = (1, 1), activation: str = "gelu", **options: Any
+    sensors: Grid | None, *, channels: tuple[int, int] = (1, 1), activation: str = "gelu", **options: Any
 ) -> Callable[[], Operator]:
     layers = HiddenLayers(width=5, depth=2, activation=activation)
     return lambda: DeepONet(*channels, sensors=sensors, basis=3, layers=layers, **options)
@@ -171,6 +181,15 @@ CASES = [
         equivariant=True,
         takes_points=True,
     ),
+    Case("attention-1-D", attention(LINE), LINE, Grid.uniform(256, lengths=2.0), 1e-6, takes_points=True),
+    Case(
+        "attention-2-D-latents",
+        attention(PLANE, channels=(2, 3), latents=5),
+        PLANE,
+        PLANE.resized((32, 32)),
+        1e-5,
+        takes_points=True,
+    ),
     Case("regression-1-D", regression(LINE, LINE, channels=(1, 1), components=4), LINE, LINE.resized(16), 1e-12),
     Case(
         "regression-2-D-channels",
@@ -194,6 +213,14 @@ CASES = [
         MIXED.resized((16, 61)),
         1e-7,
     ),
+    Case(
+        "DeepONet-points",
+        deeponet(None, domain=PLANE, channels=(2, 3), frequencies=1),
+        PLANE,
+        PLANE.resized((32, 32)),
+        1e-6,
+        takes_points=True,
+    ),
     Case("POD-DeepONet-1-D", pod_deeponet(LINE.resized(7), LINE, channels=(1, 1)), LINE, LINE.resized(16), 1e-12),
     Case(
         "POD-DeepONet-2-D-channels",
@@ -211,6 +238,6 @@ CASES = [
         1e-3,
     ),
 ]
-KINDS = one_of_each(CASES, lambda case: (type(case.build()), case.grid.dimension, all(case.grid.periodic)))
+KINDS = one_of_each(CASES, lambda case: (type(case.build()), case.takes_points, case.grid.dimension, all(case.grid.periodic)))
 cases = pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

@@ -7,7 +7,7 @@ import torch
 
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.operators import FNO, DeepONet, Operator
+from probneural.operators import FNO, AttentionOperator, DeepONet, Operator
 from probneural.operators.layers import PointwiseLinear, ReadoutLinear
 from probneural.pairs import FieldPairs
 from tests.helpers import normal
@@ -20,14 +20,18 @@ PAIRS = FieldPairs(
 
 
 def built(name: str) -> Operator:
-    operator: Operator = (
-        FNO(1, 1, modes=(6,), width=16, depth=2, seed=0) if name == "FNO" else DeepONet(1, 1, sensors=GRID, seed=0)
-    )
+    operator: Operator
+    if name == "FNO":
+        operator = FNO(1, 1, modes=(6,), width=16, depth=2, seed=0)
+    elif name == "attention":
+        operator = AttentionOperator(1, 1, dimension=1, width=16, depth=2, seed=0)
+    else:
+        operator = DeepONet(1, 1, sensors=GRID, seed=0)
     operator.fit_normalizers(PAIRS)
     return operator.eval()
 
 
-@pytest.mark.parametrize("name", ["FNO", "DeepONet", "points"])
+@pytest.mark.parametrize("name", ["FNO", "attention", "DeepONet", "points"])
 def test_outputs_are_not_rounded(name: str) -> None:
     operator = built(name)
     points = GRID.points.float()[None, :20].expand(len(PAIRS), -1, -1)

@@ -17,7 +17,7 @@ from probneural.operators import DeepONet, HiddenLayers, LinearRegression
 from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import MLP
 from probneural.pairs import FieldPairs
-from probneural.problems import Burgers
+from probneural.problems import Burgers, PoissonOnShapes
 from probneural.training import DataOptions, fit
 from probneural.training.losses import relative_l2
 from tests.helpers import generator, uniform
@@ -239,6 +239,106 @@ def test_outputs_in_another_dimension() -> None:
     assert on_grid.shape == (2, 2, 6, 7)
     as_points = operator(values, query=Grid.scattered(query.points, query.weights))
     torch.testing.assert_close(as_points, on_grid.flatten(2), atol=1e-14, rtol=0)
+
+
+# Inputs at any points
+
+
+def from_points() -> DeepONet:
+    domain = Grid.uniform((2, 2), periodic=(True, False))
+    return DeepONet(1, 2, sensors=None, domain=domain, basis=4, layers=HiddenLayers(width=6, depth=1), seed=0).double()
+
+
+def points_in_square(count: int, *, seed: str = "square") -> Grid:
+    points = torch.rand(count, 2, generator=generator(seed), dtype=torch.float64)
+    return Grid.scattered(points, torch.rand(count, generator=generator(f"{seed} weights")) / count)
+
+
+def test_permuting_splitting_and_padding_input_points_changes_nothing() -> None:
+    operator, grid, query = from_points(), points_in_square(30), Grid.uniform((3, 4), periodic=(True, False))
+    values = uniform(2, 1, 30, seed="values")
+    expected = operator(values, grid=grid, query=query)
+    order = torch.randperm(30, generator=generator("order"))
+    permuted = operator(values[..., order], grid=Grid.scattered(grid.points[order], grid.weights[order]), query=query)
+    torch.testing.assert_close(permuted, expected, rtol=1e-12, atol=1e-13)
+    weights = grid.weights
+    weights[4] /= 2.0
+    split = Grid.scattered(torch.cat([grid.points, grid.points[4:5]]), torch.cat([weights, weights[4:5]]))
+    outputs = operator(torch.cat([values, values[..., 4:5]], -1), grid=split, query=query)
+    torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-13)
+    padded = Grid.batch([grid, points_in_square(40, seed="other")])
+    filled = torch.cat([nn.functional.pad(values[:1], (0, 10), value=9.0), uniform(1, 1, 40, seed="filled")])
+    torch.testing.assert_close(operator(filled, grid=padded, query=query)[:1], expected[:1], rtol=1e-12, atol=1e-13)
+    uneven = Grid.scattered(grid.points, torch.ones(30))
+    assert not torch.allclose(operator(values, grid=uneven, query=query), expected, rtol=1e-3)
+
+
+def test_samples_on_points_of_their_own_are_those_alone() -> None:
+    """Inputs and outputs on a batch of meshes, and with the products that a last layer sees."""
+    operator, grids = from_points(), [points_in_square(20), points_in_square(30, seed="other")]
+    values, grid = uniform(2, 1, 30, seed="values"), Grid.batch(grids)
+    together = operator(values, grid=grid)
+    for row, alone in enumerate(grids):
+        expected = operator(values[row : row + 1, :, : alone.size], grid=alone)
+        torch.testing.assert_close(together[row : row + 1, :, : alone.size], expected, rtol=1e-12, atol=1e-13)
+    operator.readout.register_forward_hook(lambda module, arguments, output: None)
+    torch.testing.assert_close(operator(values, grid=grid), together, rtol=1e-12, atol=1e-13)
+
+
+def test_outputs_converge_on_refined_and_graded_meshes() -> None:
+    """Of one function on the square, to those of a fine grid: at second order."""
+    operator, query = from_points(), Grid.uniform((3, 4), periodic=(True, False))
+
+    def output(count: int, power: float) -> Tensor:
+        x, y = (torch.linspace(0.0, 1.0, count, dtype=torch.float64) ** exponent for exponent in (1.0, power))
+        lines = [Grid.mesh(t[:, None], torch.stack([torch.arange(count - 1), torch.arange(1, count)], 1)) for t in (x, y)]
+        grid = Grid.scattered(torch.cartesian_prod(x, y), torch.outer(lines[0].weights, lines[1].weights).flatten())
+        return operator((grid.points[:, 0] * (3.0 * grid.points[:, 1]).cos())[None, None], grid=grid, query=query).detach()
+
+    reference = output(257, 1.0)
+    errors = [float((output(count, 2.0) - reference).norm()) for count in (9, 17, 33)]
+    assert errors[0] / errors[1] > 3.0
+    assert errors[1] / errors[2] > 3.0
+
+
+def mesh_network() -> DeepONet:
+    domain = Grid.uniform((2, 2), lengths=3.4, origin=-1.7, periodic=False)
+    return DeepONet(1, 1, sensors=None, domain=domain, basis=16, layers=HiddenLayers(width=64, depth=2), seed=0)
+
+
+def test_a_last_layer_on_one_mesh_per_sample() -> None:
+    operator, shapes = mesh_network(), PoissonOnShapes()
+    predictor = LastLayerLaplace().fit(operator, shapes.sample(10, resolution=40, seed=0))
+    test = shapes.sample(3, resolution=50, seed=1)
+    u = predictor(test.inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(u.mean, evaluate(predictor.operator, test.inputs), rtol=1e-4, atol=1e-5)
+    assert u.variance.shape == test.outputs.values.shape
+    assert bool((u.variance > 0).all())
+
+
+@pytest.mark.slow
+def test_learns_on_one_mesh_per_sample() -> None:
+    shapes = PoissonOnShapes(degree=1, terms=1)
+    train, test = shapes.sample(100, resolution=60, seed=0), shapes.sample(20, resolution=120, seed=1, graded=True)
+    operator = mesh_network()
+    options = DataOptions(batch_size=10, validation=0.0)
+    fit(operator, train, epochs=20, learning_rate=1e-2, seed=0, show_progress=False, data=options)
+    with torch.no_grad():
+        values = evaluate(operator, test.inputs)
+    assert float(relative_l2(values, test.outputs.values, grid=test.outputs.grid).mean()) < 0.6
+
+
+@pytest.mark.bad_input
+def test_refuses_points_outside_and_without_a_domain() -> None:
+    operator, inside = from_points(), points_in_square(5)
+    outside = Grid.scattered(inside.points + torch.tensor([0.0, 1.0]), inside.weights)
+    with pytest.raises(GridError, match="inputs in the outputs' domain"):
+        operator(torch.zeros(1, 1, 5).double(), grid=outside)
+    with pytest.raises(ShapeError, match="one grid for each of 3 samples"):
+        operator(torch.zeros(3, 1, 5).double(), grid=Grid.batch([inside, inside]))
+    with pytest.raises(GridError, match="uniform grid as domain"):
+        DeepONet(1, 1, sensors=None)
 
 
 # Learning

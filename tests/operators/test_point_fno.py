@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from probneural.errors import DataError, GridError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.operators import FNO, PointFNO
 from probneural.operators.layers.quadrature import FourierBasis
@@ -31,11 +31,17 @@ def test_equals_an_fno_on_uniform_periodic_grids(shape: tuple[int, ...], dtype: 
     fno = FNO(2, 3, modes=(3,) * len(shape), width=6, depth=3, projection=5, seed=0).to(dtype)
     values = normal(4, 2, *shape, seed="values", dtype=dtype)
     expected = fno(values, grid=grid)
-    network = PointFNO(2, 3, modes=fno.modes, width=6, depth=3, projection=5, embeds_position=False, seed=0).to(dtype)
-    box = {"origin": torch.tensor([axis.origin for axis in grid.axes]), "lengths": torch.tensor(grid.lengths)}
-    network.load_state_dict(network.state_dict() | fno.state_dict() | box)
-    outputs = network(values, grid=grid)
-    torch.testing.assert_close(outputs, expected, rtol=0, atol=tolerance * float(expected.detach().abs().max()))
+    converted = PointFNO.from_fno(fno, grid=grid)(values, grid=grid)
+    torch.testing.assert_close(converted, expected, rtol=0, atol=tolerance * float(expected.detach().abs().max()))
+
+
+@pytest.mark.bad_input
+def test_an_fno_of_another_form_is_refused() -> None:
+    for options in ({"lifting": 4}, {"channel_mlp": 3}, {"embeds_position": True}):
+        with pytest.raises(ArgumentError, match="plain form"):
+            PointFNO.from_fno(FNO(1, 1, modes=(2,), **options), grid=Grid.uniform(8))  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="plain form"):
+        PointFNO.from_fno(FNO(1, 1, modes=(2,), periodic=False), grid=Grid.uniform(8, periodic=False))
 
 
 def test_permuting_splitting_and_padding_points_changes_nothing() -> None:
@@ -78,8 +84,7 @@ def test_a_query_is_evaluated_anywhere() -> None:
     fine_points, fine_cells, _ = triangulated_disk(800)
     coarse, fine = Grid.mesh(points, cells), Grid.mesh(fine_points, fine_cells)
     network = operator(3, 3)
-    network.origin.fill_(-1.25)
-    network.lengths.fill_(2.5)
+    network.box.set(torch.full((2,), -1.25), torch.full((2,), 2.5))
     of_coarse, of_fine = (grid.points.sum(1).sin()[None, None] for grid in (coarse, fine))
     with torch.no_grad():
         moved, direct = network(of_coarse, grid=coarse, query=fine), network(of_fine, grid=fine)
@@ -91,6 +96,7 @@ def test_a_query_is_evaluated_anywhere() -> None:
 @pytest.mark.bad_input
 def test_bad_inputs() -> None:
     network, grid = operator(3, 3), points_in_box(10)
+    network.box.set(torch.zeros(2), torch.ones(2))
     with pytest.raises(GridError, match="points of 2 coordinates"):
         network(torch.zeros(1, 1, 4).double(), grid=Grid.scattered([[0.0], [0.1], [0.2], [0.3]], torch.ones(4)))
     with pytest.raises(ShapeError):

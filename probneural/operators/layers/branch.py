@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from probneural.checks import check_integer
 from probneural.contexts import outside_of_export, unrounded
-from probneural.grids import Grid, check_grid, resample
-from probneural.operators.checks import check_input
+from probneural.errors import GridError
+from probneural.grids import Grid, check_grid, check_on_grid, resample
+from probneural.operators.checks import check_input, check_samples
 from probneural.operators.layers.mlp import MLP, HiddenLayers
 from probneural.operators.layers.normalizer import ChannelNormalizer
+from probneural.operators.layers.position import point_embedding, point_features
 
 
 class SensorBranch(nn.Module):
@@ -97,6 +99,92 @@ class SensorBranch(nn.Module):
             return torch.equal(grid.points, self.sensors.points)
 
 
+class PointBranch(nn.Module):
+    """b(a) = H(mean over x of E(a(x), x)): K coefficients in each of g groups for an input a, from its values at any points.
+
+    E and H are networks, and the mean is an integral by quadrature weights, so each sample may have points of its own: their
+    order has no effect, nor have points of weight zero. Memory is linear in points: p * layers.width numbers per sample and
+    layer of E.
+
+    Args:
+        in_channels: Channels of the input.
+        domain: A uniform grid on the domain of the points.
+        harmonics: Harmonics of a periodic axis that E is shown.
+        groups: g.
+        basis: K.
+        layers: Hidden layers of each network; the mean has as many numbers as they are wide.
+
+    Raises:
+        ArgumentError: If a size is not a positive integer.
+
+    Reference:
+        Zaheer et al. (2017), Deep sets, section 2. Deviation: quadrature weights.
+    """
+
+    def __init__(
+        self, in_channels: int, *, domain: Grid, harmonics: int, groups: int, basis: int, layers: HiddenLayers
+    ) -> None:
+        super().__init__()
+        self.in_channels = check_integer(in_channels, "in_channels")
+        self.domain, self.harmonics, self.groups, self.basis = domain, harmonics, groups, basis
+        self.normalizer = ChannelNormalizer(in_channels)
+        self.encoder = MLP(in_channels + point_features(domain, harmonics=harmonics), layers.width, layers=layers)
+        self.network = MLP(layers.width, groups * basis, layers=layers)
+
+    def reset_parameters(self) -> None:
+        """Draw all weights anew; the normaliser keeps its units."""
+        self.encoder.reset_parameters()
+        self.network.reset_parameters()
+
+    def locate(self, values: Tensor, grid: Grid | None) -> Grid:
+        """Check input values and return where they live.
+
+        Args:
+            values: `(n, in_channels, *grid)`.
+            grid: One grid or a batch; None is a uniform grid on the domain.
+
+        Raises:
+            ShapeError: If the values are not of that shape, or a batch has another number of grids.
+            DataError: If they are of another dtype than the network.
+            GridError: If points lie outside the domain.
+        """
+        where = self.domain if grid is None else check_grid(grid)
+        check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=next(self.network.parameters()).dtype)
+        where = where.resized(tuple(values.shape[2:])) if grid is None else where
+        check_on_grid(values, where)
+        check_samples(where, len(values))
+        check_in_domain(where, self.domain, name="inputs")
+        return where
+
+    def forward(self, values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n g k"]:
+        """Describe samples on a grid, or on a batch of grids; see `SensorBranch`."""
+        units = self.normalizer(values).flatten(2).mT
+        position = point_embedding(grid.points, self.domain, harmonics=self.harmonics).to(units)
+        features = torch.cat([units, position.expand(*units.shape[:2], -1)], dim=-1)
+        encoded = self.encoder(features.flatten(0, 1)).unflatten(0, units.shape[:2]).mT
+        return self.network(grid.mean(encoded)).unflatten(1, (self.groups, self.basis))
+
+
+@outside_of_export()
+def check_in_domain(grid: Grid, domain: Grid, *, name: str) -> None:
+    """Raise a GridError unless a uniform grid is on the domain of another one, or scattered points lie in it."""
+    fits = grid.dimension == domain.dimension
+    if fits and grid.is_uniform:
+        spans = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (grid, domain)]
+        fits = spans[0] == spans[1]
+    elif fits:
+        points = grid.points[grid.weights > 0] if grid.has_points_per_sample else grid.points
+        for axis, along in zip(domain.axes, points.unbind(1), strict=True):
+            low, high = axis.origin - 1e-9 * axis.length, axis.origin + (1.0 + 1e-9) * axis.length
+            fits &= axis.periodic or bool(((along >= low) & (along <= high)).all())
+    if not fits:
+        raise GridError(
+            expected=f"{name} in the outputs' domain, that of {domain!r}",
+            got=repr(grid),
+            remedy="build the operator with a domain= of all points, or give query= there, uniform on all of it or scattered",
+        )
+
+
 class GroupedLinear(nn.Module):
     """u_c(x) = sum over k of W_ck phi_ck(x) + b_c: pointwise, and channel c sees the features of channel c only.
 
@@ -137,7 +225,7 @@ class GroupedLinear(nn.Module):
     def contract(
         self,
         coefficients: Float[Tensor, "n c features"],
-        functions: Float[Tensor, "c features *grid"],
+        functions: Float[Tensor, "b c features *grid"],
         *,
         units: ChannelNormalizer,
     ) -> Float[Tensor, "n c *grid"]:
@@ -149,7 +237,7 @@ class GroupedLinear(nn.Module):
 
         Args:
             coefficients: `(n, c, features)`.
-            functions: `(c, features, *grid)`.
+            functions: `(b, c, features, *grid)`, with b = 1 where all samples share them, else n.
             units: Normaliser of the outputs, whose inverse is applied.
 
         Returns:
@@ -159,16 +247,18 @@ class GroupedLinear(nn.Module):
             return self._contract(coefficients.to(self.weight.dtype), functions.to(self.weight.dtype), units=units)
 
     def _contract(self, coefficients: Tensor, functions: Tensor, *, units: ChannelNormalizer) -> Tensor:
-        shape = functions.shape[2:]
-        flat = functions.flatten(2)
+        shape = functions.shape[3:]
+        flat = functions.flatten(3)
         if self._forward_hooks or self._forward_pre_hooks:
             products = coefficients[..., None] * flat
             return units.inverse(self(products.flatten(1, 2).unflatten(-1, shape)))
         weighted = coefficients * (self.weight * units.scale[:, None])
         bias = torch.addcmul(units.mean, self.bias, units.scale)[:, None]
+        if flat.shape[0] > 1:
+            return (torch.matmul(weighted[:, :, None], flat)[:, :, 0] + bias).unflatten(-1, shape)
         if self.channels == 1:
-            return torch.addmm(bias, weighted[:, 0], flat[0])[:, None].unflatten(-1, shape)
-        return torch.baddbmm(bias[:, None], weighted.movedim(1, 0), flat).movedim(0, 1).unflatten(-1, shape)
+            return torch.addmm(bias, weighted[:, 0], flat[0, 0])[:, None].unflatten(-1, shape)
+        return torch.baddbmm(bias[:, None], weighted.movedim(1, 0), flat[0]).movedim(0, 1).unflatten(-1, shape)
 
     def extra_repr(self) -> str:
         """Sizes, for printing."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.contexts import remembered
@@ -82,3 +83,26 @@ def _channels(grid: Grid, embedding: Embedding, continuation: str, dtype: torch.
 
 
 _remembered_channels = remembered(2**26)(_channels)
+
+
+def point_embedding(points: Float64[Tensor, "*p d"], domain: Grid, *, harmonics: int) -> Float64[Tensor, "*p e"]:
+    """Return coordinates of points in the domain of a uniform grid as features.
+
+    A periodic axis gives the sines and cosines of its phase times 1, 2, ... `harmonics`, any other axis its coordinate scaled
+    to [-1, 1].
+    """
+    columns = []
+    for axis, along in zip(domain.axes, points.unbind(-1), strict=True):
+        turn = (along - axis.origin) / axis.length
+        if axis.periodic:
+            orders = torch.arange(1, harmonics + 1, dtype=turn.dtype, device=turn.device)
+            phases = 2.0 * math.pi * torch.remainder(turn[..., None] * orders, 1.0)
+            columns.append(torch.stack([phases.sin(), phases.cos()], dim=-1).flatten(-2))
+        else:
+            columns.append(2.0 * turn[..., None] - 1.0)
+    return torch.cat(columns, dim=-1)
+
+
+def point_features(domain: Grid, *, harmonics: int) -> int:
+    """Number of features e of `point_embedding`."""
+    return sum(2 * harmonics if flag else 1 for flag in domain.periodic)
