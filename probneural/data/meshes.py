@@ -295,16 +295,17 @@ def _split(kind: str, cells: NDArray[np.int64], path: Path) -> tuple[NDArray[np.
             got=f"cells of type {kind} in {path}",
             remedy="write the mesh with first-order cells",
         )
-    simplices, parents = [], []
+    cones: list[NDArray[np.int64]] = []
+    origins: list[NDArray[np.int64]] = []
     least = cells.argmin(1)
     for corner in range(cells.shape[1]):  # cones from the point of the least number to the faces without it
         rows = np.flatnonzero(least == corner)
         for face in _FACES[kind]:
             if corner not in face:
                 triangles = _triangles(cells[rows][:, face])
-                simplices += [np.column_stack([cells[rows, corner], triangle]) for triangle in triangles]
-                parents += [rows] * len(triangles)
-    return np.concatenate(simplices), np.concatenate(parents)
+                cones += [np.column_stack([cells[rows, corner], triangle]) for triangle in triangles]
+                origins += [rows] * len(triangles)
+    return np.concatenate(cones), np.concatenate(origins)
 
 
 def _triangles(faces: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import probneural as pn
+from probneural.command_line import main
 from probneural.data import StoredPairs, meshes
 from probneural.errors import ArgumentError, DataError, FileError, GridError, ProbneuralError, ShapeError
 
@@ -245,3 +246,62 @@ def test_arguments_without_meaning_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "0.vtu", CUBE, [("hexahedron", [range(8)])], f=CUBE[:, 0], u=CUBE[:, 1])
     with pytest.raises(FileError, match="when it was opened"):
         copied(data)[0]
+
+
+def test_predictions_are_written_for_paraview(tmp_path: Path) -> None:
+    pairs = shapes(tmp_path, 3)
+    operator = pn.operators.PointFNO(1, 1, modes=(2, 2), width=4, depth=1, seed=0)
+    operator.fit_normalizers(pairs)
+    u = pn.heads.LastLayerLaplace().fit(operator, pairs)(pairs.inputs)
+    u.to_meshio(tmp_path / "u_{}.vtu", draws=2, seed=3)
+    draws = u.rsample((2,), seed=3)
+    for number, grid in enumerate(u.grid.singles()):
+        mesh = meshio.vtu.read(tmp_path / f"u_{number}.vtu")
+        assert sorted(mesh.point_data) == ["draw_0", "draw_1", "mean", "standard_deviation"]
+        for name, values in (("mean", u.mean), ("standard_deviation", u.standard_deviation), ("draw_1", draws[1])):
+            assert mesh.point_data[name].tolist() == values[number, 0, : grid.size].double().tolist()
+        assert mesh.points[:, :2].tolist() == grid.points.tolist()
+        assert grid.cells is not None
+        assert mesh.cells[0].data.tolist() == grid.cells.tolist()
+    u[1].to_meshio(tmp_path / "one.vtk", draws=0)
+    assert sorted(meshio.vtk.read(tmp_path / "one.vtk").point_data) == ["mean", "standard_deviation"]
+    assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_fields_are_written_and_read_again(tmp_path: Path) -> None:
+    pairs = shapes(tmp_path, 2)
+    values = torch.cat([pairs.inputs.values, pairs.outputs.values, pairs.inputs.values], 1)
+    pn.Field(values, pairs.inputs.grid, names=("v", "f", "v")).to_meshio(tmp_path / "again{}.vtu")
+    data = opened(str(tmp_path / "again*.vtu"), inputs=["v_0", "f"], outputs=["v_1"], dtype=torch.float32)
+    assert data.inputs.grid == pairs.inputs.grid
+    assert torch.equal(data[1].inputs.values, values[1:, :2])
+    points = pn.Grid.scattered([[0.0, 1.0], [1.0, 2.0]], [0.5, 0.5])
+    pn.Field(torch.ones(1, 1, 2), points).to_meshio(tmp_path / "points.vtk")
+    assert meshio.vtk.read(tmp_path / "points.vtk").cells[0].type == "vertex"
+
+
+@pytest.mark.bad_input
+def test_paths_and_grids_that_cannot_be_written(tmp_path: Path) -> None:
+    field = pn.Field(torch.ones(2, 1, 4), pn.Grid.scattered([[0.0], [1.0], [2.0], [3.0]], [1.0] * 4))
+    with pytest.raises(ArgumentError, match="for each of 2 samples"):
+        field.to_meshio(tmp_path / "u.vtu")
+    with pytest.raises(ArgumentError, match="vtu or .vtk"):
+        field.to_meshio(tmp_path / "u_{}.csv")
+    with pytest.raises(FileError, match="a folder to write"):
+        field[0].to_meshio(tmp_path / "none" / "u.vtu")
+    with pytest.raises(GridError, match="to_xarray"):
+        pn.Field(torch.ones(1, 1, 4), pn.Grid.uniform(4)).to_meshio(tmp_path / "u.vtu")
+
+
+def test_one_command_leads_from_mesh_files_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shapes(tmp_path, 40)
+    pattern, folder = str(tmp_path / "*.vtu"), tmp_path / "run"
+    assert main(["info", pattern]) == 0
+    said = capsys.readouterr().out.split()
+    assert said[:4] == ["what", "data", "files", "40"]
+    assert "f (point" in " ".join(said)
+    small = ["--operator.options", "modes=[2,2]", "width=4", "depth=1", "--training.epochs", "2"]
+    assert main(["report", pattern, "--inputs", "f", "--outputs", "u", "--folder", str(folder), *small]) == 0
+    page = (folder / "report.html").read_text()
+    assert "PointFNO" in page
+    assert page.count("<img") == 5  # losses, calibration, three test functions
