@@ -16,7 +16,7 @@ EPOCHS = 150
 
 folder = Path("cases")
 folder.mkdir(exist_ok=True)
-shapes = pn.problems.PoissonOnShapes(degree=1, source_degree=1)
+shapes = pn.problems.PoissonOnShapes(degree=1, terms=1)
 solved = shapes.sample(FILES, resolution=RESOLUTION, seed=0)
 values = torch.cat([solved.inputs.values, solved.outputs.values], dim=1)
 pn.Field(values, solved.inputs.grid, names=("f", "u")).to_meshio(folder / "case_{}.vtu")
