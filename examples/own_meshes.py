@@ -13,6 +13,7 @@ import probneural as pn
 FILES = 60
 RESOLUTION = 150
 EPOCHS = 150
+NEW = 20
 
 folder = Path("cases")
 folder.mkdir(exist_ok=True)
@@ -33,13 +34,14 @@ predictor = pn.heads.LastLayerLaplace().fit(operator, train)
 # On held-out samples
 predictor = pn.calibration.VarianceScale().fit(predictor, calibration)
 
-new = shapes.sample(1, resolution=4 * RESOLUTION, seed=1)  # an unseen domain, a finer mesh
+new = shapes.sample(NEW, resolution=4 * RESOLUTION, seed=1)  # unseen domains, finer meshes
 u = predictor(new.inputs)
-total = pn.functionals.integral(u.grid)
-lower, upper = u.apply(total).interval(0.9)
-finest = shapes.sample(1, resolution=64 * RESOLUTION, seed=1).outputs  # the same function
+total = u.apply(pn.functionals.integral(u.grid)).interval(0.9)
+finest = shapes.sample(NEW, resolution=32 * RESOLUTION, seed=1).outputs  # the same functions
 exact = pn.functionals.integral(finest.grid)(finest.values)
-print(f"integral of u: {lower.item():.4f} to {upper.item():.4f}, exact {exact.item():.4f}")
+lower, upper = total
+print(f"integral of u: {lower[0].item():.4f} to {upper[0].item():.4f}, exact {exact[0].item():.4f}")
+print(f"{total.contains(exact).double().mean():.0%} of {NEW} inside their 90 % interval")
 
-u.to_meshio("prediction.vtu", draws=4)  # mean, standard deviation and draws
+u[0].to_meshio("prediction.vtu", draws=4)  # mean, standard deviation and draws
 print("prediction.vtu:", *pn.data.list_variables("prediction.vtu"), sep=" | ")
