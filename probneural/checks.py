@@ -612,6 +612,7 @@ _DATA = ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr")
 PACKAGES: dict[str, tuple[str, ...]] = {
     "cli": ("tyro", *_PLOTS, *_DATA),
     "data": _DATA,
+    "mesh": ("meshio",),
     "ode": ("torchdiffeq",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "plots": _PLOTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Integral
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probneural.arrays.layouts import layouts_of
+from probneural.arrays.meshes import write_meshes
 from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.arrays.reading import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
 from probneural.checks import (
@@ -250,6 +252,21 @@ class Field(Undisturbed):
         """
         space = [f"x{number}" for number in range(len(self.grid.shape))]
         return to_array(self.values, self.grid, sample="sample", channel="channel", space=space)
+
+    def to_meshio(self, path: str | os.PathLike[str]) -> None:
+        """Write the samples as point data of meshes that ParaView reads; needs the extra `mesh`.
+
+        Args:
+            path: A file .vtu or .vtk; of several samples, with `{}` in place of their number: `"cases/{}.vtu"`.
+
+        Raises:
+            GridError: If the grid is uniform.
+            ArgumentError: If the path has another ending, or lacks `{}` for several samples.
+            FileError: If a file cannot be written.
+        """
+        names = self.names or ("value",) * self.channels
+        rows = {name: [row for row, other in enumerate(names) if other == name] for name in names}
+        write_meshes(path, self.grid, {name: self.values[:, chosen] for name, chosen in rows.items()})
 
     @property
     def channels(self) -> int:

@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class StoredFields:
-    """n samples on one grid, read from files a few at a time: a [`FieldSource`][probneural.pairs.FieldSource].
+    """n samples on one grid or one mesh each, read from files a few at a time: a [`FieldSource`][probneural.pairs.FieldSource].
 
     Make them with [`open`][probneural.data.open] or [`from_arrays`][probneural.data.from_arrays].
 
@@ -106,7 +106,9 @@ class StoredFields:
 
     def subset(self, index: Rows) -> StoredFields:
         """Choose some samples without reading them, in the order of the index."""
-        return replace(self, places=self.places[select_rows(index, len(self))])
+        rows = select_rows(index, len(self))
+        grid = self.grid.select(rows) if self.grid.has_points_per_sample else self.grid
+        return replace(self, places=self.places[rows], grid=grid)
 
     def __len__(self) -> int:
         """Number of samples n."""
@@ -119,7 +121,9 @@ class StoredFields:
             DataError: If a value is NaN or infinite; the message names the sample.
             FileError: If a file cannot be read.
         """
-        places = self.places[select_rows(index, len(self))].numpy()
+        rows = select_rows(index, len(self))
+        places, grid = self.places[rows].numpy(), self.grid
+        is_per_sample = grid.has_points_per_sample
         parts = []
         for part in self.parts:
             try:
@@ -132,9 +136,9 @@ class StoredFields:
                     got=str(error),
                     remedy="check that the file is there, whole, and open it again if it was replaced",
                 ) from error
-            parts.append(_converted(values, part, places, self.native_dtype, takes_nan=self.grid.is_masked))
+            parts.append(_converted(values, part, places, self.native_dtype, takes_nan=grid.is_masked and not is_per_sample))
         channels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        where = self._masked(channels, places) if self.grid.is_masked else self.grid
+        where = grid.select(rows) if is_per_sample else self._masked(channels, places) if grid.is_masked else grid
         field = Field(channels, where, names=self.names, units=self.units)
         field = field if self.dtype == field.dtype else field.to(self.dtype)
         return field if self.device == field.device else field.to(self.device)

@@ -11,13 +11,14 @@ import numpy as np
 from probneural.checks import check_regular
 from probneural.data.array_files import is_torch
 from probneural.data.gate import check_hdf5, check_zarr, guarded, refuse
+from probneural.data.meshes import is_mesh
 from probneural.data.pdebench import is_pdebench
 from probneural.data.readers import require
 from probneural.data.sources import has_dimension_names
 from probneural.data.the_well import is_the_well
 from probneural.errors import DataWarning, FileError, warn
 
-KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, MATLAB, PyTorch, CSV, The Well, PDEBench"
+KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, MATLAB, PyTorch, CSV, The Well, PDEBench, meshes"
 _HEAD, _USER_BLOCK = 520, 512
 """Bytes that identify the format, and those before the HDF5 part of a MATLAB 7.3 file."""
 
@@ -41,6 +42,7 @@ class Format(Enum):
     MATLAB = "a MATLAB file"
     TORCH = "a PyTorch file"
     CSV = "a CSV file"
+    MESH = "a mesh file"
 
     @property
     def has_names(self) -> bool:
@@ -62,6 +64,8 @@ def format_of(path: Path) -> Format:
 
 
 def _format_of_file(path: Path) -> Format:
+    if is_mesh(path):  # a MED file is one of HDF5
+        return Format.MESH
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)

@@ -18,6 +18,7 @@ from probneural.data.contents import Contents, FileLayout, Request, joined_conte
 from probneural.data.fields import StoredFields, with_mask
 from probneural.data.formats import Format, format_of, open_hdf5, zarr_arrays
 from probneural.data.gate import guarded
+from probneural.data.meshes import mesh_contents, mesh_variables
 from probneural.data.pairs import StoredPairs
 from probneural.data.pdebench import pdebench_contents
 from probneural.data.readers import ArrayReader, SlicedReader
@@ -58,6 +59,9 @@ def open(
     * Arrays without names (.npy, .npz, other HDF5 and zarr, MATLAB, PyTorch tensors, CSV): `layout.axes`, or samples, then
       times if `layout.time` is given, channels if there is one more axis, then the axes of `layout.grid` or of a sequence
       `periodic`.
+    * Meshes (.vtu, .vtk, .msh, .xdmf, .med, .avs), one sample per file: point data; cell data are averaged to points by volume,
+      and field data are constants. Cells other than simplices are split, points outside of all cells left out. Meshes stay in
+      memory, values do not.
 
     Args:
         path: A file, a zarr store, a folder of .npy files; a list of them or a pattern with `*`, whose samples (or times,
@@ -185,6 +189,12 @@ def _contents(path: Paths, request: Request, outputs_path: Paths | None = None) 
 
 def _joined(path: Paths, request: Request) -> Contents:
     files = paths_of(path)
+    if format_of(files[0]) is Format.MESH:
+        _refuse(request, Format.MESH.value, "periodic", *(name for name in vars(request.layout) if name != "out_grid"))
+        others = [file for file in files if format_of(file) is not Format.MESH]
+        if others:
+            raise FileError(expected="files of meshes", got=f"{others[0]}", remedy="open it by itself")
+        return mesh_contents(files, request)
     return joined_contents(files, [_contents_of_file(file, request) for file in files])
 
 
@@ -321,6 +331,8 @@ def _listed(where: Path, kind: Format) -> list[FileVariable]:
             groups = [group for group in (*ORDERS, "scalars") if group in file]
             names = [(group, name) for group in groups for name in texts(file[group].attrs.get("field_names", ()))]
             return [FileVariable(name=name, axes=str(file[group][name].shape)) for group, name in names if name in file[group]]
+    if kind is Format.MESH:
+        return [FileVariable(name=name, axes=axes) for name, axes in mesh_variables(where).items()]
     if kind.has_names:
         inside = [
             (group, variable) for group in (None, *groups_of(where, kind.value)) for variable in _in_group(where, kind, group)

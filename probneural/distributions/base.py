@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -13,6 +14,7 @@ from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural.arrays.meshes import write_meshes
 from probneural.arrays.reading import to_array
 from probneural.checks import (
     check_finite,
@@ -274,6 +276,24 @@ class FieldDistribution(Undisturbed, ABC):
             ArgumentError: If the level is not between 0 and 1, or the noise is negative, not finite, or of another shape.
         """
         return to_dataset(self, self.to_numpy(level, noise=noise), level=level)
+
+    @torch.no_grad()
+    def to_meshio(self, path: str | os.PathLike[str], *, draws: int = 4, seed: int = 0) -> None:
+        """Write mean, standard deviation and draws as point data of meshes that ParaView reads; needs the extra `mesh`.
+
+        Args:
+            path: A file .vtu or .vtk; of several samples, with `{}` in place of their number: `"cases/{}.vtu"`.
+            draws: Number of draws, `draw_0`, `draw_1`, ...; in one of them, all samples are from one operator.
+            seed: Names the draws.
+
+        Raises:
+            GridError: If the grid is uniform.
+            ArgumentError: If the path has another ending, or lacks `{}` for several samples.
+            FileError: If a file cannot be written.
+        """
+        samples = self.rsample((check_integer(draws, "draws", least=0),), seed=seed)
+        names = {f"draw_{number}": draw for number, draw in enumerate(samples)}
+        write_meshes(path, self.grid, {"mean": self.mean, "standard_deviation": self.standard_deviation, **names})
 
     @property
     def _discrepancy_variance(self) -> Float[Tensor, "n c *grid"]:

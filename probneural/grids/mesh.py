@@ -54,7 +54,7 @@ def check_cells(points: Float64[Tensor, "p d"], cells: Tensor) -> Int64[Tensor, 
     """
     if cells.dtype == torch.bool or cells.is_floating_point() or cells.is_complex():
         raise DataError(expected="cells of integers", got=str(cells.dtype), remedy="give the indices of each cell's points")
-    cells = cells.detach().to("cpu", torch.int64)
+    cells = cells.detach().to("cpu", torch.int64, copy=True)
     count, dimension = points.shape
     if cells.ndim != 2 or not len(cells) or not 2 <= cells.shape[1] <= dimension + 1:
         raise ShapeError(

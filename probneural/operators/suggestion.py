@@ -15,13 +15,16 @@ from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
 from probneural.operators.pod_deeponet import PODDeepONet
+from probneural.operators.point_fno import PointFNO
 from probneural.pairs import Dataset, FieldSource, check_dataset, evenly_spread_rows
 
 KERNEL = "KernelOperator"
 """Name of the head that is suggested in place of an operator."""
-_CLASSES: dict[str, type[Operator]] = {"FNO": FNO, "DeepONet": DeepONet, "PODDeepONet": PODDeepONet}
+_CLASSES: dict[str, type[Operator]] = {"FNO": FNO, "DeepONet": DeepONet, "PODDeepONet": PODDeepONet, "PointFNO": PointFNO}
 _MODES = {1: 16, 2: 12, 3: 8}
 """Maximum number of Fourier modes per axis, by dimension."""
+_MESH_MODES = {1: 16, 2: 6, 3: 4}
+"""The same on meshes, where a mode costs an operation per point."""
 _FEW = 30
 """Number of samples below which Gaussian processes are suggested in place of a neural operator."""
 _LEAST = 3
@@ -83,9 +86,10 @@ class Suggestion:
 def suggest(data: Dataset) -> Suggestion:
     """Recommend an operator that can represent the map of a data set, from its grids and a few of its rows.
 
-    With fewer than 30 samples this is the head [`KernelOperator`][probneural.heads.KernelOperator]; for inputs that are
-    constant in space, or outputs at one point, a `PODDeepONet`; at scattered points and between two domains a `DeepONet`; else
-    an `FNO`, beside boundaries with a position embedding and, in two and three dimensions, alternating continuation.
+    With fewer than 30 samples this is the head [`KernelOperator`][probneural.heads.KernelOperator]; on meshes a `PointFNO`; for
+    inputs that are constant in space, or outputs at one point, a `PODDeepONet`; at scattered points and between two domains a
+    `DeepONet`; else an `FNO`, beside boundaries with a position embedding and, in two and three dimensions, alternating
+    continuation.
 
     Args:
         data: Training pairs; eight rows are read, and all only where these are equal.
@@ -124,7 +128,7 @@ def suggestion(data: Dataset, *, count: int, needs_operator: bool = False) -> Su
     _check_differences(data, "inputs", rows.inputs.values)
     _check_differences(data, "outputs", rows.outputs.values)
     name, reason, options = _neural(data, rows.inputs.values, rows.outputs.values)
-    if count < _FEW and not needs_operator:
+    if count < _FEW and not needs_operator and not data.inputs.grid.has_points_per_sample:
         reason = (
             f"{count} samples are few for a neural operator, and Gaussian processes between principal components need fewer"
         )
@@ -151,6 +155,8 @@ def default_options(name: str, data: Dataset, *, count: int) -> dict[str, Any]:
         return {"basis": max(1, min(32, 2 * count // 3, data.outputs.grid.size))}
     if name == "DeepONet":
         return {"basis": 64}
+    if name == "PointFNO":
+        return {"modes": [_MESH_MODES[grid.dimension]] * grid.dimension, "width": 24, "depth": 3}
     modes = [min(_MODES[grid.dimension], (size + 1) // 2) for size in grid.shape]
     options: dict[str, Any] = {"modes": modes, "width": 32 if grid.dimension == 1 else 16, "depth": 4}
     if not all(grid.periodic):
@@ -166,6 +172,8 @@ def data_arguments(name: str, data: Dataset) -> dict[str, Any]:
     channels = {"in_channels": data.inputs.channels, "out_channels": data.outputs.channels}
     if name == "FNO":
         return channels | {"periodic": grid.periodic}
+    if name == "PointFNO":
+        return channels
     if name == "DeepONet":
         return channels | {"sensors": grid, "domain": _bounding_box(out_grid)}
     return channels | {"sensors": grid, "out_grid": out_grid}
@@ -174,6 +182,8 @@ def data_arguments(name: str, data: Dataset) -> dict[str, Any]:
 def _neural(data: Dataset, inputs: Tensor, outputs: Tensor) -> tuple[str, str, dict[str, Any]]:
     """The class of a neural operator, the reason for it, and options beside the default ones."""
     grid, out_grid = data.inputs.grid, data.outputs.grid
+    if out_grid == grid and grid.cells is not None and grid.dimension in _MESH_MODES:
+        return "PointFNO", "the samples are on meshes, where a PointFNO computes Fourier coefficients by quadrature", {}
     if grid.size == 1 or not any(_varies_along(inputs, 2 + axis) for axis in range(len(grid.shape))):
         said = "at one point" if grid.size == 1 else "constant in space"
         reason = (

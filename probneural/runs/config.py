@@ -228,9 +228,9 @@ class Data(Section):
     """Which functions are learned from.
 
     Attributes:
-        path: A file of NetCDF, zarr, HDF5, NumPy (.npz, .npy, a folder of them), MATLAB, PyTorch, CSV, The Well or PDEBench;
-            a pattern such as "runs/*.nc", or several files separated by the system's path separator; in a configuration
-            file, relative to that file.
+        path: A file of NetCDF, zarr, HDF5, NumPy (.npz, .npy, a folder of them), MATLAB, PyTorch, CSV, The Well, PDEBench
+            or a mesh; a pattern such as "runs/*.nc" or "cases/*.vtu", or several files separated by the system's path
+            separator; in a configuration file, relative to that file.
         inputs: Names of the input variables; several are channels. The Well and PDEBench have a choice of their own.
         outputs: Names of the output variables; several are channels.
         outputs_path: The file of the outputs, where it is another one.
@@ -320,7 +320,7 @@ class Operator(Section):
         seed: Random seed of the initial weights.
     """
 
-    name: Literal["auto", "none", "FNO", "DeepONet", "PODDeepONet"] = "auto"
+    name: Literal["auto", "none", "FNO", "DeepONet", "PODDeepONet", "PointFNO"] = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     seed: Seed = 0
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from probneural.checks import check_path
 from probneural.data import list_variables
+from probneural.data.opening import paths_of
 from probneural.errors import FileError
 from probneural.registry import KINDS
 from probneural.runs.config import Config
@@ -29,7 +30,7 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
     Saved files are compared with their digest. Nothing is built of what they say.
 
     Args:
-        path: Of a run's folder, a `.safetensors` file, or a data file.
+        path: Of a run's folder, a `.safetensors` file, a data file, or a pattern of these, whose first one is read.
 
     Returns:
         Facts by name; the first is `what`.
@@ -43,7 +44,9 @@ def info(path: str | os.PathLike[str]) -> dict[str, Any]:
     if (place / "run.json").exists():
         return _run(place)
     try:
-        return {"what": "data", "variables": [str(variable) for variable in list_variables(place)]}
+        files = paths_of(place)
+        counts = {} if len(files) == 1 else {"files": len(files)}
+        return {"what": "data", **counts, "variables": [str(variable) for variable in list_variables(files[0])]}
     except FileError as error:
         raise FileError(
             expected=f"a run's folder, a .safetensors file or data at {place}", got=error.got, remedy=error.remedy

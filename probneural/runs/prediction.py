@@ -69,6 +69,7 @@ def predict(
     Raises:
         FileError: If the folder is none of a calibrated run, or a file cannot be read or written.
         DataError: If a variable is missing, there is no function, or values are not finite.
+        UnsupportedError: If the inputs are on meshes.
     """
     run = RunFolder.finished(folder)
     if not run.file(CALIBRATION).exists():
@@ -90,6 +91,12 @@ def predict(
         )
     if not len(fields):
         raise DataError(expected="one function or more", got=f"none in {source}", remedy="give inputs to predict for")
+    if fields.grid.cells is not None:
+        raise UnsupportedError(
+            expected="inputs on a uniform grid",
+            got=f"meshes in {source}",
+            remedy="write pn.load('predictor.safetensors')(pn.data.open_inputs(path, inputs=[...])[:]).to_meshio('u_{}.vtu')",
+        )
     progress.say(f"predicting {len(fields)} functions")
     layout = _Layout.of(run, fields, calibrated.predictor.out_channels)
     parts = (_dataset(run, calibrated, fields, layout, rows) for rows in _rows(fields))

@@ -29,6 +29,7 @@ _GIVEN = {
     "FNO": ("in_channels", "out_channels", "periodic", "seed"),
     "DeepONet": ("in_channels", "out_channels", "sensors", "domain", "layers", "seed"),
     "PODDeepONet": ("in_channels", "out_channels", "sensors", "out_grid", "layers", "seed"),
+    "PointFNO": ("in_channels", "out_channels", "seed"),
     "DeepEnsemble": ("train", "reinitialise", "build", "show_progress"),
     "Laplace": ("show_progress", "variance_estimation"),
     "LastLayerLaplace": (),

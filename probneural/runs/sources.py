@@ -223,7 +223,8 @@ def is_window(side: StoredFields) -> bool:
 
 def axis_names(side: StoredFields) -> tuple[str, ...]:
     """What a file calls the axes of space; x0, x1, ... where they have no names."""
-    return side.labels.space or tuple(axis.name or f"x{number}" for number, axis in enumerate(side.grid.axes))
+    names = [axis.name for axis in side.grid.axes] or [""] * side.grid.dimension
+    return side.labels.space or tuple(name or f"x{number}" for number, name in enumerate(names))
 
 
 def _names(side: StoredFields) -> tuple[str, ...]:

@@ -13,7 +13,10 @@ from probneural.checks import check_integer
 from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.operators.layers.recurrent import SOFTNESS
+
+_SOFTNESS = 0.009999999776482582
+"""Added to variances of layer norms: with the usual 1e-5, fields whose channels nearly agree somewhere get sharp there. It is
+0.01 in single precision, in which exported files keep it."""
 
 
 class AttentionBlock(nn.Module):
@@ -72,7 +75,7 @@ class AttentionBlock(nn.Module):
 
 def normalised(states: Float[Tensor, "n q width"]) -> Float[Tensor, "n q width"]:
     """N h: every state with mean 0 and variance 1."""
-    return nn.functional.layer_norm(states, states.shape[-1:], eps=SOFTNESS)
+    return nn.functional.layer_norm(states, states.shape[-1:], eps=_SOFTNESS)
 
 
 def attention(
