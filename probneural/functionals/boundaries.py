@@ -53,13 +53,14 @@ def boundary_integral(
         >>> boundary_integral(square, direction=[1.0, 0.0])(x[None]).item()  # the divergence of (x, 0) is 1
         1.0
     """
-    if check_grid(grid).cells is None:
+    cells = check_grid(grid).cells
+    if cells is None:
         raise GridError(expected="a mesh", got=repr(grid), remedy="make it by Grid.mesh(points, cells)")
     vector = None if direction is None else _checked_direction(direction, grid)
     if grid.has_points_per_sample:
         vectors = [None] * len(grid.weights) if vector is None else vector.expand(len(grid.weights), -1)
         return on_each(grid, lambda single, own: boundary_integral(single, where, direction=own), vectors)
-    facets, areas = boundary_areas(grid.points, grid.cells)
+    facets, areas = boundary_areas(grid.points, cells)
     if where is not None:
         inside = (fractions(grid, where)[facets] > 0).all(1)
         facets, areas = facets[inside], areas[inside]
