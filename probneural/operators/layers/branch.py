@@ -162,7 +162,10 @@ class PointBranch(nn.Module):
         position = point_embedding(grid.points, self.domain, harmonics=self.harmonics).to(units)
         features = torch.cat([units, position.expand(*units.shape[:2], -1)], dim=-1)
         encoded = self.encoder(features.flatten(0, 1)).unflatten(0, units.shape[:2]).mT
-        return self.network(grid.mean(encoded)).unflatten(1, (self.groups, self.basis))
+        with outside_of_export():
+            weights = grid.sample_weights
+        mean = (encoded * weights.to(encoded)).sum(-1)
+        return self.network(mean).unflatten(1, (self.groups, self.basis))
 
 
 @outside_of_export()
