@@ -39,11 +39,11 @@ def check_where(grid: Grid | None, query: Grid | None) -> None:
             check_grid(where, name)
 
 
-def check_samples(grid: Grid, count: int) -> None:
-    """Raise a ShapeError if a batch of grids with points of their own is not one for each of `count` samples."""
-    if grid.has_points_per_sample and len(grid.weights) != count:
+def check_samples(grid: Grid, values: Tensor) -> None:
+    """Raise a ShapeError if a batch of grids with points of their own is not one for each sample of the values."""
+    if grid.has_points_per_sample and len(grid.weights) != len(values):
         raise ShapeError(
-            expected=f"one grid for each of {count} samples",
+            expected=f"one grid for each of {len(values)} samples",
             got=str(len(grid.weights)),
             remedy="select those of these samples: grid.select(rows)",
         )

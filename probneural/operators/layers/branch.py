@@ -152,7 +152,7 @@ class PointBranch(nn.Module):
         check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=next(self.network.parameters()).dtype)
         where = where.resized(tuple(values.shape[2:])) if grid is None else where
         check_on_grid(values, where)
-        check_samples(where, len(values))
+        check_samples(where, values)
         check_in_domain(where, self.domain, name="inputs")
         return where
 
@@ -162,7 +162,10 @@ class PointBranch(nn.Module):
         position = point_embedding(grid.points, self.domain, harmonics=self.harmonics).to(units)
         features = torch.cat([units, position.expand(*units.shape[:2], -1)], dim=-1)
         encoded = self.encoder(features.flatten(0, 1)).unflatten(0, units.shape[:2]).mT
-        return self.network(grid.mean(encoded)).unflatten(1, (self.groups, self.basis))
+        with outside_of_export():
+            weights = grid.sample_weights
+        mean = (encoded * weights.to(encoded)).sum(-1)
+        return self.network(mean).unflatten(1, (self.groups, self.basis))
 
 
 @outside_of_export()
