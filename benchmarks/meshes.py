@@ -15,6 +15,7 @@ import probneural as pn
 from benchmarks import environment, kept_units, recipes, sections
 from probneural.grids.mesh import barycentric
 from probneural.grids.resampling import background
+from probneural.operators.base import initial_weights
 from probneural.operators.layers import ChannelNormalizer, PointwiseLinear, ReadoutLinear
 from probneural.randomness import stream_seed
 
@@ -140,8 +141,7 @@ def operators(case: Case, train: pn.FieldPairs) -> dict[str, Callable[[int], nn.
     dimension = len(case.modes)
 
     def grid_fno(seed: int) -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with initial_weights(seed):
             module = BackgroundFNO(*channels, grid=background(train.inputs.grid, size=BACKGROUND, margin=0.02), modes=(8, 8))
         module.input_normalizer.fit(train.inputs)
         module.output_normalizer.fit(train.outputs)

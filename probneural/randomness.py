@@ -28,7 +28,9 @@ from probneural.errors import ArgumentError
 PURPOSES: Final = {
     # data and draws
     "functions": "coefficients of the input functions of a problem",
-    "shapes": "domains and functions of problems with one mesh per sample",
+    "shapes": "domains and sources of Poisson problems on shapes",
+    "airfoils": "shapes and angles of airfoils",
+    "sphere states": "initial states of heat on the sphere",
     "shifts": "by how many cells functions are moved along periodic axes",
     "split": "which pairs go to which part",
     "run split": "which pairs of a run are trained on, scale, carry bands, test",
@@ -49,7 +51,6 @@ PURPOSES: Final = {
     "roll-out draws": "seeds of the operators of a roll-out, per member, and per lead where they are fresh at every step",
     "roll-out starts": "seeds of the states that members of a roll-out start from, per member",
     "filter starts": "seeds of the states that members of a filter start from, where the step is a function, per member",
-    "perturbed observations": "errors of the observations that members of an ensemble filter take in, per lead and number",
     "likelihood points": "points at which the correlation of residuals is judged",
     "scale mixture draws": "seeds of the draws that scales are compared with, per first function of a few",
     "local scale points": "points whose residuals say how large variances are along a function",
@@ -93,7 +94,6 @@ PURPOSES: Final = {
     "paths": "seeds of the functions that a model draws, per function after the first",
     "ties": "the order of equal scores in a pool",
     "stochastic selection": "Gumbel noise on the scores of a pool",
-    "designs": "scrambling of designs that fill a space",
     "random start": "the first labels and the calibration functions of a loop",
     "round recipe": "seed of a loop's recipe, per round",
     "round training": "what a loop's recipe draws from torch's global generators, per round",

@@ -131,7 +131,7 @@ class JoukowskiAirfoil(Undisturbed):
 
     def _drawn(self, n: int, seed: int) -> tuple[Float64[Tensor, "n 1"], Complex128[Tensor, "n 1"]]:
         """Angles α and centres μ."""
-        uniform = torch.rand(check_integer(n, "n"), 3, generator=stream(check_seed(seed), "shapes"), dtype=torch.float64)
+        uniform = torch.rand(check_integer(n, "n"), 3, generator=stream(check_seed(seed), "airfoils"), dtype=torch.float64)
         size, signed = uniform[:, :1], 2.0 * uniform[:, 1:] - 1.0
         centre = torch.complex(-0.5 * self.thickness * (1.0 + size), self.camber * signed[:, :1])
         return self.largest_angle * signed[:, 1:], centre

@@ -139,7 +139,7 @@ class SphereHeat(Undisturbed):
         grid = self.grid(check_integer(resolution, "resolution", least=4) if points is None else points)
         degrees = self._degrees()
         normal = torch.randn(
-            check_integer(n, "n"), len(degrees), generator=stream(check_seed(seed), "shapes"), dtype=torch.float64
+            check_integer(n, "n"), len(degrees), generator=stream(check_seed(seed), "sphere states"), dtype=torch.float64
         )
         coefficients = normal / (1.0 + degrees)
         decay = (-self.diffusivity * self.time * degrees * (degrees + 1.0)).exp()
