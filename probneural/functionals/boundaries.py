@@ -59,7 +59,7 @@ def boundary_integral(
     vector = None if direction is None else _checked_direction(direction, grid)
     if grid.has_points_per_sample:
         vectors = [None] * len(grid.weights) if vector is None else vector.expand(len(grid.weights), -1)
-        return on_each(grid, lambda single, own: boundary_integral(single, where, direction=own), vectors)
+        return on_each(grid, lambda single, vector: boundary_integral(single, where, direction=vector), vectors)
     facets, areas = boundary_areas(grid.points, cells)
     if where is not None:
         inside = (fractions(grid, where)[facets] > 0).all(1)

@@ -198,7 +198,7 @@ class KuramotoSivashinsky(Evolution):
     def _advance(self, values: Tensor, grid: Grid, fine: Grid, times: Sequence[float]) -> Iterator[Tensor]:
         """States at ascending times of few inputs, which are advanced on a fine grid."""
         # Linear part k² − ν k⁴, nonlinear part −(ik/2) (u²)^ without the frequencies |k| ≥ N/3.
-        counts = torch.fft.rfftfreq(fine.size, 1.0 / fine.size, dtype=torch.float64).to(values.device)
+        counts = torch.fft.rfftfreq(fine.size, 1.0 / fine.size, dtype=torch.float64).round().to(values.device)
         squares = (2.0 * math.pi / self.length * counts) ** 2
         slopes = 1j * torch.where(2 * counts == fine.size, 0.0, 2.0 * math.pi / self.length * counts)
         symbol = squares - self._viscosity_of(values[:, 1:]) * squares**2
