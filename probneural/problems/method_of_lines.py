@@ -280,7 +280,8 @@ class MethodOfLines(Evolution):
             shape = [1] * grid.dimension
             shape[number] = -1
             last = number == grid.dimension - 1
-            counts = (torch.fft.rfftfreq if last else torch.fft.fftfreq)(axis.size, 1.0 / axis.size, dtype=torch.float64).round()
+            frequencies = torch.fft.rfftfreq if last else torch.fft.fftfreq
+            counts = frequencies(axis.size, 1.0 / axis.size, dtype=torch.float64).round()
             wavenumbers.append((2.0 * math.pi / axis.length * counts).reshape(shape))
             nyquist = 2 * counts.abs() == axis.size
             signs.append([torch.ones_like(counts).reshape(shape), torch.where(nyquist, -1.0, 1.0).double().reshape(shape)])
