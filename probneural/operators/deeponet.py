@@ -120,7 +120,7 @@ class DeepONet(Operator):
         where = self.branch.locate(values, grid)
         target = where if query is None else check_grid(query, "query")
         check_in_domain(target, self.domain, name="a query")
-        check_samples(target, len(values))
+        check_samples(target, values.shape[0])
         branch = self.branch(values, where)
         if target.has_points_per_sample:
             return self._at_points(branch, target.points)

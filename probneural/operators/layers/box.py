@@ -81,7 +81,7 @@ class Box(nn.Module):
         check_on_grid(values, grid)
         query = grid if query is None else query
         for where in (grid, query):
-            check_samples(where, len(values))
+            check_samples(where, values.shape[0])
             self._check_inside(where)
         return grid, query
 

@@ -152,7 +152,7 @@ class PointBranch(nn.Module):
         check_input(values, channels=self.in_channels, dimension=len(where.shape), dtype=next(self.network.parameters()).dtype)
         where = where.resized(tuple(values.shape[2:])) if grid is None else where
         check_on_grid(values, where)
-        check_samples(where, len(values))
+        check_samples(where, values.shape[0])
         check_in_domain(where, self.domain, name="inputs")
         return where
 
