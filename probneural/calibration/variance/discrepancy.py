@@ -13,16 +13,14 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.predictions import CalibrationPredictions, gaussian_of, group_numbers, number_of
-from probneural.calibration.variance.local_scale import LocalScale
+from probneural.calibration.variance.local_scale import LocalScale, some_points
 from probneural.calibration.variance.stationary_process import LARGEST_RANK, StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import ArgumentError
 from probneural.functionals.integrals import ValuesAt
-from probneural.grids import Grid
 from probneural.linear_algebra.densities import lower_gram
 from probneural.pairs import Dataset, evenly_spread_rows
-from probneural.randomness import stream
 from probneural.registry import stored
 
 _POINTS = 1089
@@ -106,7 +104,7 @@ def decompose(
         local: h, or None where it is 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
-    points, waves = _points(grid), Waves(grid.unmasked)
+    points, waves = some_points(grid, _POINTS, name="likelihood points"), Waves(grid.unmasked)
     groups, rows = group_numbers(predicted.pairs), likelihood_rows(predicted.pairs)
     side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
@@ -122,7 +120,7 @@ def decompose(
         ratio = torch.ones_like(total) if factor is None else factor(stated.mean.cpu(), total.unflatten(-1, grid.shape))
         residual = residual / ratio.sqrt()
         standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
-        squares = waves.powers(standardised, stated.grid)
+        squares = waves.coefficients(standardised, stated.grid).square()
         halves_of = side[start : start + len(residual)]
         powers += torch.stack([squares.sum(0), squares[halves_of == 0].sum(0), squares[halves_of == 1].sum(0)])
         # Residuals are zero at masked points, so the spectrum is that of the process times the mask. In likelihoods, masked
@@ -168,13 +166,6 @@ def likelihood_rows(pairs: Dataset) -> Int64[Tensor, " k"]:
     return torch.arange(len(pairs), device="cpu")[evenly_spread_rows(len(pairs), most)]
 
 
-def _points(grid: Grid) -> Tensor:
-    """Some points of a grid, in their order."""
-    if grid.size <= _POINTS:
-        return torch.arange(grid.size)
-    return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
-
-
 @torch.no_grad()
 def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[SharedCovariance]:
     """Covariance that a head itself states for some functions, at the points where `decompose` takes likelihoods.
@@ -186,7 +177,7 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
-    points = _points(u.grid)
+    points = some_points(u.grid, _POINTS, name="likelihood points")
     covariances = []
     for index in rows.tolist():
         single = gaussian_of(u[index : index + 1])
@@ -272,7 +263,13 @@ def search(
             cases.append(
                 _Case(example.residual[channel, points], example.explained[channel, points], noise[channel], half, root, gram)
             )
-        best, height = most_likely(functools.partial(_log_density, cases), start)
+
+        def log_density(weight: float, fraction: float, cases: Sequence[_Case] = cases) -> float:
+            """Log density of all residuals, up to a constant, for one pair (w, f); -inf where there is none."""
+            densities = [case.log_density(weight, fraction) for case in cases]
+            return sum(densities) if all(map(math.isfinite, densities)) else -math.inf
+
+        best, height = most_likely(log_density, start)
         candidates.append(best)
         total += height
     return candidates, total
@@ -301,17 +298,6 @@ def _climb(height: Callable[[int], float], start: int, count: int) -> int:
         if highest == position:
             return position
         position = highest
-
-
-def _log_density(cases: Sequence[_Case], weight: float, fraction: float) -> float:
-    """Log density of some functions' residuals, up to a constant, for one pair (w, f); -inf where there is none."""
-    total = 0.0
-    for case in cases:
-        density = case.log_density(weight, fraction)
-        if not math.isfinite(density):
-            return -math.inf
-        total += density
-    return total
 
 
 @dataclass(frozen=True, eq=False)
