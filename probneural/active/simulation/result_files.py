@@ -177,10 +177,8 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
     with locked(folder, f"write-{key}"):
         path = path_of(folder, RESULTS, f"{key}{SUFFIX}")
         if not path.exists():
-            tensors, grids = _packed(inputs=inputs, outputs=outputs)
-            files.write(
-                path, tensors, metadata={"kind": "result", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
-            )
+            tensors, about = _packed("result", key, seconds, inputs=inputs, outputs=outputs)
+            files.write(path, tensors, metadata=about)
     return key
 
 
@@ -227,10 +225,8 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
         attempt = 1
         while (path := path_of(folder, FAILURES, f"{key}-{attempt}{SUFFIX}")).exists():
             attempt += 1
-        tensors, grids = _packed(inputs=inputs)
-        about = {"kind": "failure", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
-        about |= {"reason": plain_text(reason), "attempt": attempt}
-        files.write(path, tensors, metadata=about)
+        tensors, about = _packed("failure", key, seconds, inputs=inputs)
+        files.write(path, tensors, metadata=about | {"reason": plain_text(reason), "attempt": attempt})
     return key
 
 
@@ -281,11 +277,11 @@ def check_result(outputs: object) -> None:
     check_finite(outputs.values, "output functions")
 
 
-def _packed(**fields: Field) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _packed(kind: str, key: str, seconds: float, **fields: Field) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors: dict[str, Tensor] = {}
     grids = {}
     for name, field in fields.items():
         grids[name], parts = describe_grid(field.grid)
         tensors[name] = field.values
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-    return tensors, grids
+    return tensors, {"kind": kind, "key": key, "grids": grids, "seconds": seconds, "when": time.time()}

@@ -194,25 +194,25 @@ class SharedCovariance:
     """The covariance that a head itself states for one function at some points, by its root if that is narrow.
 
     Args:
-        root: `(c, p, k)`, or None.
-        gram: `(c, p, p)`, or None where there is a root.
+        matrix: The root, `(c, p, k)`, or the covariance, `(c, p, p)`.
+        is_root: Whether it is the root.
     """
 
-    root: Float64[Tensor, "c p k"] | None
-    gram: Float64[Tensor, "c p p"] | None
+    matrix: Float64[Tensor, "c p q"]
+    is_root: bool
 
     @classmethod
     def of(cls, root: Float64[Tensor, "c p k"]) -> SharedCovariance:
         """Keep a root, or what takes less memory."""
-        return cls(root, None) if root.shape[2] < _NARROW * root.shape[1] else cls(None, root @ root.mT)
+        is_narrow = root.shape[2] < _NARROW * root.shape[1]
+        return cls(root if is_narrow else root @ root.mT, is_narrow)
 
-    def of_channel(self, channel: int, *, scale: Tensor, points: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Root or Gram matrix of one channel at some of the points, scaled."""
-        if self.root is not None:
-            return self.root[channel, points] * scale.sqrt(), None
-        assert self.gram is not None
-        gram = self.gram[channel]
-        return None, scale * (gram if len(points) == len(gram) else gram[points][:, points])
+    def of_channel(self, channel: int, *, scale: Tensor, points: Tensor) -> Float64[Tensor, "p q"]:
+        """The matrix of one channel at some of the points, for the scaled covariance."""
+        matrix = self.matrix[channel]
+        if self.is_root:
+            return matrix[points] * scale.sqrt()
+        return scale * (matrix if len(points) == len(matrix) else matrix[points][:, points])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -256,13 +256,12 @@ def search(
         for number, example in enumerate(examples):
             # Points without variance carry no information on w and f.
             points = ((example.explained[channel] + noise[channel]) > 0).nonzero()[:, 0]
-            root, gram = example.shared.of_channel(channel, scale=scale[channel], points=points)
+            matrix = example.shared.of_channel(channel, scale=scale[channel], points=points)
             roots = halves[1 - example.side]
             half = roots[number % len(roots)]
             half = half if len(points) == len(half.waves) else _Half(half.waves[points])
-            cases.append(
-                _Case(example.residual[channel, points], example.explained[channel, points], noise[channel], half, root, gram)
-            )
+            residual, explained = example.residual[channel, points], example.explained[channel, points]
+            cases.append(_Case(residual, explained, noise[channel], half, matrix, example.shared.is_root))
 
         def log_density(weight: float, fraction: float, cases: Sequence[_Case] = cases) -> float:
             """Log density of all residuals, up to a constant, for one pair (w, f); -inf where there is none."""
@@ -321,16 +320,16 @@ class _Case:
         explained: The head's variance times a.
         noise: b n.
         half: The process.
-        root: Of the head's covariance times a, `(p, k)`; or None, ...
-        gram: ... and that covariance, `(p, p)`.
+        matrix: The head's covariance times a, `(p, p)`, or its root, `(p, k)`.
+        is_root: Whether it is the root.
     """
 
     residual: Float64[Tensor, " p"]
     explained: Float64[Tensor, " p"]
     noise: Float64[Tensor, ""]
     half: _Half
-    root: Float64[Tensor, "p k"] | None
-    gram: Float64[Tensor, "p p"] | None
+    matrix: Float64[Tensor, "p q"]
+    is_root: bool
 
     def log_density(self, weight: float, fraction: float) -> float:
         """Log density for one pair (w, f), up to a constant; -inf or NaN where there is none."""
@@ -338,8 +337,8 @@ class _Case:
         std = ((1.0 - weight) * self.explained + (1.0 - fraction) * self.noise).sqrt()
         white = fraction * self.noise + _JITTER * (self.explained + self.noise)
         waves = self.half.waves
-        if self.root is not None and self.root.shape[1] + waves.shape[1] < _NARROW * len(waves):
-            return _narrow(torch.cat([self.root * math.sqrt(weight), waves * std[:, None]], 1), self.residual, white)
+        if self.is_root and self.matrix.shape[1] + waves.shape[1] < _NARROW * len(waves):
+            return _narrow(torch.cat([self.matrix * math.sqrt(weight), waves * std[:, None]], 1), self.residual, white)
         covariance = (std[:, None] * self.half.correlation).mul_(std).add_(self._shared, alpha=weight)
         covariance.diagonal().add_(white)
         # log p = -|L⁻¹ r|²/2 - log det L, with C = L Lᵀ.
@@ -350,10 +349,7 @@ class _Case:
 
     @cached_property
     def _shared(self) -> Float64[Tensor, "p p"]:
-        if self.root is not None:
-            return self.root @ self.root.mT
-        assert self.gram is not None
-        return self.gram
+        return self.matrix @ self.matrix.mT if self.is_root else self.matrix
 
 
 def _narrow(root: Float64[Tensor, "p q"], residual: Float64[Tensor, " p"], white: Float64[Tensor, " p"]) -> float:
