@@ -148,7 +148,7 @@ def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n *w k"]:
     return torch.stack([*columns, *([] if window_keys is None else window_keys.unbind(1))], 1)[..., None]
 
 
-def check_leads(forecast: object, steps: int, times: Float64[Tensor, " steps"] | None, *, name: str) -> Forecast:
+def check_leads(forecast: object, *, steps: int, times: Float64[Tensor, " steps"] | None, name: str) -> Forecast:
     """Return a forecast whose leads are among those that something was fitted at.
 
     Raises:

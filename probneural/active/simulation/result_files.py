@@ -177,7 +177,7 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
     with locked(folder, f"write-{key}"):
         path = path_of(folder, RESULTS, f"{key}{SUFFIX}")
         if not path.exists():
-            tensors, about = _packed("result", key, seconds, inputs=inputs, outputs=outputs)
+            tensors, about = _packed("result", key=key, seconds=seconds, inputs=inputs, outputs=outputs)
             files.write(path, tensors, metadata=about)
     return key
 
@@ -225,7 +225,7 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
         attempt = 1
         while (path := path_of(folder, FAILURES, f"{key}-{attempt}{SUFFIX}")).exists():
             attempt += 1
-        tensors, about = _packed("failure", key, seconds, inputs=inputs)
+        tensors, about = _packed("failure", key=key, seconds=seconds, inputs=inputs)
         files.write(path, tensors, metadata=about | {"reason": plain_text(reason), "attempt": attempt})
     return key
 
@@ -277,7 +277,7 @@ def check_result(outputs: object) -> None:
     check_finite(outputs.values, "output functions")
 
 
-def _packed(kind: str, key: str, seconds: float, **fields: Field) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _packed(kind: str, *, key: str, seconds: float, **fields: Field) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors: dict[str, Tensor] = {}
     grids = {}
     for name, field in fields.items():

@@ -135,7 +135,7 @@ class TrajectoryBand:
             DataError: If it is no forecast.
             ArgumentError: If it has not the leads that the band was calibrated at, or has them at other times.
         """
-        return BandTrajectory(check_leads(forecast, self.steps, self.times, name="bands"), self)
+        return BandTrajectory(check_leads(forecast, steps=self.steps, times=self.times, name="bands"), self)
 
     def coverage(self, forecast: Forecast, truth: TrueTrajectories) -> BandCoverage:
         """The fraction of trajectories inside, at each lead and at all leads; dimensionless.

@@ -266,7 +266,7 @@ class ScaledForecast(Undisturbed):
     """
 
     def __init__(self, inner: Forecast, scaling: LeadScaling) -> None:
-        self.inner = check_leads(inner, scaling.steps, scaling.times, name="scales")
+        self.inner = check_leads(inner, steps=scaling.steps, times=scaling.times, name="scales")
         self.scaling = scaling
 
     @property
