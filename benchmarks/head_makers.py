@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import torch
 
@@ -188,13 +187,10 @@ class Average(torch.nn.Module):
         return torch.stack([operator(values) for operator in self.operators]).mean(0)
 
 
-def residual_process(
-    shop: Workshop, *, count: int = 1, length: float = 1.0, features: Literal["inputs", "operator"] = "inputs"
-) -> tuple[Predictor, float]:
+def residual_process(shop: Workshop, *, count: int = 1, length: float = 1.0) -> tuple[Predictor, float]:
     """A Gaussian process of what an operator, or the mean of several, leaves of the training functions."""
     operators, seconds = shop.members(count, length=length)
-    head = pn.heads.KernelOperator(features=features)
-    return head.fit(operators[0] if count == 1 else Average(operators), shop.pairs), seconds
+    return pn.heads.KernelOperator().fit(operators[0] if count == 1 else Average(operators), shop.pairs), seconds
 
 
 def regression(shop: Workshop) -> tuple[Predictor, float]:
@@ -215,7 +211,6 @@ HEADS: dict[str, Maker] = {
     QUARTERS: partial(ensemble, count=MEMBERS, length=1 / MEMBERS),
     "variational": variational,
     PROCESS: residual_process,
-    f"{PROCESS} on predictions": partial(residual_process, features="operator"),
     "stacked": partial(stacked, heads=(DEFAULT, PROCESS)),
     KERNEL: kernel,
     REGRESSION: regression,

@@ -35,9 +35,7 @@ from tests.training.cases import BUILDERS, built, data, same
 SAVED = [name for name in cases.HEADS if name != "iterative"]
 OPERATORS = ["fno-outputs", "fno-ends", "deeponet", "pod-deeponet", "regression", "conv", "complex"]
 PAIRS = [(head, operator) for head in SAVED for operator in OPERATORS]
-ENSEMBLES = [
-    (head, operator) for head in ("deep-ensemble", "residual-process", "deep-kernel") for operator in ("fno-ends", "conv")
-]
+ENSEMBLES = [(head, operator) for head in ("deep-ensemble", "residual-process") for operator in ("fno-ends", "conv")]
 FOREIGN = ["Convolutional", "Complex", "Tied"]
 
 

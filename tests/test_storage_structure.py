@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -87,9 +87,9 @@ def _calibrated(head: str, operator: str) -> Predictor:
 
 
 @cache
-def _kernel(features: Literal["inputs", "operator"] = "inputs") -> Any:
+def _kernel() -> Any:
     case = cases.operator_case("fno-outputs")
-    return KernelOperator(groups=2, iterations=2, features=features).fit(case.operator, case.data)
+    return KernelOperator(groups=2, iterations=2).fit(case.operator, case.data)
 
 
 def _conditioned() -> Predictor:
@@ -127,7 +127,6 @@ THINGS: dict[str, Any] = {
     "kernel": _kernel,
     "kernel draw": lambda: _kernel().sampled(2, seed=5).draw(0),
     "conditioned": _conditioned,
-    "kernel of predictions": lambda: _kernel("operator"),
     "variational": _variational,
 }
 
@@ -443,7 +442,6 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("updated", "domain.parts.axes.0.parts.size", 2**63, "fewer than 2.63 points"),
     ("kernel", "in_channels", 1, "made of"),
     ("kernel", "operator", None, "no tensors but those"),
-    ("kernel of predictions", "inputs.parts.in_channels", 7, "input channels"),
     ("kernel", "inputs", None, "as inputs; got None"),
     ("last-layer", "domain", 5, "a Grid as domain; got 5"),
     ("last-layer", "shift", 5, "a tensor named shift as shift; got 5"),
@@ -494,7 +492,7 @@ DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),
-    ("kernel of predictions", "inputs.components.centre", lambda tensor: tensor[..., None]),
+    ("kernel", "inputs.centre", lambda tensor: tensor[..., None]),
 ]
 
 

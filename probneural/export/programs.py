@@ -6,7 +6,6 @@ import functools
 import io
 import json
 import logging
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
@@ -36,8 +34,6 @@ KEY = "probneural"
 """Key of the description in files."""
 _BATCH = 3
 """Functions in a trace: PyTorch takes a batch of one, or of none, for a constant."""
-_DEGREE = 24
-"""Of the Chebyshev series of the error function; more terms change nothing in double precision."""
 _NUMBERS = (*range(1, 2049), *(2**power + step for power in range(12, 21) for step in (-1, 0, 1)))
 """Of functions, that conditions on them are tried with."""
 
@@ -97,7 +93,7 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
         thing: An operator, which is traced in evaluation mode, or a predictor; it is not changed.
         example: Input samples, at least one, of which the grid counts; of any values that the operator takes.
         query: Where to evaluate; the example's grid by default.
-        is_for_onnx: Whether the program is for ONNX: on the CPU, and in double precision without the error function.
+        is_for_onnx: Whether the program is for ONNX, on the CPU.
 
     Raises:
         UnsupportedError: If it is something else, or PyTorch cannot trace it.
@@ -117,8 +113,7 @@ def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, 
             module, inputs = module.cpu(), inputs.to("cpu")
         target = next((tensor.device for tensor in module.state_dict().values()), inputs.device)
         values = inputs.values.detach().to(target)
-        table = decompositions() if is_for_onnx and values.dtype == torch.float64 else {}
-        folded = fold_constants(_functional(_exported(module, values), table))
+        folded = fold_constants(_functional(_exported(module, values)))
         exported = _exported(folded, torch.zeros_like(values))  # PyTorch's files hold the values of a trace
     description = {
         "version": version(KEY),
@@ -236,13 +231,13 @@ def _known_sizes(graph: fx.Graph, count: int) -> dict[Any, Any]:
     return sizes
 
 
-def _functional(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProgram:
-    """Write operations in place as ones that change nothing, and replace those of a table.
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """Write operations in place as ones that change nothing.
 
     Raises:
         UnsupportedError: If the module changes its own buffers.
     """
-    program = program.run_decompositions(table)
+    program = program.run_decompositions({})
     if program.graph_signature.buffers_to_mutate:
         raise UnsupportedError(
             expected="a module that changes no buffer in evaluation mode",
@@ -326,57 +321,6 @@ def _described(grid: Grid) -> dict[str, Any]:
     }
 
 
-def complementary_error_function(values: Tensor) -> Tensor:
-    """Evaluate erfc to a relative error of some 1e-15, by elementary operations; no ONNX runtime has `Erf` in double precision.
-
-    For z >= 0 and t = 2 / (2 + z), log(erfc(z) exp(z^2) / t) is a smooth function of t on (0, 1], and so a Chebyshev series of
-    few terms; erfc(-z) = 2 - erfc(z).
-
-    Examples:
-        >>> x = torch.linspace(-6.0, 6.0, 101, dtype=torch.float64)
-        >>> bool((complementary_error_function(x) / torch.special.erfc(x) - 1.0).abs().max() < 1e-14)
-        True
-    """
-    size = values.abs()
-    t = 2.0 / (2.0 + size)
-    twice = 4.0 * t - 2.0  # 2 y, where y in [-1, 1] stands for t in [0, 1]
-    coefficients = _error_coefficients()
-    later, latest = torch.zeros_like(t), torch.zeros_like(t)
-    for coefficient in reversed(coefficients[1:]):  # Clenshaw's recurrence
-        later, latest = latest, twice * latest - later + coefficient
-    logarithm = 0.5 * twice * latest - later + coefficients[0]
-    tail = t * torch.exp(logarithm - size * size)
-    return torch.where(values < 0.0, 2.0 - tail, tail)
-
-
-@functools.lru_cache
-def _error_coefficients() -> tuple[float, ...]:
-    from numpy.polynomial import chebyshev
-    from scipy.special import erfcx  # takes a third of a second to import
-
-    def logarithm(y: Any) -> Any:
-        t = (y + 1.0) / 2.0
-        return np.log(erfcx(2.0 / t - 2.0) / t)
-
-    return tuple(chebyshev.chebinterpolate(logarithm, _DEGREE).tolist())
-
-
-def decompositions() -> dict[torch._ops.OperatorBase, Callable[..., Tensor]]:
-    """The operations of PyTorch that rest on the error function, in terms of elementary ones."""
-    return {
-        torch.ops.aten.gelu.default: _gelu,
-        torch.ops.aten.erf.default: lambda values: 1.0 - complementary_error_function(values),
-        torch.ops.aten.erfc.default: complementary_error_function,
-    }
-
-
-def _gelu(values: Tensor, *, approximate: str = "none") -> Tensor:
-    if approximate == "tanh":
-        inner = math.sqrt(2.0 / math.pi) * (values + 0.044715 * values * values * values)
-        return 0.5 * values * (1.0 + torch.tanh(inner))
-    return 0.5 * values * complementary_error_function(-values / math.sqrt(2.0))
-
-
 _OLDEST_OPSET = 18
 """Of ONNX, that PyTorch's exporter writes."""
 _LARGEST = 2**31 - 1
@@ -397,7 +341,8 @@ def to_onnx(
 
     The file has one input, `values` `(n, c, *grid)` for any n, on the grid of the example. Of an operator it has the output
     `output`, of a predictor `mean` and `standard_deviation`, `(n, c', *query)` each, in physical units. The standard deviation
-    is that of the field; `noise`, the variance of measurements, is in the metadata. Numbers are of the operator's dtype.
+    is that of the field; `noise`, the variance of measurements, is in the metadata. Numbers are of the operator's dtype,
+    float32 if it has GELU activations or convolutions, which ONNX Runtime lacks in float64.
     Values are not checked in the file: infinite values, or values on another domain, give wrong results without an error.
 
     All arithmetic is real, and transforms are matrix products for any number of modes, so no runtime needs complex
@@ -441,7 +386,9 @@ def to_onnx(
         session = onnxruntime.InferenceSession(payload, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has one class per error code
         raise UnsupportedError(
-            expected="operations that ONNX Runtime has in this dtype", got=str(error), remedy="export an operator in float32"
+            expected="operations that ONNX Runtime has in this dtype",
+            got=str(error),
+            remedy="export operator.float(), or a predictor fitted on it: ONNX Runtime has no GELU in float64",
         ) from error
     program.check(lambda values: [torch.from_numpy(array) for array in session.run(None, {"values": values.numpy()})])
     atomic.write(path, payload)

@@ -288,16 +288,10 @@ class _Leads:
                 values, errors = (torch.stack(parts) for parts in zip(*by_lead, strict=True))
                 value, error = map(float, overall.get(name, _NONE))
                 scores[name] = LeadScore(values=values, errors=errors, overall=value, overall_error=error)
-        ranks, spectra = None, None
-        if len(self.ranks) == steps:
-            frequencies, errors = (torch.stack(parts) for parts in zip(*self.ranks, strict=True))
-            ranks = RankHistograms(frequencies=frequencies, errors=errors)
-        if len(self.ratios) == steps:
-            spectra = Spectra(edges=self.edges, ratios=torch.stack(self.ratios))
         return LeadScores(
             scores=scores,
-            ranks=ranks,
-            spectra=spectra,
+            ranks=RankHistograms(*map(torch.stack, zip(*self.ranks, strict=True))) if len(self.ranks) == steps else None,
+            spectra=Spectra(edges=self.edges, ratios=torch.stack(self.ratios)) if len(self.ratios) == steps else None,
             horizon=self._horizon(),
             times=times,
             level=self.settings.level,

@@ -237,13 +237,12 @@ def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
             remedy="predict with query=truth.grid",
         )
     check_values(prediction.values, tuple(truth.values.shape), "predictions")
-    check_finite(prediction.values, "predictions")
-    check_finite(truth.values, "true values")
-    check_squares(prediction.values, "predictions")
-    check_squares(truth.values, "true values")
+    for values, name in ((prediction.values, "predictions"), (truth.values, "true values")):
+        check_finite(values, name)
+        check_squares(values, name)
     predicted = prediction.values.detach().to(torch.float64)
-    values = truth.values.detach().to(predicted)
-    return domain_average((predicted - values).square(), truth.grid), domain_average(values.square(), truth.grid)
+    expected = truth.values.detach().to(predicted)
+    return domain_average((predicted - expected).square(), truth.grid), domain_average(expected.square(), truth.grid)
 
 
 def mean_relative_l2(comparison: Comparison) -> Float64[Tensor, "n c"]:

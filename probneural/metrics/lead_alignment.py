@@ -148,11 +148,23 @@ def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n *w k"]:
     return torch.stack([*columns, *([] if window_keys is None else window_keys.unbind(1))], 1)[..., None]
 
 
-def check_same_times(forecast: Forecast, times: Float64[Tensor, " steps"] | None, *, name: str) -> None:
-    """Raise an ArgumentError if a forecast's leads have other times than those that something was fitted at."""
+def check_leads(forecast: object, *, steps: int, times: Float64[Tensor, " steps"] | None, name: str) -> Forecast:
+    """Return a forecast whose leads are among those that something was fitted at.
+
+    Raises:
+        DataError: If it is no forecast.
+        ArgumentError: If it has more leads, or at other times.
+    """
+    forecast = check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
+    if forecast.steps > steps:
+        raise ArgumentError(
+            expected=f"a forecast of at most {steps} leads, which {name} were fitted at",
+            got=str(forecast.steps),
+            remedy="fit on trajectories that are as long",
+        )
     lead_times: Tensor | None = getattr(forecast, "times", None)
     if times is None or lead_times is None:
-        return
+        return forecast
     count = min(len(times), len(lead_times))
     if bool(((times[:count] - lead_times[:count]).abs() > _ROUNDING * times[0]).any()):
         raise ArgumentError(
@@ -160,6 +172,7 @@ def check_same_times(forecast: Forecast, times: Float64[Tensor, " steps"] | None
             got=_shown(lead_times),
             remedy="fit on forecasts of the same predictor",
         )
+    return forecast
 
 
 def _origin(forecast: Any, truth: TrueTrajectories) -> int:

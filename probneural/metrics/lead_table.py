@@ -54,7 +54,7 @@ class LeadScore:
     overall_error: float
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class RankHistograms:
     """How often the truth has each rank among the members, by lead; bins of the PIT for forecasts without members.
 
@@ -255,17 +255,18 @@ def root_of_mean(squares: Float64[Tensor, "n c"]) -> Estimate:
         2.0
     """
     mean = squares.mean(0)
-    influence = 0.5 * mean.sqrt() * _relative(squares, mean)
+    influence = 0.5 * mean.sqrt() * _relative(squares)
     return Estimate(mean.sqrt().mean(), over_functions(influence.mean(-1)).error)
 
 
 def root_of_ratio(above: Float64[Tensor, "n c"], below: Float64[Tensor, "n c"]) -> Estimate:
     """√(mean over functions / mean over functions), averaged over channels, with its standard error to first order."""
     ratio = (above.mean(0) / below.mean(0)).sqrt()
-    influence = 0.5 * ratio * (_relative(above, above.mean(0)) - _relative(below, below.mean(0)))
+    influence = 0.5 * ratio * (_relative(above) - _relative(below))
     return Estimate(ratio.mean(), over_functions(influence.mean(-1)).error)
 
 
-def _relative(values: Float64[Tensor, "n c"], mean: Float64[Tensor, " c"]) -> Float64[Tensor, "n c"]:
+def _relative(values: Float64[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
     """Values in units of their mean; 1 where it is zero."""
+    mean = values.mean(0)
     return torch.where(mean > 0, values / mean, torch.ones_like(values))

@@ -54,7 +54,11 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
         noise = comparison.noise if bool((comparison.noise > 0).any()) else None
         pointwise = mixture_crps(u.samples.detach(), comparison.truth, weights=u.weights, variance=noise, is_fair=is_fair)
     elif isinstance(u, MixtureField):
-        pointwise = _of_mixture(u, comparison)
+        truth = comparison.truth
+        means = torch.stack([mean.detach().to(truth) for mean in u._component_means()])
+        variances = torch.stack([variance.detach().to(truth) + comparison.noise for variance in u._component_variances()])
+        shares = u.pointwise_weights.to(truth).expand_as(means)
+        pointwise = gaussian_mixture_crps(means, truth, variances=variances, weights=shares)
     elif isinstance(u, GaussianField):
         pointwise = gaussian_crps(comparison.residual, comparison.variance)
     else:
@@ -120,13 +124,6 @@ def gaussian_mixture_crps(
         pairs = weights[index:] * spread
         score = score - weights[index] * (pairs.sum(0) - 0.5 * pairs[0])
     return score
-
-
-def _of_mixture(u: MixtureField, comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
-    truth = comparison.truth
-    means = torch.stack([mean.detach().to(truth) for mean in u._component_means()])
-    variances = torch.stack([variance.detach().to(truth) + comparison.noise for variance in u._component_variances()])
-    return gaussian_mixture_crps(means, truth, variances=variances, weights=u.pointwise_weights.to(truth).expand_as(means))
 
 
 def mixture_crps(

@@ -97,14 +97,11 @@ class RankSums:
             return
         std = comparison.variance.sqrt()
         inside = inside.to(std.device)
-        totals = [_total(comparison, std)]
         errors = [comparison.residual, *self._drawn(comparison)]
-        totals += [_total(comparison, error) for error in errors]
-        parts: list[tuple[slice, Tensor]] = [(slice(None), inside)]
-        if comparison.grid.is_batch:
-            parts = [(slice(row, row + 1), points) for row, points in enumerate(inside)]
+        totals = [comparison.average(values.square()).sqrt().mT for values in (std, *errors)]
+        rows_of = [slice(row, row + 1) for row in range(len(inside))] if comparison.grid.is_batch else [slice(None)]
         within = [std.new_zeros(std.shape[1]) for _ in errors]
-        for rows, points in parts:
+        for rows, points in zip(rows_of, inside.reshape(len(rows_of), -1), strict=True):
             ranks = _ranks(std[rows].flatten(2)[..., points])
             for number, error in enumerate(errors):
                 within[number] = within[number] + _correlation(ranks, _ranks(error[rows].abs().flatten(2)[..., points])).sum(0)
@@ -140,11 +137,6 @@ class RankSums:
         across = torch.stack([_correlation(ranks[0], error_ranks) for error_ranks in ranks[1:]]).to(self._within)
         within = self._within / self._count
         return RankCorrelation(across[0], within[0], across[1:].mean(0), within[1:].mean(0))
-
-
-def _total(comparison: Comparison, values: Tensor) -> Tensor:
-    """Root mean squares over the domain, `(c, n)`."""
-    return comparison.average(values.square()).sqrt().mT
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_flag, check_integer
+from probneural.checks import check_integer
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
@@ -63,7 +63,7 @@ def interval_score(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
     return comparison.average(2.0 * half + 2.0 / (1.0 - level) * outside)
 
 
-def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float64[Tensor, " c"]:
+def spread_skill(comparison: Comparison) -> Float64[Tensor, " c"]:
     """The ratio of spread, the root of the mean predictive variance, to skill, the RMSE: 1 if errors are as large as stated.
 
     m equally likely members that are exchangeable with the truth have a ratio of 1 only after their variance (a division by m)
@@ -72,7 +72,6 @@ def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float
 
     Args:
         comparison: Prediction and truth.
-        corrects_size: Whether to correct empirical fields so; leave it out for members that are not a random sample.
 
     Returns:
         `(c,)`, dimensionless; below 1 is over-confident. Means are over the functions and, by quadrature, the domain.
@@ -86,8 +85,7 @@ def spread_skill(comparison: Comparison, *, corrects_size: bool = True) -> Float
     check_comparison(comparison)
     square = comparison.average(comparison.residual.square()).mean(0)
     spread_skill_ratio(square, square)  # an RMSE of zero comes first
-    factor = size_factor(comparison.distribution) if check_flag(corrects_size, "corrects_size") else 1.0
-    return spread_skill_ratio(comparison.average(corrected_variance(comparison, factor)).mean(0), square)
+    return spread_skill_ratio(comparison.average(corrected_variance(comparison)).mean(0), square)
 
 
 def spread_skill_ratio(variance: Float64[Tensor, " c"], square: Float64[Tensor, " c"]) -> Float64[Tensor, " c"]:

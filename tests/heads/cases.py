@@ -283,7 +283,6 @@ ENSEMBLES = {
     "network-variational": BayesianOperator("low_rank", steps=3, rank=2, laplace=_GIVEN, batch_size=3, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "residual-process": KernelOperator(groups=1, iterations=2),
-    "deep-kernel": KernelOperator(groups=1, iterations=2, features="operator"),
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),
     "random-scale": Combined(lambda predictors, data: ScaleMixture(draws=50).fit(predictors[0], data)),
     "calibrated-scale": Combined(
@@ -292,7 +291,7 @@ ENSEMBLES = {
 }
 """Heads whose mean is not the operator's own output, or whose scatter is not that of weights."""
 COMBINED = ("mixture", "random-scale", "calibrated-scale")
-FRESH_DRAWS = ("laplace-ensemble", "residual-process", "deep-kernel", *COMBINED)
+FRESH_DRAWS = ("laplace-ensemble", "residual-process", *COMBINED)
 """Heads whose function draw of a seed is not a prediction's draw of that seed."""
 
 

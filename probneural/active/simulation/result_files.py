@@ -56,24 +56,25 @@ class _Scattered(TypedDict):
     kind: Literal["scattered"]
 
 
-class _Result(TypedDict):
+class _Record(TypedDict):
+    """Metadata of a result or a failed attempt."""
+
+    key: str
+    grids: dict[str, _OnSphere | _Uniform | _Scattered]
+    seconds: float
+    when: float
+
+
+class _Result(_Record):
     """Metadata of a result."""
 
     kind: Literal["result"]
-    key: str
-    grids: dict[str, _OnSphere | _Uniform | _Scattered]
-    seconds: float
-    when: float
 
 
-class _Failure(TypedDict):
+class _Failure(_Record):
     """Metadata of a failed attempt."""
 
     kind: Literal["failure"]
-    key: str
-    grids: dict[str, _OnSphere | _Uniform | _Scattered]
-    seconds: float
-    when: float
     reason: str
     attempt: int
 
@@ -168,19 +169,16 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
         seconds: Duration of the simulation.
 
     Raises:
-        DataError: If either is not one finite function, or the seconds are not finite.
+        DataError: If either is not one finite function.
         FileError: If the folder cannot be written to.
     """
     key = function_key(inputs)
     check_result(outputs)
-    _check_seconds(seconds)
     with locked(folder, f"write-{key}"):
         path = path_of(folder, RESULTS, f"{key}{SUFFIX}")
         if not path.exists():
-            tensors, grids = _packed(inputs=inputs, outputs=outputs)
-            files.write(
-                path, tensors, metadata={"kind": "result", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
-            )
+            tensors, about = _packed("result", key=key, seconds=seconds, inputs=inputs, outputs=outputs)
+            files.write(path, tensors, metadata=about)
     return key
 
 
@@ -223,15 +221,12 @@ def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -
         FileError: If the folder cannot be written to.
     """
     key = function_key(inputs)
-    _check_seconds(seconds)
     with locked(folder, f"write-{key}"):
         attempt = 1
         while (path := path_of(folder, FAILURES, f"{key}-{attempt}{SUFFIX}")).exists():
             attempt += 1
-        tensors, grids = _packed(inputs=inputs)
-        about = {"kind": "failure", "key": key, "grids": grids, "seconds": seconds, "when": time.time()}
-        about |= {"reason": plain_text(reason), "attempt": attempt}
-        files.write(path, tensors, metadata=about)
+        tensors, about = _packed("failure", key=key, seconds=seconds, inputs=inputs)
+        files.write(path, tensors, metadata=about | {"reason": plain_text(reason), "attempt": attempt})
     return key
 
 
@@ -262,7 +257,8 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
             raise DataError(expected=f"a file named {expected}", got=path.name, remedy="files keep their names")
         if not 0.0 <= about["when"] < _LATEST:
             raise DataError(expected="a time before the year 10000", got=str(about["when"]), remedy="in seconds since 1970")
-        _check_seconds(about["seconds"])
+        if not 0.0 <= about["seconds"] < math.inf:
+            raise DataError(expected="finite seconds >= 0", got=repr(about["seconds"]), remedy="write the file anew")
         if is_result:
             check_result(fields["outputs"])
     except ProbneuralError as error:
@@ -281,16 +277,11 @@ def check_result(outputs: object) -> None:
     check_finite(outputs.values, "output functions")
 
 
-def _check_seconds(seconds: float) -> None:
-    if not 0.0 <= seconds < math.inf:
-        raise DataError(expected="finite seconds >= 0", got=repr(seconds), remedy="say what the simulation took, or 0.0")
-
-
-def _packed(**fields: Field) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _packed(kind: str, *, key: str, seconds: float, **fields: Field) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors: dict[str, Tensor] = {}
     grids = {}
     for name, field in fields.items():
         grids[name], parts = describe_grid(field.grid)
         tensors[name] = field.values
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-    return tensors, grids
+    return tensors, {"kind": kind, "key": key, "grids": grids, "seconds": seconds, "when": time.time()}

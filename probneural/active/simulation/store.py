@@ -261,7 +261,7 @@ class ResultStore:
             FileError: If it cannot be read at present.
         """
         check_name(name)
-        return self._usable(DECISIONS, name, ".json", read_json)
+        return _usable(path_of(self.path, DECISIONS, f"{name}.json"), lambda path: read_json(path, name))
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors under a name, replacing those kept before in one step.
@@ -284,7 +284,7 @@ class ResultStore:
             FileError: If they cannot be read at present.
         """
         check_name(name)
-        return self._usable(TENSORS, name, SUFFIX, read_tensors)
+        return _usable(path_of(self.path, TENSORS, f"{name}{SUFFIX}"), lambda path: read_tensors(path, name))
 
     def __reduce__(self) -> tuple[type[ResultStore], tuple[Path]]:
         """Travel to other processes as a path."""
@@ -293,19 +293,6 @@ class ResultStore:
     def __repr__(self) -> str:
         """A short description, which reads no file."""
         return f"ResultStore({str(self.path)!r})"
-
-    def _usable(self, room: str, name: str, suffix: str, read: Callable[[Path, str], _T]) -> _T | None:
-        """The usable content of a name in a folder, or None."""
-        path = path_of(self.path, room, f"{name}{suffix}")
-        try:
-            return read(path, name)
-        except FileNotFoundError:
-            return None
-        except DamagedError as error:
-            set_aside(path, error)
-            return None
-        except OSError as error:
-            raise _unreadable(path, error) from error
 
     def _fields(self, key: str, *, results_only: bool) -> dict[str, Field]:
         check_key(key)
@@ -329,7 +316,8 @@ class ResultStore:
 
     def _entry(self, path: Path) -> _Entry | None:
         """The metadata of a usable file, which is read if it has changed; None if there is none."""
-        try:
+
+        def read(path: Path) -> _Entry:
             status = path.lstat()
             state = status.st_size, status.st_mtime_ns
             if path not in self._entries or self._entries[path].state != state:
@@ -343,17 +331,21 @@ class ResultStore:
                 }
                 self._entries[path] = _Entry(state, about["when"], row)
             return self._entries[path]
-        except DamagedError as error:
-            set_aside(path, error)
-        except FileNotFoundError:  # never written, or set aside by another process
-            pass
-        except OSError as error:
-            raise _unreadable(path, error) from error
+
+        return _usable(path, read)
+
+
+def _usable(path: Path, read: Callable[[Path], _T]) -> _T | None:
+    """The content of a file, or None where there is none; a damaged one is set aside."""
+    try:
+        return read(path)
+    except FileNotFoundError:  # never written, or set aside by another process
         return None
-
-
-def _unreadable(path: Path, error: OSError) -> FileError:
-    return FileError(expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk")
+    except DamagedError as error:
+        set_aside(path, error)
+        return None
+    except OSError as error:
+        raise FileError(expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk") from error
 
 
 def _check_keys(keys: Sequence[str]) -> None:

@@ -14,13 +14,12 @@ from probneural.calibration.bands.conformal import conformal_quantile
 from probneural.calibration.bands.shapes import FLOOR, BandField, domain_quantile, floored_std, ratios
 from probneural.calibration.predictions import check_unused, moments
 from probneural.calibration.variance.by_lead import untrained_steps, used_before
-from probneural.checks import assign, check_instance, check_integer, check_real, check_variances
+from probneural.checks import assign, check_integer, check_real, check_variances
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.forecasts.trajectory import Forecast
-from probneural.errors import ArgumentError
 from probneural.metrics.comparison import compare
-from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times, lead_batches
+from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lead_batches
 
 
 @dataclass(frozen=True)
@@ -136,15 +135,7 @@ class TrajectoryBand:
             DataError: If it is no forecast.
             ArgumentError: If it has not the leads that the band was calibrated at, or has them at other times.
         """
-        check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
-        if forecast.steps > self.steps:
-            raise ArgumentError(
-                expected=f"a forecast of at most {self.steps} leads, which the band was calibrated at",
-                got=str(forecast.steps),
-                remedy="calibrate on trajectories that are as long",
-            )
-        check_same_times(forecast, self.times, name="bands")
-        return BandTrajectory(forecast, self)
+        return BandTrajectory(check_leads(forecast, steps=self.steps, times=self.times, name="bands"), self)
 
     def coverage(self, forecast: Forecast, truth: TrueTrajectories) -> BandCoverage:
         """The fraction of trajectories inside, at each lead and at all leads; dimensionless.

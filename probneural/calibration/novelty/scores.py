@@ -339,7 +339,7 @@ class Describer:
         else:
             resampled = resample(values, grid, self.grid)
         flat = resampled.flatten(2)
-        power = self._waves.powers(flat)
+        power = self._waves.coefficients(flat).square()
         pooled = torch.zeros(*power.shape[:2], self.bands, dtype=torch.float64)
         pooled = pooled.index_add(2, self._band, power)
         if grid != self.grid and self.grid.is_uniform:

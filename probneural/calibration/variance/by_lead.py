@@ -23,7 +23,7 @@ from probneural.distributions.latent import digest
 from probneural.errors import ArgumentError, CalibrationError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.metrics.comparison import compare
-from probneural.metrics.lead_alignment import TrueTrajectories, check_same_times, lead_batches, step_keys
+from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lead_batches, step_keys
 from probneural.metrics.spread import size_factor
 from probneural.pairs import evenly_spread_rows
 from probneural.pairs.provenance import TrainingRecord, check_untrained, no_keys
@@ -116,8 +116,10 @@ class LeadScale:
         """
         scales, local, saturations, factor = [], [], [], 1.0
         for errors in errors_by_lead(forecast, truth, noise=self.noise, keeps=self.local):
-            scales.append(_distribution_scale(errors.scale, errors.size_factor))
             factor = errors.size_factor
+            # Members are a sample of a distribution of variance w: a = a' - (1 - a')/s, with 1/s from (s + 1)/(s - 1).
+            sampling = (factor - 1.0) / (factor + 1.0)
+            scales.append((errors.scale - (1.0 - errors.scale) * sampling).maximum(_LEAST_FACTOR * errors.scale))
             fits = self.local and bool(_are_scales(errors.scale).all())
             factors, saturation = errors.local_scale() if fits else (None, torch.zeros_like(errors.scale))
             local.append(factors)
@@ -193,7 +195,9 @@ class LeadScaling(Undisturbed):
             raise ShapeError(
                 expected=f"states of {len(scales)} channels", got=str(u.mean.shape[1]), remedy="fit LeadScale on such states"
             )
-        local, scales = self.local[lead - 1] if self.local else None, _sample_scale(scales, u)
+        # Of s members about their mean: a' = (a + 1/s)/(1 + 1/s).
+        sampling = float(u.weights.square().sum()) if isinstance(u, EmpiricalField) else 0.0
+        local, scales = self.local[lead - 1] if self.local else None, (scales + sampling) / (1.0 + sampling)
         if local is None:
             return scales.sqrt()
         if not local.covers(u.grid):
@@ -262,15 +266,8 @@ class ScaledForecast(Undisturbed):
     """
 
     def __init__(self, inner: Forecast, scaling: LeadScaling) -> None:
-        self.inner = check_instance(inner, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
+        self.inner = check_leads(inner, steps=scaling.steps, times=scaling.times, name="scales")
         self.scaling = scaling
-        if inner.steps > scaling.steps:
-            raise ArgumentError(
-                expected=f"a forecast of at most {scaling.steps} leads, which the scales were fitted at",
-                got=str(inner.steps),
-                remedy="fit LeadScale on trajectories that are as long",
-            )
-        check_same_times(inner, scaling.times, name="scales")
 
     @property
     def times(self) -> Float64[Tensor, " steps"] | None:
@@ -340,18 +337,6 @@ class ScaledForecast(Undisturbed):
         """What is scaled, and by how much."""
         inner = repr(self.inner).removesuffix(", uncalibrated")
         return f"ScaledForecast({inner}, {self.scaling!r})"
-
-
-def _distribution_scale(scale: Float64[Tensor, " c"], size_factor: float) -> Float64[Tensor, " c"]:
-    """Factor a of the variance of the distribution that s members are drawn from, a = a' - (1 - a')/s."""
-    sampling = (size_factor - 1.0) / (size_factor + 1.0)  # 1/s, from (s + 1)/(s - 1)
-    return (scale - (1.0 - scale) * sampling).maximum(_LEAST_FACTOR * scale)
-
-
-def _sample_scale(scale: Float64[Tensor, " c"], u: FieldDistribution) -> Float64[Tensor, " c"]:
-    """Factor a' of the variance of s members about their mean, a' = (a + 1/s)/(1 + 1/s)."""
-    sampling = float(u.weights.square().sum()) if isinstance(u, EmpiricalField) else 0.0
-    return (scale + sampling) / (1.0 + sampling)
 
 
 def _are_scales(scales: Float64[Tensor, "..."]) -> Tensor:
@@ -459,19 +444,15 @@ def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float 
                 torch.stack([comparison.average(squares - comparison.noise).sum(0), comparison.average(variance).sum(0)]).cpu()
             )
             if keeps:
-                rows = _kept(part.rows, len(truth), size=variance[0].numel())
+                evenly = evenly_spread_rows(len(truth), max(1, _KEPT_VALUES // variance[0].numel()))
+                selection = torch.arange(len(truth), device="cpu")[evenly]
+                rows = selection[(selection >= part.rows.start) & (selection < part.rows.stop)] - part.rows.start
                 right = (squares <= comparison.rounding.square()) & comparison.certain
                 squares = torch.where(right, 0.0, torch.where(comparison.certain, math.inf, squares))
                 samples.append((comparison.mean[rows].cpu(), (variance + comparison.noise)[rows].cpu(), squares[rows].cpu()))
             grid, factor, measured = comparison.grid, size_factor(part.u), comparison.noise[0].flatten(1)[:, 0].cpu()
         square, variance = torch.stack(sums).sum(0)
         yield LeadErrors(square=square, variance=variance, samples=samples, grid=grid, noise=measured, size_factor=factor)
-
-
-def _kept(rows: slice, count: int, *, size: int) -> Int64[Tensor, " m"]:
-    """Which of a part's functions are kept, by their numbers within it."""
-    selection = torch.arange(count, device="cpu")[evenly_spread_rows(count, max(1, _KEPT_VALUES // size))]
-    return selection[(selection >= rows.start) & (selection < rows.stop)] - rows.start
 
 
 def saturated(variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"]) -> Float64[Tensor, "*s"]:

@@ -13,16 +13,14 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.calibration.predictions import CalibrationPredictions, gaussian_of, group_numbers, number_of
-from probneural.calibration.variance.local_scale import LocalScale
+from probneural.calibration.variance.local_scale import LocalScale, some_points
 from probneural.calibration.variance.stationary_process import LARGEST_RANK, StationaryProcess, Waves
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import ArgumentError
 from probneural.functionals.integrals import ValuesAt
-from probneural.grids import Grid
 from probneural.linear_algebra.densities import lower_gram
 from probneural.pairs import Dataset, evenly_spread_rows
-from probneural.randomness import stream
 from probneural.registry import stored
 
 _POINTS = 1089
@@ -106,7 +104,7 @@ def decompose(
         local: h, or None where it is 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
-    points, waves = _points(grid), Waves(grid.unmasked)
+    points, waves = some_points(grid, _POINTS, name="likelihood points"), Waves(grid.unmasked)
     groups, rows = group_numbers(predicted.pairs), likelihood_rows(predicted.pairs)
     side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
@@ -122,7 +120,7 @@ def decompose(
         ratio = torch.ones_like(total) if factor is None else factor(stated.mean.cpu(), total.unflatten(-1, grid.shape))
         residual = residual / ratio.sqrt()
         standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
-        squares = waves.powers(standardised, stated.grid)
+        squares = waves.coefficients(standardised, stated.grid).square()
         halves_of = side[start : start + len(residual)]
         powers += torch.stack([squares.sum(0), squares[halves_of == 0].sum(0), squares[halves_of == 1].sum(0)])
         # Residuals are zero at masked points, so the spectrum is that of the process times the mask. In likelihoods, masked
@@ -168,13 +166,6 @@ def likelihood_rows(pairs: Dataset) -> Int64[Tensor, " k"]:
     return torch.arange(len(pairs), device="cpu")[evenly_spread_rows(len(pairs), most)]
 
 
-def _points(grid: Grid) -> Tensor:
-    """Some points of a grid, in their order."""
-    if grid.size <= _POINTS:
-        return torch.arange(grid.size)
-    return torch.randperm(grid.size, generator=stream(0, "likelihood points"))[:_POINTS].sort().values
-
-
 @torch.no_grad()
 def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[SharedCovariance]:
     """Covariance that a head itself states for some functions, at the points where `decompose` takes likelihoods.
@@ -186,7 +177,7 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
-    points = _points(u.grid)
+    points = some_points(u.grid, _POINTS, name="likelihood points")
     covariances = []
     for index in rows.tolist():
         single = gaussian_of(u[index : index + 1])
@@ -203,25 +194,25 @@ class SharedCovariance:
     """The covariance that a head itself states for one function at some points, by its root if that is narrow.
 
     Args:
-        root: `(c, p, k)`, or None.
-        gram: `(c, p, p)`, or None where there is a root.
+        matrix: The root, `(c, p, k)`, or the covariance, `(c, p, p)`.
+        is_root: Whether it is the root.
     """
 
-    root: Float64[Tensor, "c p k"] | None
-    gram: Float64[Tensor, "c p p"] | None
+    matrix: Float64[Tensor, "c p q"]
+    is_root: bool
 
     @classmethod
     def of(cls, root: Float64[Tensor, "c p k"]) -> SharedCovariance:
         """Keep a root, or what takes less memory."""
-        return cls(root, None) if root.shape[2] < _NARROW * root.shape[1] else cls(None, root @ root.mT)
+        is_narrow = root.shape[2] < _NARROW * root.shape[1]
+        return cls(root if is_narrow else root @ root.mT, is_narrow)
 
-    def of_channel(self, channel: int, *, scale: Tensor, points: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Root or Gram matrix of one channel at some of the points, scaled."""
-        if self.root is not None:
-            return self.root[channel, points] * scale.sqrt(), None
-        assert self.gram is not None
-        gram = self.gram[channel]
-        return None, scale * (gram if len(points) == len(gram) else gram[points][:, points])
+    def of_channel(self, channel: int, *, scale: Tensor, points: Tensor) -> Float64[Tensor, "p q"]:
+        """The matrix of one channel at some of the points, for the scaled covariance."""
+        matrix = self.matrix[channel]
+        if self.is_root:
+            return matrix[points] * scale.sqrt()
+        return scale * (matrix if len(points) == len(matrix) else matrix[points][:, points])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -265,14 +256,19 @@ def search(
         for number, example in enumerate(examples):
             # Points without variance carry no information on w and f.
             points = ((example.explained[channel] + noise[channel]) > 0).nonzero()[:, 0]
-            root, gram = example.shared.of_channel(channel, scale=scale[channel], points=points)
+            matrix = example.shared.of_channel(channel, scale=scale[channel], points=points)
             roots = halves[1 - example.side]
             half = roots[number % len(roots)]
             half = half if len(points) == len(half.waves) else _Half(half.waves[points])
-            cases.append(
-                _Case(example.residual[channel, points], example.explained[channel, points], noise[channel], half, root, gram)
-            )
-        best, height = most_likely(functools.partial(_log_density, cases), start)
+            residual, explained = example.residual[channel, points], example.explained[channel, points]
+            cases.append(_Case(residual, explained, noise[channel], half, matrix, example.shared.is_root))
+
+        def log_density(weight: float, fraction: float, cases: Sequence[_Case] = cases) -> float:
+            """Log density of all residuals, up to a constant, for one pair (w, f); -inf where there is none."""
+            densities = [case.log_density(weight, fraction) for case in cases]
+            return sum(densities) if all(map(math.isfinite, densities)) else -math.inf
+
+        best, height = most_likely(log_density, start)
         candidates.append(best)
         total += height
     return candidates, total
@@ -303,17 +299,6 @@ def _climb(height: Callable[[int], float], start: int, count: int) -> int:
         position = highest
 
 
-def _log_density(cases: Sequence[_Case], weight: float, fraction: float) -> float:
-    """Log density of some functions' residuals, up to a constant, for one pair (w, f); -inf where there is none."""
-    total = 0.0
-    for case in cases:
-        density = case.log_density(weight, fraction)
-        if not math.isfinite(density):
-            return -math.inf
-        total += density
-    return total
-
-
 @dataclass(frozen=True, eq=False)
 class _Half:
     """A process at some points, `(p, r)`."""
@@ -335,16 +320,16 @@ class _Case:
         explained: The head's variance times a.
         noise: b n.
         half: The process.
-        root: Of the head's covariance times a, `(p, k)`; or None, ...
-        gram: ... and that covariance, `(p, p)`.
+        matrix: The head's covariance times a, `(p, p)`, or its root, `(p, k)`.
+        is_root: Whether it is the root.
     """
 
     residual: Float64[Tensor, " p"]
     explained: Float64[Tensor, " p"]
     noise: Float64[Tensor, ""]
     half: _Half
-    root: Float64[Tensor, "p k"] | None
-    gram: Float64[Tensor, "p p"] | None
+    matrix: Float64[Tensor, "p q"]
+    is_root: bool
 
     def log_density(self, weight: float, fraction: float) -> float:
         """Log density for one pair (w, f), up to a constant; -inf or NaN where there is none."""
@@ -352,8 +337,8 @@ class _Case:
         std = ((1.0 - weight) * self.explained + (1.0 - fraction) * self.noise).sqrt()
         white = fraction * self.noise + _JITTER * (self.explained + self.noise)
         waves = self.half.waves
-        if self.root is not None and self.root.shape[1] + waves.shape[1] < _NARROW * len(waves):
-            return _narrow(torch.cat([self.root * math.sqrt(weight), waves * std[:, None]], 1), self.residual, white)
+        if self.is_root and self.matrix.shape[1] + waves.shape[1] < _NARROW * len(waves):
+            return _narrow(torch.cat([self.matrix * math.sqrt(weight), waves * std[:, None]], 1), self.residual, white)
         covariance = (std[:, None] * self.half.correlation).mul_(std).add_(self._shared, alpha=weight)
         covariance.diagonal().add_(white)
         # log p = -|L⁻¹ r|²/2 - log det L, with C = L Lᵀ.
@@ -364,10 +349,7 @@ class _Case:
 
     @cached_property
     def _shared(self) -> Float64[Tensor, "p p"]:
-        if self.root is not None:
-            return self.root @ self.root.mT
-        assert self.gram is not None
-        return self.gram
+        return self.matrix @ self.matrix.mT if self.is_root else self.matrix
 
 
 def _narrow(root: Float64[Tensor, "p q"], residual: Float64[Tensor, " p"], white: Float64[Tensor, " p"]) -> float:

@@ -22,11 +22,11 @@ from probneural.calibration.variance.local_scale import (
     VarianceCurve,
     bends,
     knots_of,
+    some_points,
     wave_numbers,
 )
 from probneural.grids import Grid
 from probneural.metrics.comparison import domain_average
-from probneural.randomness import stream
 
 _WIDTH = 0.08
 """Standard deviation of the local averages, in lengths of the domain. Rougher factors make smooth residuals rough:
@@ -83,7 +83,7 @@ def fit_local_scale(
         return None
     reader = Reader.of(grid, width=_WIDTH)
     initial = _blank(parts, reader, count=count, grid=grid)
-    points = _points(grid, count)
+    points = some_points(grid, max(1, _VALUES // count), name="local scale points")
     features: list[list[Tensor]] = [[] for _ in range(initial.standards.shape[2])]
     squares = []
     for mean, variance, ratios in parts():
@@ -104,7 +104,8 @@ def fit_local_scale(
     constant = local.coefficients.clone()
     raised = torch.where(gains & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
     constant[:, 0] += raised
-    curve = None if local.curve is None else local.curve.raised(torch.where(bent, chi2.log(), 0.0))
+    curve, lift = local.curve, torch.where(bent, chi2.log(), 0.0)
+    curve = None if curve is None else replace(curve, heights=curve.heights + lift[:, None])
     return replace(local, coefficients=constant, limits=local.limits + raised, curve=curve)
 
 
@@ -128,12 +129,6 @@ def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, g
         coefficients=torch.zeros(channels, features + 1, dtype=torch.float64),
         limits=torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64).expand(2, channels).clone(),
     )
-
-
-def _points(grid: Grid, count: int) -> Tensor:
-    """Some points of a grid, in their order."""
-    most = max(1, min(grid.size, _VALUES // count))
-    return torch.randperm(grid.size, generator=stream(0, "local scale points"))[:most].sort().values
 
 
 class _Sample(NamedTuple):

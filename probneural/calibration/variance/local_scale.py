@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -14,6 +14,7 @@ from probneural.contexts import remembered
 from probneural.errors import ShapeError
 from probneural.grids import Grid, along_axis, resample
 from probneural.grids.axes import Axis
+from probneural.randomness import stream
 from probneural.registry import stored
 
 _FLOOR = 0.03
@@ -95,15 +96,17 @@ class LocalScale:
 
     def covers(self, grid: Grid) -> bool:
         """Whether the factor can be told on this grid: a uniform one that spans the calibration grid's domain."""
-        return spans(grid, self.grid)
+        domains = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (grid, self.grid)]
+        return grid.is_uniform and domains[0] == domains[1]
 
     def on(self, grid: Grid) -> LocalFactor:
         """The factor as a function of predictions on a grid that is covered."""
         return LocalFactor(local=self, reader=Reader.of(self.grid, width=self.width), grid=grid)
 
     def standardised(self, feature: Float64[Tensor, "#n c p"], index: int) -> Float64[Tensor, "#n c p"]:
-        """A feature in units of its spread about its mean, kept within its bounds."""
-        return standardised(feature, self.standards[..., index])
+        """A feature less its mean, in units of its standard deviation, kept between its least and its largest value."""
+        center, spread, lower, upper = (part[:, None].to(feature) for part in self.standards[..., index])
+        return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
 
     def logs(self, read: Quantities) -> Float64[Tensor, "n c p"]:
         """Logarithms of the predictive variances, in units squared."""
@@ -116,29 +119,16 @@ class LocalScale:
         yield levels - level
         yield level.expand_as(levels)
         yield (read.variances / _squares(self.units, read.levels)[:, None] + _TINY).log() - levels
-        yield from shape_features(read, slopes=self.slopes, amplitudes=self.amplitudes)
+        squares = (read.slopes / _squares(self.slopes, read.slopes)[..., None]).mean(2)
+        steepness = 0.5 * (squares + _FLOOR**2).log()
+        yield steepness
+        yield steepness.square()
+        yield 0.5 * ((squares * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(squares)
+        sizes = read.sizes / _squares(self.amplitudes, read.sizes)[:, None]
+        yield 0.5 * (sizes + _FLOOR**2).log()
+        yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
         for wave in read.waves.mT:
             yield wave.expand(1, *levels.shape[1:])
-
-
-def shape_features(
-    read: Quantities, *, slopes: Float64[Tensor, "c d"], amplitudes: Float64[Tensor, " c"]
-) -> Iterator[Float64[Tensor, "n c p"]]:
-    """What a predicted mean's slope and size say: five features at all points, one after another, dimensionless.
-
-    Args:
-        read: What was read off the prediction.
-        slopes: Root mean square of each partial derivative, in physical units per the grid's units.
-        amplitudes: Root mean square distance of the mean from its average, in physical units.
-    """
-    squares = (read.slopes / _squares(slopes, read.slopes)[..., None]).mean(2)
-    steepness = 0.5 * (squares + _FLOOR**2).log()
-    yield steepness
-    yield steepness.square()
-    yield 0.5 * ((squares * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(squares)
-    sizes = read.sizes / _squares(amplitudes, read.sizes)[:, None]
-    yield 0.5 * (sizes + _FLOOR**2).log()
-    yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
 
 
 def interpolated(logs: Float64[Tensor, "*b p"], *, source: Grid, target: Grid) -> Float64[Tensor, "*b q"]:
@@ -147,12 +137,6 @@ def interpolated(logs: Float64[Tensor, "*b p"], *, source: Grid, target: Grid) -
         return logs
     values = resample(logs.unflatten(-1, source.shape), source, target).flatten(logs.ndim - 1)
     return torch.minimum(torch.maximum(values, logs.amin(-1, keepdim=True)), logs.amax(-1, keepdim=True))
-
-
-def standardised(feature: Float64[Tensor, "n c p"], standards: Float64[Tensor, "4 c"]) -> Float64[Tensor, "n c p"]:
-    """A feature less its mean, in units of its standard deviation, kept between its least and its largest value."""
-    center, spread, lower, upper = (part[:, None].to(feature) for part in standards)
-    return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -252,18 +236,15 @@ class Reader:
         differences = [difference(values, axis, along=along) for along, axis in enumerate(self.axes)]
         slopes = torch.stack([self._smooth(slope.square()).flatten(2) for slope in differences], 2)
         flat, weights = values.flatten(2), self.mean_weights.to(values)
+        variances = variance.to(torch.float64)
         return Quantities(
-            variances=variance.to(torch.float64).flatten(2),
-            levels=self.levels(variance),
+            variances=variances.flatten(2),
+            levels=self._smooth(variances).flatten(2),
             slopes=slopes,
             sizes=self._smooth((flat - (flat * weights).sum(-1, keepdim=True)).square().reshape(values.shape)).flatten(2),
             waves=self.waves.to(values),
             mean_weights=weights,
         )
-
-    def levels(self, variance: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c p"]:
-        """Variances averaged over neighbourhoods, in physical units squared."""
-        return self._smooth(variance.to(torch.float64)).flatten(2)
 
     def _smooth(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
         """Average over neighbourhoods."""
@@ -292,19 +273,16 @@ def average_matrix(axis: Axis, width: float) -> Float64[Tensor, "q m"]:
 
     The Gaussians stand at the nodes; of a long axis, at fewer places, a small fraction of the width apart.
     """
-    places = axis.coordinates if axis.size <= _PLACES else _places(axis)
+    places = axis.coordinates
+    if axis.size > _PLACES:  # equispaced, from the first node to the last one, or around
+        steps = torch.arange(_PLACES, dtype=torch.float64) / (_PLACES if axis.periodic else _PLACES - 1)
+        extent = axis.length if axis.periodic else axis.coordinates[-1] - axis.coordinates[0]
+        places = axis.coordinates[0] + steps * extent
     distance = (places[:, None] - axis.coordinates).abs()
     if axis.periodic:
         distance = torch.minimum(distance, axis.length - distance)
     kernel = axis.weights * torch.exp(-0.5 * (distance / width).square())
     return kernel / kernel.sum(1, keepdim=True)
-
-
-def _places(axis: Axis) -> Float64[Tensor, " q"]:
-    """Equispaced places along an axis, from its first node to its last one, or around."""
-    steps = torch.arange(_PLACES, dtype=torch.float64) / (_PLACES if axis.periodic else _PLACES - 1)
-    extent = axis.length if axis.periodic else axis.coordinates[-1] - axis.coordinates[0]
-    return axis.coordinates[0] + steps * extent
 
 
 def linear(values: Float64[Tensor, "*b"], size: int, *, periodic: bool, dim: int) -> Float64[Tensor, "*b"]:
@@ -334,15 +312,11 @@ def _squares(units: Tensor, like: Tensor) -> Tensor:
     return torch.where(squares > 0, squares, torch.ones_like(squares))
 
 
-def spans(grid: Grid, reference: Grid) -> bool:
-    """Whether a grid is uniform and has the domain of the reference grid, which is uniform."""
-    if not grid.is_uniform or grid.dimension != reference.dimension:
-        return False
-    return all(_span(first) == _span(second) for first, second in zip(grid.axes, reference.axes, strict=True))
-
-
-def _span(axis: Axis) -> tuple[float, float, bool]:
-    return axis.origin, axis.length, axis.periodic
+def some_points(grid: Grid, most: int, *, name: str) -> Int64[Tensor, " m"]:
+    """Indices of some points of a grid in their order: all, or so many at random from the stream of this name."""
+    if grid.size <= most:
+        return torch.arange(grid.size)
+    return torch.randperm(grid.size, generator=stream(0, name))[:most].sort().values
 
 
 def knots_of(logs: Float64[Tensor, " n"]) -> Float64[Tensor, " k"] | None:
@@ -398,10 +372,6 @@ class VarianceCurve:
                 got=f"{shape} and {tuple(self.heights.shape)}",
                 remedy="fit it with VarianceScale",
             )
-
-    def raised(self, heights: Float64[Tensor, " c"]) -> VarianceCurve:
-        """The same, with one number more per channel."""
-        return replace(self, heights=self.heights + heights[:, None])
 
     def __call__(self, logs: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c p"]:
         """Heights at logarithms of variances."""

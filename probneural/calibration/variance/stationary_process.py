@@ -59,19 +59,8 @@ class StationaryProcess:
                 expected=f"modes (c, r, {dimension}), amplitudes (c, r), lower and lengths ({dimension},)",
                 got=f"{tuple(self.modes.shape)}, {tuple(self.amplitudes.shape)}, {tuple(self.lower.shape)}, "
                 f"{tuple(self.lengths.shape)}",
-                remedy="estimate it with StationaryProcess.estimated",
+                remedy="estimate it with Waves(grid).process(power)",
             )
-
-    @classmethod
-    def estimated(cls, values: Float64[Tensor, "n c p"], grid: Grid) -> StationaryProcess:
-        """Estimate the spectrum from samples of the process, whose mean is zero.
-
-        Args:
-            values: n samples, dimensionless.
-            grid: Where they live, with p points.
-        """
-        waves = Waves(grid)
-        return waves.process(waves.powers(values).sum(0) / len(values))
 
     def evaluate(self, grid: Grid) -> Float64[Tensor, "*n c p r"]:
         """The process's root on a grid, or on those of a batch with points of their own: row sums of squares are 1.
@@ -132,10 +121,6 @@ class Waves:
         for number, count in zip(self.candidates.mT, self._counts, strict=True):
             place = place * count + number
         return spectrum.flatten(2)[..., place]
-
-    def powers(self, values: Float64[Tensor, "n c p"], grid: Grid | None = None) -> Float64[Tensor, "n c K"]:
-        """Squared coefficients of samples."""
-        return self.coefficients(values, grid).square()
 
     def _scattered(self, grid: Grid) -> Float64[Tensor, "p K"]:
         points, weights = grid.points.flatten(0, -2), grid.sample_weights.flatten()

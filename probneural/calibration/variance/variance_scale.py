@@ -24,7 +24,6 @@ from probneural.calibration.predictions import (
 )
 from probneural.calibration.variance.discrepancy import SharedCovariance, decompose, likelihood_rows, shared_covariances
 from probneural.calibration.variance.local_fit import Part, fit_local_scale
-from probneural.calibration.variance.local_scale import LocalScale
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.checks import assign, check_flag, check_variances
 from probneural.contexts import undisturbed
@@ -141,10 +140,15 @@ class VarianceScale:
             )
         predicted = CalibrationPredictions(inner, calibration)
         noise = inner.noise.detach().to("cpu", torch.float64)
-        field_variance, shared = _read(predicted, calibration, noise=noise)
-        scale, ratio = self._scales(predicted, calibration, field_variance=field_variance, noise=noise)
+        field_variance, shared = _read(predicted, noise=noise)
+        scale, ratio = self._scales(predicted, field_variance=field_variance, noise=noise)
         shift = (scale * ratio) * noise - scale * noise
-        local = self._local(predicted, calibration, scale=scale, shift=shift) if self.local else None
+        local = None
+        if self.local:
+            left_out = _rounded(predicted, scale=scale, shift=shift) > MOSTLY
+            parts_of = functools.partial(_parts, predicted, scale=scale, shift=shift)
+            groups = group_numbers(calibration)
+            local = fit_local_scale(parts_of, groups=groups, grid=calibration.outputs.grid, left_out=left_out)
         unexplained = (scale * ratio) * noise
         stated_noise = noise_variance(self.noise, (1, len(scale)), scale)[0]
         measured = stated_noise.minimum(unexplained)
@@ -170,17 +174,16 @@ class VarianceScale:
     def _scales(
         self,
         predicted: CalibrationPredictions,
-        calibration: Dataset,
         *,
         field_variance: Float64[Tensor, " c"],
         noise: Float64[Tensor, " c"],
     ) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
         """The most likely a and b/a; 1 where errors and what is stated of them are rounding."""
         ratios = self._ratios(field_variance, noise)
-        chi2, spread = likelihood_profile(predicted.predictor, predicted, calibration=calibration, ratios=ratios)
+        chi2, spread = likelihood_profile(predicted.predictor, predicted, calibration=predicted.pairs, ratios=ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
         scale, ratio = chi2.gather(0, best)[0], ratios.gather(0, best)[0]
-        exact = _rounded(predicted, calibration, scale=torch.ones_like(scale), shift=torch.zeros_like(scale)) == 1.0
+        exact = _rounded(predicted, scale=torch.ones_like(scale), shift=torch.zeros_like(scale)) == 1.0
         exact |= (scale == 0.0) & bool((scale > 0.0).any())
         scale, ratio = scale.masked_fill(exact, 1.0), ratio.masked_fill(exact, 1.0)
         if bool(exact.any()):
@@ -196,23 +199,6 @@ class VarianceScale:
                 remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
             )
         return scale, ratio
-
-    def _local(
-        self,
-        predicted: CalibrationPredictions,
-        calibration: Dataset,
-        *,
-        scale: Float64[Tensor, " c"],
-        shift: Float64[Tensor, " c"],
-    ) -> LocalScale | None:
-        """The local scale of the predictive variance, which is a times the nominal one plus a shift.
-
-        Channels whose errors are mostly rounding have none.
-        """
-        left_out = _rounded(predicted, calibration, scale=scale, shift=shift) > MOSTLY
-        parts = functools.partial(_parts, predicted, calibration, scale=scale, shift=shift)
-        groups = group_numbers(calibration)
-        return fit_local_scale(parts, groups=groups, grid=calibration.outputs.grid, left_out=left_out)
 
     def _ratios(self, field_variance: Float64[Tensor, " c"], noise: Float64[Tensor, " c"]) -> Float64[Tensor, "k c"]:
         """Candidates of b/a per channel: 1 alone, or those that leave the noise a fraction between the two bounds."""
@@ -231,15 +217,15 @@ class VarianceScale:
 
 
 def _read(
-    predicted: CalibrationPredictions, calibration: Dataset, *, noise: Float64[Tensor, " c"]
+    predicted: CalibrationPredictions, *, noise: Float64[Tensor, " c"]
 ) -> tuple[Float64[Tensor, " c"], list[SharedCovariance]]:
     """The mean variance of the fields, and covariances for the joint likelihood, which are formed for the same predictions."""
     field_variance = torch.zeros_like(noise)
     shared: list[SharedCovariance] = []
-    rows, start = likelihood_rows(calibration), 0
+    rows, start = likelihood_rows(predicted.pairs), 0
     for u, (stated, _) in predicted.distributions():
         of_field = stated.variance - noise.to(stated.variance).reshape(-1, *(1,) * len(u.grid.shape))
-        field_variance += domain_average(of_field, stated.grid).sum(0).cpu() / len(calibration)
+        field_variance += domain_average(of_field, stated.grid).sum(0).cpu() / len(predicted.pairs)
         shared += shared_covariances(u, rows[(rows >= start) & (rows < start + len(u))] - start)
         start += len(u)
     return field_variance, shared
@@ -253,22 +239,20 @@ def _moved(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], s
         yield replace(stated, variance=factor * stated.variance + extra), truth
 
 
-def _parts(
-    predicted: CalibrationPredictions, calibration: Dataset, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
-) -> Iterator[Part]:
+def _parts(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]) -> Iterator[Part]:
     """Means, variances times a scale plus a shift, and squares of the residuals standardised by these, on the CPU."""
     for moved, truth in _moved(predicted, scale=scale, shift=shift):
-        squares = standardised_squares(moved, truth, dtype=calibration.outputs.dtype)
+        squares = standardised_squares(moved, truth, dtype=predicted.pairs.outputs.dtype)
         yield moved.mean.cpu(), moved.variance.cpu(), squares.cpu()
 
 
 def _rounded(
-    predicted: CalibrationPredictions, calibration: Dataset, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
+    predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
 ) -> Float64[Tensor, " c"]:
     """The fraction of each channel's values where errors and deviations are rounding."""
     count, values = torch.zeros_like(scale), 0
     for moved, truth in _moved(predicted, scale=scale, shift=shift):
-        rounded = moved.grid.fill(are_rounding(moved, truth, dtype=calibration.outputs.dtype), 0)
+        rounded = moved.grid.fill(are_rounding(moved, truth, dtype=predicted.pairs.outputs.dtype), 0)
         count += rounded.flatten(2).sum((0, 2)).cpu()
         values += int(moved.grid.observed.sum()) * (1 if moved.grid.is_batch else len(truth))
     return count / values

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property, partial
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -24,7 +23,7 @@ from probneural.grids import Grid
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
 from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, SMOOTHNESS, Process
 from probneural.heads.kernel.inducing_points import InducingProcess
-from probneural.heads.kernel.principal_components import PredictedComponents, PrincipalComponents, left_out, rounding_errors
+from probneural.heads.kernel.principal_components import PrincipalComponents, left_out, rounding_errors
 from probneural.heads.kernel.search import Fitted, Search
 from probneural.heads.residuals import NOISE_FLOOR, check_some
 from probneural.heads.training_data import in_memory, recorded, training_data
@@ -141,8 +140,6 @@ _FEATURES = 2048
 """Random features of a draw's prior part."""
 _SAME = 1e-12
 """Differences between coordinates that are rounding, as a fraction of the largest coordinate."""
-_SEEN = ("inputs", "operator")
-"""What the processes may be functions of."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,6 @@ class KernelOperator:
     it cannot see; where there are few pairs, this is much, and the posterior does not know. Amplitudes are
     estimates, so with some ten pairs deviations are too small. Components are global: of translation it knows nothing.
 
-    With `features="operator"`, z are the coordinates of what the operator predicts, and the processes are functions of that: a
-    deep kernel whose network is trained before.
-
     Args:
         kernel: `"rbf"`, `"matern12"`, `"matern32"`, `"matern52"` or `"rational_quadratic"`, by itself or with `"+linear"`; or
             `"linear"`, which is Bayesian linear regression about the mean functions. These are taken as known: the field has no
@@ -179,18 +173,14 @@ class KernelOperator:
         iterations: Steps of the optimiser on all pairs, at most.
         inducing_points: Through the values at how many of the training inputs the posterior is seen, at most; by default all
             of up to 8,000 pairs, and 4,000 of more.
-        features: What the processes are functions of, and `input_components` are components of: `"inputs"`, or the
-            `"operator"`'s predictions.
 
     Raises:
-        ArgumentError: If there is no such kernel or feature, a number is not a positive integer, or `min_noise` is out of
-            range.
+        ArgumentError: If there is no such kernel, a number is not a positive integer, or `min_noise` is out of range.
 
     Reference:
         Batlle, Darcy, Hosseini & Owhadi (2024), Kernel methods are competitive for operator learning, sections 2 and 3.
         Deviations: the posterior covariance is used, by evidence rather than cross-validation; kernels are sums with a linear
-        one; and length scales follow the spectrum of the inputs. Wilson, Hu, Salakhutdinov & Xing (2016), Deep kernel learning.
-        Deviation: the network stays as it is.
+        one; and length scales follow the spectrum of the inputs.
 
     Examples:
         >>> from probneural.pairs import FieldPairs
@@ -211,12 +201,10 @@ class KernelOperator:
     min_noise: float = LEAST_NOISE
     iterations: int = 20
     inducing_points: int | None = None
-    features: Literal["inputs", "operator"] = "inputs"
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_choice(self.kernel, KERNELS, "kernel")
-        check_choice(self.features, _SEEN, "features")
         for name in ("input_components", "output_components", "groups", "iterations", "inducing_points"):
             if getattr(self, name) is not None or name in ("groups", "iterations"):
                 assign(self, **{name: check_integer(getattr(self, name), name)})
@@ -241,63 +229,37 @@ class KernelOperator:
             A predictor with its own copy of the operator.
 
         Raises:
-            ArgumentError: If features are the operator's, and there is none.
-            DataError: If the data are not finite, fewer than three pairs, or inputs, features or outputs do not vary.
+            DataError: If the data are not finite, fewer than three pairs, or inputs or outputs do not vary.
             ShapeError: If the operator's outputs do not fit the data's.
         """
-        if operator is None and self.features == "operator":
-            raise ArgumentError(
-                expected="an operator, whose predictions are the features",
-                got="None",
-                remedy='give a trained operator, or take features="inputs"',
-            )
         copied = None if operator is None else copy.deepcopy(check_module(operator, "operator")).eval().requires_grad_(False)
         pairs = training_data(data, copied, is_shared=False)
         if pairs.functions < 3:
             raise DataError(expected="at least three pairs", got=str(pairs.functions), remedy="give more data")
         variances = pairs.output_units()[1].square()
         inputs, outputs = in_memory(pairs.inputs), in_memory(pairs.outputs)
-        seen, rounding = inputs, rounding_errors(outputs)
+        rounding = rounding_errors(outputs)
         if copied is not None:
             step = max(1, _BATCH_POINTS // pairs.grid.size)
-            residuals = Field(
+            rounding = torch.maximum(rounding, rounding_errors(outputs, dtype=inputs.dtype))  # the operator's dtype
+            outputs = Field(
                 torch.cat([residuals_of(copied, batch, pairs.query) for batch in pairs.batches(step)]), outputs.grid
             )
-            if self.features == "operator":
-                seen = Field((outputs.values.to(torch.float64) - residuals.values).to(inputs.dtype), outputs.grid)
-            rounding = torch.maximum(rounding, rounding_errors(outputs, dtype=inputs.dtype))  # the operator's dtype
-            outputs = residuals
-        sides = {"inputs": (seen, self.input_components, None), "outputs": (outputs, self.output_components, rounding)}
         components = {}
-        for name, (functions, count, errors) in sides.items():
+        for name, functions, count, errors in (
+            ("inputs", inputs, self.input_components, None),
+            ("outputs", outputs, self.output_components, rounding),
+        ):
             components[name] = PrincipalComponents.of(
                 functions, components=count, tolerance=_TOLERANCES[name], largest=_LARGEST[name], rounding=errors
             )
             if not components[name].count:
                 raise DataError(expected=f"{name} that vary", got="a constant", remedy="a constant has nothing to learn")
-        known: PrincipalComponents | PredictedComponents = components["inputs"]
-        if self.features == "operator":
-            known = PredictedComponents(components["inputs"], domain=inputs.grid, in_channels=inputs.channels)
-        made = partial(KernelPredictor, operator=copied, inputs=known)
-        least = NOISE_FLOOR * torch.minimum(variances, components["outputs"].unit.square())
-        rest = left_out(outputs, components["outputs"], groups=getattr(pairs.pairs, "groups", None))
-        return self._conditioned(made, seen, outputs, components["inputs"], components["outputs"], rest=rest, least_noise=least)
-
-    def _conditioned(
-        self,
-        made: Callable[..., KernelPredictor],
-        inputs: Field,
-        outputs: Field,
-        input_components: PrincipalComponents,
-        output_components: PrincipalComponents,
-        *,
-        rest: Float64[Tensor, " c"],
-        least_noise: Float64[Tensor, " c"],
-    ) -> KernelPredictor:
+        input_components, output_components = components["inputs"], components["outputs"]
         points, std = input_components.scores(inputs), output_components.std
         values = output_components.scores(outputs) / std
         processes, evidence, converged, evaluations = [], 0.0, True, 0
-        noise = rest
+        noise = left_out(outputs, output_components, groups=getattr(pairs.pairs, "groups", None))
         fitted: Fitted | None = None
         for start, end in _edges(output_components.count, self.groups):
             search = Search(
@@ -316,10 +278,12 @@ class KernelOperator:
             evidence += fitted.log_evidence - len(inputs) * float(std[start:end].log().sum())
             converged = converged and fitted.converged
             evaluations += fitted.evaluations
-        return made(
+        return KernelPredictor(
+            operator=copied,
+            inputs=input_components,
             outputs=output_components,
             processes=processes,
-            noise=noise.maximum(least_noise),
+            noise=noise.maximum(NOISE_FLOOR * torch.minimum(variances, output_components.unit.square())),
             log_evidence=evidence,
             report={"converged": float(converged), "evaluations": float(evaluations)},
             precision="single" if inputs.dtype == torch.float32 else "double",
@@ -347,8 +311,7 @@ class KernelPredictor(Predictor):
 
     Attributes:
         operator: The predictor's own copy of the operator, or None.
-        inputs: Principal components of the training inputs, or of what the operator predicts for them: what the processes are
-            functions of.
+        inputs: Principal components of the training inputs, the arguments of the processes.
         outputs: Those of the training outputs, or of the operator's residuals.
         processes: One per group of output components.
         noise: Observation variance per channel, `(c,)`, in physical units squared: the processes' learned noise, and what the
@@ -363,7 +326,7 @@ class KernelPredictor(Predictor):
         self,
         *,
         operator: nn.Module | None,
-        inputs: PrincipalComponents | PredictedComponents,
+        inputs: PrincipalComponents,
         outputs: PrincipalComponents,
         processes: Sequence[Process | InducingProcess],
         noise: Float64[Tensor, " c"],
@@ -371,8 +334,6 @@ class KernelPredictor(Predictor):
         report: Mapping[str, float],
         precision: str,
     ) -> None:
-        if operator is None and isinstance(inputs, PredictedComponents):
-            raise ArgumentError(expected="the operator whose predictions have components", got="None", remedy="give it")
         if precision not in _PRECISIONS:
             raise ArgumentError(
                 expected=f"one of {', '.join(_PRECISIONS)} as precision",
@@ -380,7 +341,7 @@ class KernelPredictor(Predictor):
                 remedy="the operator's, or the data's",
             )
         like = outputs.modes.new_empty(0, dtype=_PRECISIONS[precision])
-        super().__init__(PredictorTraits(in_channels=inputs.in_channels, noise=noise, domain=inputs.domain, like=like))
+        super().__init__(PredictorTraits(in_channels=len(inputs.unit), noise=noise, domain=inputs.grid, like=like))
         self.operator = operator
         self.inputs = inputs
         self.outputs = outputs
@@ -416,13 +377,8 @@ class KernelPredictor(Predictor):
         return KernelPaths(self, members=members, seed=seed)
 
     def coordinates(self, inputs: Field) -> Float64[Tensor, "n r"]:
-        """What the processes are functions of: components of the inputs, or of what the operator predicts; dimensionless."""
-        check_field(inputs, "inputs")
-        if isinstance(self.inputs, PrincipalComponents):
-            return self.inputs.scores(inputs)
-        components = self.inputs.components
-        assert self.operator is not None
-        return components.scores(Field(evaluate(copy_for_call(self.operator), inputs, components.grid), components.grid))
+        """Principal components of the inputs, dimensionless."""
+        return self.inputs.scores(check_field(inputs, "inputs"))
 
     def centre(self, inputs: Field, query: Grid | None) -> Float[Tensor, "n c *grid"]:
         """What the processes are added to: the operator's outputs and the mean of the training residuals, physical units."""

@@ -103,16 +103,6 @@ class PrincipalComponents:
         """Number of components r."""
         return self.modes.shape[0]
 
-    @property
-    def domain(self) -> Grid:
-        """Where the functions live that have these coordinates."""
-        return self.grid
-
-    @property
-    def in_channels(self) -> int:
-        """Channels of those functions."""
-        return len(self.unit)
-
     def scores(self, functions: Field) -> Float64[Tensor, "n r"]:
         """Coordinates of functions, which are brought to the training grid first; differentiable in their values."""
         values = resample(functions.values.to(torch.float64), functions.grid, self.grid)
@@ -133,32 +123,6 @@ class PrincipalComponents:
         """Mean square of each mode over the domain, in physical units squared."""
         mean_weights = self.grid.mean_weights.to(self.modes.device)
         return (self.modes.square() @ mean_weights) * self.unit.square()
-
-
-@stored()
-@dataclass(frozen=True, eq=False)
-class PredictedComponents:
-    """Components of what an operator predicts, as coordinates of its inputs.
-
-    Args:
-        components: Of the operator's predictions for the training inputs.
-        domain: Where the inputs live.
-        in_channels: Their channels.
-    """
-
-    components: PrincipalComponents
-    domain: Grid
-    in_channels: int
-
-    @property
-    def modes(self) -> Float64[Tensor, "r c p"]:
-        """Those of the components, dimensionless."""
-        return self.components.modes
-
-    @property
-    def count(self) -> int:
-        """Number of components r."""
-        return self.components.count
 
 
 def rounding_errors(functions: Field, *, dtype: torch.dtype | None = None) -> Float64[Tensor, " c"]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probneural.errors import ArgumentError, DataError, GridError, LatentError, ShapeError
+from probneural.errors import DataError, GridError, LatentError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.functionals import integral, sensors
 from probneural.grids import Grid
@@ -54,13 +54,11 @@ def fitted(name: str = "plain") -> KernelPredictor:
     if name == "operator":
         case = operator_case("fno-1d")
         return QUICK.fit(case.operator, pairs())
-    if name == "features":
-        return replace(QUICK, features="operator").fit(operator_case("fno-1d").operator, pairs())
     data = {"plain": pairs(), "channels": pairs(channels=2), "plane": pairs(grid=PLANE), "ends": pairs(grid=ENDS)}[name]
     return QUICK.fit(None, data)
 
 
-NAMES = ["plain", "channels", "plane", "ends", "operator", "features"]
+NAMES = ["plain", "channels", "plane", "ends", "operator"]
 every_predictor = pytest.mark.parametrize("name", NAMES)
 
 
@@ -282,24 +280,6 @@ def test_operator_plus_residual() -> None:
     rest = QUICK.fit(None, FieldPairs(data.inputs, residuals))(inputs)
     torch.testing.assert_close(predictor(inputs).mean, expected + rest.mean, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(predictor(inputs).variance, rest.variance, rtol=1e-5, atol=1e-12)
-
-
-def test_processes_may_be_functions_of_what_the_operator_predicts() -> None:
-    case, predictor, inputs = operator_case("fno-1d"), fitted("features"), queries("features")
-    copied = copy.deepcopy(case.operator).eval()
-    data = pairs()
-    with torch.no_grad():
-        seen, expected = (Field(evaluate(copied, one), PERIODIC) for one in (data.inputs, inputs))
-        finer = Field(evaluate(copied, inputs.resample(FINER)), FINER)
-    rest = QUICK.fit(None, FieldPairs(seen, Field(data.outputs.values - seen.values, PERIODIC)))
-    torch.testing.assert_close(predictor(inputs).mean, expected.values + rest(expected).mean, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(predictor(inputs).variance, rest(expected).variance, rtol=1e-4, atol=1e-12)
-    torch.testing.assert_close(predictor(inputs.resample(FINER)).mean, finer.values + rest(finer).mean, rtol=1e-6, atol=1e-8)
-    assert predictor.in_channels == 1
-    drawn = predictor.sampled(400, seed=3)(inputs)
-    torch.testing.assert_close(
-        drawn.mean, predictor(inputs).mean, rtol=0.0, atol=5.0 * float(predictor(inputs).variance.max() / 400) ** 0.5
-    )
 
 
 # Components
@@ -732,8 +712,6 @@ def test_report() -> None:
 @pytest.mark.bad_input
 def test_bad_data() -> None:
     data = pairs()
-    with pytest.raises(ArgumentError, match="whose predictions are the features"):
-        replace(QUICK, features="operator").fit(None, data)
     with pytest.raises(DataError, match="three pairs"):
         QUICK.fit(None, data[:2])
     flat = Field(torch.ones_like(data.inputs.values), PERIODIC)
