@@ -190,7 +190,7 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
 
     Raises:
         DataError: If `predictor` is not a `Predictor`, `pairs` is not a data set, a value in memory is not finite, or the unit
-        of a channel differs from that in training.
+            of a channel differs from that in training.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_instance(

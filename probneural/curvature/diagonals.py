@@ -72,7 +72,7 @@ def row_squares_estimate(
         probes: Number of draws for the second term, one product with F each.
         seed: Seed of the random numbers.
         like: Tensor with the dtype and device of the random numbers passed to `transposed_product`, whose result sets the
-        dtype of the remaining computation; float64 on the CPU by default.
+            dtype of the remaining computation; float64 on the CPU by default.
 
     Returns:
         Row sums of squares, their errors and lower bounds; exact if Q spans R^k.

@@ -49,7 +49,7 @@ class StoredFields:
         parts: Variables that form the channels.
         places: Sample and time step of each row, `(n, 2)`.
         grid: Grid of the samples. NaN is allowed at masked points. A batch of no grids stands for masks read with the values
-        (points where a channel is NaN); see `with_missing`.
+            (points where a channel is NaN); see `with_missing`.
         native_dtype: Dtype of the numbers read from the file.
         dtype: Dtype of the fields.
         device: Device of the fields.
@@ -207,8 +207,8 @@ def with_mask(side: StoredFields, mask: Mask | str, *, partner: StoredFields | N
     Args:
         side: The samples.
         mask: True: NaN means missing, sample by sample. "land": points that are NaN in the first sample are missing in all.
-        A bool array `(*grid,)` in the order of the array's axes: True at points that are missing in all samples. None:
-        no mask.
+            A bool array `(*grid,)` in the order of the array's axes: True at points that are missing in all samples. None:
+            no mask.
         partner: The other side of pairs, whose array defines the order of axes if this side has no space axis.
 
     Raises:

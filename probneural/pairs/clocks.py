@@ -45,10 +45,10 @@ class WindowClock:
 
     Args:
         states: Time of each state of each pair, inputs first, `(n, k)`; `(n,)` for pairs of a single time. In the data's
-        units of time.
+            units of time.
         trajectories: Identity of each pair's trajectory, `(n,)`; by default all pairs belong to one trajectory, whose identity
-        is a hash of the data. Equal numbers in two data sets mean the same trajectory: use different numbers for
-        different simulations, or checks for training data raise an error.
+            is a hash of the data. Equal numbers in two data sets mean the same trajectory: use different numbers for
+            different simulations, or checks for training data raise an error.
         history: Number of input states.
         lead: Number of steps from the last input state to the first output state.
         step: Time between consecutive states; None if it is unknown or uneven.

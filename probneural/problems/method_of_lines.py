@@ -84,7 +84,7 @@ class MethodOfLines(Evolution):
             other, in units of 1/length) and returning the rates λ, real or complex, that multiply e^(ikx); a leading axis of
             length c if channels differ. λ(−k) has to be the conjugate of λ(k). Needs a periodic domain.
         domain: A uniform grid of any size on the domain; by default the periodic unit cube. On non-periodic axes F imposes
-        the boundary conditions.
+            the boundary conditions.
         integrator: Method and tolerances of the time integration.
         design_dim: Number of coordinates of the design space, at most the number of the distribution's coefficients.
 
