@@ -96,11 +96,11 @@ def spectral_density(
 
         tr f(A) = E[z^T f(A) z],   z^T f(A) z / ||z||^2 ~= e_1^T f(T) e_1 = sum over j of (first entry of y_j)^2 f(theta_j)
 
-    with T the tridiagonal matrix of `steps` Lanczos steps from z and (theta_j, y_j) its eigenpairs. Every f is then a matter
-    of the nodes, log det(A / s2 + tau) at all s2 and tau among them. With `deflate`, probes start and stay orthogonal to the
-    known eigenvectors, whose own part is exact; that of unresolved ones errs by the square of their relative residuals, which
-    shows far less than the probes' error. Probes are uniform on the sphere of radius sqrt(P - r), so that weights add
-    up to the number of unknown eigenvalues.
+    with T the tridiagonal matrix of `steps` Lanczos steps from z and (theta_j, y_j) its eigenpairs. The same nodes serve
+    every f, such as log det(A / s2 + tau) for all s2 and tau. With `deflate`, probes are orthogonal to the known
+    eigenvectors, whose contribution is exact; unresolved ones contribute an error of the square of their relative residuals,
+    much smaller than the probes' error. Probes are uniform on the sphere of radius sqrt(P - r), so that weights sum
+    to the number of unknown eigenvalues.
 
     The error of the quadrature itself, which `steps` controls, is not in the standard error. It vanishes for polynomials up
     to degree 2 steps - 1 and is small for log(1 + x / c) if eigenvalues far above c are deflated. Otherwise it is not:
@@ -114,10 +114,10 @@ def spectral_density(
         size: P.
         probes: Number of random vectors.
         steps: Lanczos steps, fully reorthogonalised: all vectors of a probe are kept.
-        seed: Of the probes.
-        deflate: Known eigenpairs of A, their vectors orthonormal, and unresolved ones.
-        is_settled: Asked every 5 steps, from 10 on, whether the measure of the steps taken so far is enough.
-        like: A tensor of the dtype and on the device of the vectors; float64 on the CPU by default.
+        seed: Seed of the probes.
+        deflate: Known eigenpairs of A with orthonormal vectors, and unresolved ones.
+        is_settled: Stopping criterion, called with the current measure every 5 steps from step 10.
+        like: Tensor with the dtype and device of the vectors; float64 on the CPU by default.
 
     Returns:
         Nodes, weights and known values.

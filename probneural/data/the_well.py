@@ -16,7 +16,7 @@ from probneural.grids import Grid
 from probneural.grids.coordinates import grid_of_coordinates
 
 ORDERS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
-"""Groups of fields, and their numbers of axes of components."""
+"""Groups of fields by tensor order, and the number of component axes of each."""
 
 
 def is_the_well(file: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The deep operator network: coefficients of the input times basis functions of the point."""
+"""The deep operator network: coefficients from the input times basis functions of position."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ class DeepONet(Operator):
     inputs and p points, as many as an `FNO` has whose projection is c x K channels wide. They are formed for it alone.
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
-    rate goes further; fronts take more `frequencies`, which the training outputs' grid must resolve. It does not
-    commute with translations, so where the problem does it takes more data than an `FNO`.
+    rate is better; fronts need more `frequencies`, which the training outputs' grid must resolve. It does not
+    commute with translations, so for translation-invariant problems it needs more data than an `FNO`.
 
     Args:
         in_channels: Channels of the inputs.
         out_channels: Channels of the outputs.
-        sensors: Where the branch sees the inputs, which therefore live on uniform grids of the sensors' domain that cover them,
+        sensors: Sensor grid of the branch; inputs are on uniform grids of the sensors' domain that cover the sensors,
             or at the sensors. None: at the inputs' own points, which lie in the domain.
         domain: A uniform grid of any size on the domain of the outputs, of which only origin, lengths and periodicity count;
             by default the sensors.
         basis: K, the number of products per output channel.
         layers: Hidden layers of branch and trunk.
         frequencies: Harmonics of a periodic axis that the trunk is shown.
-        seed: Names the initial weights; by default they come from torch's global generator.
+        seed: Seed of the initial weights; by default torch's global generator is used.
 
     Raises:
         ArgumentError: If a size is not a positive integer.
-        GridError: If the sensors are another object, or the domain is no uniform grid.
+        GridError: If the sensors are another object, or the domain is not a uniform grid.
 
     Reference:
         Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators;
@@ -139,7 +139,7 @@ class DeepONet(Operator):
         Args:
             values: Input samples, in physical units.
             points: p points per sample in the domain of the outputs, in its units.
-            grid: Where the inputs live; by default on the sensors' domain, or at scattered sensors.
+            grid: Grid of the inputs; by default on the sensors' domain, or at scattered sensors.
 
         Returns:
             `(n, c2, p)`, in physical units.
@@ -162,13 +162,13 @@ class DeepONet(Operator):
         return self._at_points(self.branch(values, where), points.double())
 
     def _at_points(self, branch: Float[Tensor, "n c k"], points: Float64[Tensor, "n p d"]) -> Float[Tensor, "n c p"]:
-        """Evaluate each sample at points of its own."""
+        """Evaluate each sample at its points."""
         position = point_embedding(points, self.domain, harmonics=self.frequencies).to(branch)
         trunk = self.trunk(position.flatten(0, 1)).unflatten(0, points.shape[:2]).mT
         return self.readout.contract(branch, trunk.unflatten(1, (-1, self.basis)), units=self.output_normalizer)
 
     def reset_parameters(self) -> None:
-        """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""
+        """Reinitialise branch and trunk and reset the read-out to the plain sum; normalisers keep their units."""
         self.branch.reset_parameters()
         self.trunk.reset_parameters()
         self.readout.reset_parameters()

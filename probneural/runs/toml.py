@@ -72,7 +72,7 @@ def write_config(config: Config, path: str | os.PathLike[str], *, notes: Mapping
 
     Args:
         config: The settings.
-        path: Where to; an existing file is replaced in one step.
+        path: Path of the file; an existing file is replaced atomically.
         notes: More to say of settings, by `section.name`.
 
     Raises:

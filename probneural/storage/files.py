@@ -242,7 +242,7 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
 
     Args:
         thing: What to save; it is not changed.
-        path: Where to; an existing file is replaced in one step.
+        path: Path of the file; an existing file is replaced atomically.
 
     Raises:
         UnsupportedError: If it is something else, holds a state that is not made of tensors, needs its training data, as

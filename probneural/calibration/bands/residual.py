@@ -90,7 +90,7 @@ class ResidualBand:
         Raises:
             CalibrationError: If there are too few functions for the level, or some trained the predictor.
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function, or channels are not the predictor's.
+            ShapeError: If the residual is not defined at each point of each sample, or channels are not the predictor's.
         """
         check_instance(predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(...)")
         is_allowed = check_flag(allow_training_data, "allow_training_data")
@@ -122,11 +122,11 @@ class ResidualBound:
     @undisturbed()
     @torch.no_grad()
     def residuals(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, "n k *grid"]:
-        """What the predictions leave of the equation, `(n, k, *grid)`, in units of the residual.
+        """PDE residuals of the predictions, `(n, k, *grid)`, in units of the residual.
 
         Raises:
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function.
+            ShapeError: If the residual is not defined at each point of each sample.
         """
         return torch.cat(list(self._parts(inputs, query)))
 
@@ -138,7 +138,7 @@ class ResidualBound:
         Raises:
             CalibrationError: If there are no functions.
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function.
+            ShapeError: If the residual is not defined at each point of each sample.
         """
         parts = [part.abs().flatten(1).amax(-1) for part in self._parts(inputs, query)]
         if not parts:
@@ -151,7 +151,7 @@ class ResidualBound:
         Raises:
             CalibrationError: If there are no functions.
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function.
+            ShapeError: If the residual is not defined at each point of each sample.
         """
         return self.scores(inputs, query) <= self.quantile
 

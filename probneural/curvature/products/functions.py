@@ -301,7 +301,7 @@ def fisher_vector_product(
 def jacobian_vector_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
 ) -> Float[Tensor, "*s n c p"]:
-    """J v, with J the Jacobian of this process's outputs in the parameters.
+    """J v, with J the Jacobian of this rank's outputs in the parameters.
 
     Args:
         problem: The data and the likelihood.

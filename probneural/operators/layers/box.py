@@ -59,7 +59,7 @@ class Box(nn.Module):
     def locate(
         self, values: Tensor, grid: Grid | None, *, query: Grid | None, channels: int, dtype: torch.dtype
     ) -> tuple[Grid, Grid]:
-        """Check input values and return where they live, and where to evaluate.
+        """Check input values and return the grids of inputs and outputs.
 
         Args:
             values: `(n, channels, *grid)`.
@@ -86,7 +86,7 @@ class Box(nn.Module):
         return grid, query
 
     def turns(self, grid: Grid) -> Float64[Tensor, "b p d"]:
-        """Coordinates of a grid's points from 0 to 1 on the box; b is 1 where samples share them."""
+        """Coordinates of a grid's points from 0 to 1 on the box; b is 1 if samples share them."""
         points = grid.points if grid.has_points_per_sample else grid.points[None]
         return (points - self.origin.cpu()) / self.sides.cpu()
 

@@ -20,7 +20,7 @@ from probneural.operators.layers.pointwise import PointwiseLinear, functions_fir
 from probneural.operators.layers.transforms import Continuation, TruncatedTransform
 
 Ends = Literal["even", "odd", "periodic"]
-"""How an axis that is not periodic goes on beyond its ends."""
+"""Continuation of a non-periodic axis beyond its ends."""
 
 
 class SpectralConv(nn.Module):
@@ -45,7 +45,7 @@ class SpectralConv(nn.Module):
         out_channels: Channels of the output.
         modes: m per axis.
         periodic: Whether each axis is periodic.
-        continuation: How axes that are not periodic go on, `"even"`, `"odd"` or `"periodic"`.
+        continuation: Continuation of non-periodic axes, `"even"`, `"odd"` or `"periodic"`.
 
     Attributes:
         weight: Real pairs, `(*retained, in_channels, out_channels, 2)`, dimensionless. The last axis retains k = 0 ... m - 1,
@@ -94,12 +94,12 @@ class SpectralConv(nn.Module):
         endpoint: Sequence[bool] | None = None,
         pointwise: PointwiseLinear | None = None,
     ) -> Float[Tensor, "n out *grid"]:
-        """Convolve, Ku; or Ku + Wu + b, which costs fewer passes over memory than the sum of two layers.
+        """Convolve: Ku; or Ku + Wu + b, in fewer passes over memory than the sum of two layers.
 
         Args:
             values: `(n, in_channels, *grid)`.
             endpoint: Whether each axis includes its right end; by default those that are not periodic do.
-            pointwise: The layer Wu + b, of the same numbers of channels; none by default.
+            pointwise: The layer Wu + b with the same channels; none by default.
 
         Returns:
             `(n, out_channels, *grid)`, in the memory layout of `channels_innermost`.
@@ -175,7 +175,7 @@ class SpectralConv(nn.Module):
 def _add_product(
     values: Float[Tensor, "b points inner"], inputs: Float[Tensor, "m in"], weight: Float[Tensor, "out in"]
 ) -> Tensor:
-    """Add `inputs @ weight.mT` to values that nothing else refers to: in their own memory, unless a transform is active.
+    """Add `inputs @ weight.mT` to temporary values, in place unless a transform is active.
 
     A transform may follow the product and not the values (such as a batch of weights), whose memory cannot hold the sum then.
     """
