@@ -23,7 +23,7 @@ from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed
 
 _LARGEST = 8192
-"""Points of a grid whose distances are formed (512 MiB)."""
+"""Maximum number of points for a distance matrix (512 MiB)."""
 
 
 def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -32,7 +32,7 @@ def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     It looks like a Gaussian of standard deviation √(3/40) ≈ 0.27, and is positive definite in up to three dimensions.
 
     Args:
-        distance: At least 0, as a fraction of the distance at which it vanishes; dimensionless.
+        distance: Distance >= 0, as a fraction of the radius at which the correlation vanishes; dimensionless.
 
     Reference:
         Gaspari and Cohn (1999), Construction of correlation functions in two and three dimensions, equation 4.10, with c = 1/2.
@@ -52,7 +52,7 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
     """Correlations of the values at any two points of a grid, by their distance; the shorter way around on periodic axes.
 
     Args:
-        grid: Of p points.
+        grid: Grid of p points.
         radius: Distance from which on values do not correlate, in the grid's units; at most half of a periodic axis, so that
             the correlations remain positive definite.
 
@@ -125,26 +125,26 @@ class EnsembleKalmanMethod(ABC):
         initial: FieldDistribution | None = None,
         inputs: StepInputs | None = None,
     ) -> EnsembleAnalysis:
-        """Roll an ensemble out, and take the observations in where they were made.
+        """Roll an ensemble out, and assimilate the observations at their leads.
 
-        Functions are apart: observations of one say nothing about another.
+        Samples are independent: observations of one do not inform another.
 
         Args:
             step: A predictor, whose draws are the members' operators; or any function from states `(n, c, *grid)` to the next
                 ones, to which all members go together, as s * n functions.
             start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
-            observations: In any order.
+            observations: Observations in any order.
             steps: The largest lead of the analysis.
             initial: Distribution of the states at lead 0: each member starts from its own draw.
-            inputs: What a step of a predictor takes beside the last state, as in `predictor.rollout`.
+            inputs: Inputs of a predictor's step other than the last state, as in `predictor.rollout`.
 
         Returns:
             The members at all leads, a `Forecast`.
 
         Raises:
             ArgumentError: If a setting or an observation's lead is out of range, or all members would be equal.
-            ShapeError: If channels or numbers of functions do not fit.
-            GridError: If parts live on different grids.
+            ShapeError: If the number of channels or samples does not match.
+            GridError: If grids differ.
             DataError: If a part is of a wrong kind, or states are not finite.
             ForecastError: If a predictor's states are not finite.
         """

@@ -37,7 +37,7 @@ class FourDVarAnalysis:
         latents: The prior's latent vector of each function at the start, `(n, k)`, dimensionless: what functions share in the
             prior first, then each one's own.
         cost: |xi|² / 2 plus half the squared standardised residuals, `(n,)`.
-        has_converged: Whether the gradient of each function's cost is small enough, `(n,)`.
+        has_converged: Whether the gradient of each sample's cost is below the tolerance, `(n,)`.
         iterations: Gauss-Newton steps taken.
     """
 
@@ -50,7 +50,7 @@ class FourDVarAnalysis:
 
     @property
     def converged(self) -> bool:
-        """Whether all functions have."""
+        """Whether all samples have converged."""
         return bool(self.has_converged.all())
 
 
@@ -79,7 +79,7 @@ def four_d_var(
     minima, one of them is found.
 
     Args:
-        step: A predictor, of which the mean is taken; or any differentiable function from states `(n, c, *grid)` to the next.
+        step: A predictor, whose mean is used; or any differentiable function from states `(n, c, *grid)` to the next.
         initial: Prior of the states at lead 0, `(n, history * c, *grid)`.
         observations: In any order.
         iterations: Gauss-Newton steps at most.
@@ -137,7 +137,7 @@ def _advance(
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """The cost of starts of all functions, and its Gauss-Newton steps."""
+    """The cost of the starts of all samples, and its Gauss-Newton steps."""
 
     initial: GaussianField
     root: Root
@@ -173,7 +173,7 @@ class _Window:
 
     @torch.no_grad()
     def cost(self, latents: Tensor) -> Float64[Tensor, " n"]:
-        """The cost of each function's start."""
+        """The cost of each sample's start."""
         return 0.5 * (latents.square().sum(1) + self.residuals(latents).square().sum(1))
 
     def minimised(self, iterations: int, tolerance: float) -> FourDVarAnalysis:
@@ -224,7 +224,7 @@ class _Window:
         return gradient, step
 
     def _searched(self, latents: Tensor, direction: Tensor, gradient: Tensor, cost: Tensor) -> tuple[Tensor, Tensor]:
-        """Each function's step, halved until its cost falls by a ten-thousandth of what the gradient promises."""
+        """Backtracking line search per sample, with Armijo constant 1e-4."""
         length = torch.ones_like(cost)
         promised = (gradient * direction).sum(1)
         best, lowest = latents, cost

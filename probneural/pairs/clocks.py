@@ -54,7 +54,7 @@ class WindowClock:
         step: Time between consecutive states; None if it is unknown or uneven.
 
     Raises:
-        DataError: If a time is not finite, or identities are no int64 on the CPU.
+        DataError: If a time is not finite, or identities are not int64 on the CPU.
         ShapeError: If there are fewer states than the history, or there is not one identity per pair.
         ArgumentError: If history, lead or step is out of range.
 

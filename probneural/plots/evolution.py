@@ -139,7 +139,7 @@ def space_time(
     [`snapshots`][probneural.plots.snapshots].
 
     Args:
-        forecast: Of n samples on a uniform line.
+        forecast: Forecast of n samples on a one-dimensional uniform grid.
         truth: The true trajectories.
         index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
@@ -153,7 +153,7 @@ def space_time(
 
     Raises:
         DataError: If the forecast is none, or a value is not finite.
-        GridError: If the grid is no uniform one of one dimension.
+        GridError: If the grid is not uniform and one-dimensional.
         ArgumentError: If index or channel is out of range, times are not equally spaced, or the noise is unusable.
         ShapeError: If there is not one time per lead.
     """
@@ -204,7 +204,7 @@ def snapshots(
     Rows of values share one colour scale, rows of deviations another one, over all leads.
 
     Args:
-        forecast: Of n samples in the plane, on a uniform grid or at scattered points.
+        forecast: Forecast of n samples in two dimensions, on a uniform grid or at scattered points.
         truth: The true trajectories.
         index: Number of the sample; negative numbers count from the end.
         channel: Which of the c channels.
@@ -250,7 +250,7 @@ def _draw_snapshots(
     label: str,
     axes: Sequence[str],
 ) -> None:
-    """A row per kind of map, a column per lead."""
+    """One row per kind of map, one column per lead."""
     values = [part[name] for part in maps for name in part if name in ("truth", "mean")]
     largest = max(float(part[name].max()) for part in maps for name in part if name not in ("truth", "mean"))
     for line, name in zip(panels, maps[0], strict=True):

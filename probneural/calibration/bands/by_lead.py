@@ -38,8 +38,8 @@ class HorizonBand:
     a lead whose spread is too small next to the others' makes the band wide everywhere: fit
     [`LeadScale`][probneural.calibration.LeadScale] first, on other trajectories.
 
-    Roll calibration and new functions out with one seed and as many members: the forecast then is one map of the start, as
-    exchangeability asks. The guarantee holds for the grid, the leads and the noise that it was calibrated with.
+    Roll out calibration and new samples with the same seed and number of members: the forecast is then one map of the start,
+    as exchangeability requires. The guarantee holds for the grid, the leads and the noise that it was calibrated with.
 
     Args:
         level: Nominal coverage, between 0 and 1.
@@ -96,7 +96,7 @@ class HorizonBand:
 
 
 class BandCoverage(NamedTuple):
-    """What fraction of trajectories lies inside a band.
+    """Fraction of trajectories inside a band.
 
     Attributes:
         leads: Fraction wholly inside at each lead, `(leads,)`, dimensionless.
@@ -133,13 +133,13 @@ class TrajectoryBand:
         """Return the bands around a forecast, lazily.
 
         Raises:
-            DataError: If it is no forecast.
+            DataError: If it is not a forecast.
             ArgumentError: If it has not the leads that the band was calibrated at, or has them at other times.
         """
         check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
         if forecast.steps > self.steps:
             raise ArgumentError(
-                expected=f"a forecast of at most {self.steps} leads, which the band was calibrated at",
+                expected=f"a forecast of at most {self.steps} leads, as in calibration",
                 got=str(forecast.steps),
                 remedy="calibrate on trajectories that are as long",
             )
@@ -170,11 +170,11 @@ class TrajectoryBand:
 
 
 class BandTrajectory:
-    """Bands around n functions at every lead, from a [`TrajectoryBand`][probneural.calibration.bands.by_lead.TrajectoryBand].
+    """Bands around n samples at every lead, from a [`TrajectoryBand`][probneural.calibration.bands.by_lead.TrajectoryBand].
 
     Args:
-        forecast: What they are around.
-        band: How wide they are.
+        forecast: Centre of the bands.
+        band: The calibrated band.
     """
 
     def __init__(self, forecast: Forecast, band: TrajectoryBand) -> None:
@@ -189,7 +189,7 @@ class BandTrajectory:
         """The bands at one lead, from 1.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead is out of range.
         """
         lead = check_integer(lead, "lead", most=self.steps)
         return self._around(lead, self.forecast.at(lead))
@@ -206,7 +206,7 @@ class BandTrajectory:
         return BandField(mean=predicted.mean, half_width=self.band.quantile * scale, grid=u.grid)
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.forecast)
 
 
