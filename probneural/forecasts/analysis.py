@@ -41,11 +41,11 @@ class FunctionMembers:
     """Ensemble members with a user-defined step.
 
     Args:
-        function: From states `(n, c, *grid)` to the next ones.
+        function: Map from states `(n, c, *grid)` to the next ones.
         start: States at lead 0.
-        initial: Their distribution.
-        count: How many members s.
-        seed: Of starts.
+        initial: Distribution of the states at lead 0.
+        count: Number s of members.
+        seed: Seed of the starts.
         history: One state makes the next.
     """
 

@@ -81,8 +81,8 @@ def four_d_var(
     Args:
         step: A predictor, whose mean is used; or any differentiable function from states `(n, c, *grid)` to the next.
         initial: Prior of the states at lead 0, `(n, history * c, *grid)`.
-        observations: In any order.
-        iterations: Gauss-Newton steps at most.
+        observations: Observations in any order.
+        iterations: Maximum number of Gauss-Newton steps.
         tolerance: On the norm of the cost's gradient in xi, relative to that at the prior's mean, or to 1; dimensionless.
         inputs: What a step of a predictor takes beside the last state, as in `predictor.rollout`.
 

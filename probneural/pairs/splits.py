@@ -42,7 +42,7 @@ def split_rows(
     Args:
         total: Number of rows.
         count: Number of rows in the first part.
-        seed: Names the split.
+        seed: Seed of the split.
         groups: Group of each row; None if rows are independent.
 
     Raises:
@@ -78,12 +78,12 @@ def divided_rows(
     See `FieldPairs.split`; with the name of a coordinate, rows of one value stay together, and values are in a random order.
 
     Args:
-        data: With a length, groups and a clock.
-        count: Rows of the first part.
-        seed: Names the split.
-        by: How to split.
-        embargo: Steps of time between the parts.
-        coordinates: By name, one value per row.
+        data: Data set with a length, groups and a clock.
+        count: Number of rows of the first part.
+        seed: Seed of the split.
+        by: Method of splitting.
+        embargo: Number of time steps between the parts.
+        coordinates: Coordinates by name, one value per row.
 
     Raises:
         ArgumentError: If a part would be empty, the method does not apply to these rows, or the seed is missing.

@@ -32,7 +32,7 @@ def local_scale(
     """Half width of a band of quantile 1, `(n, c, *grid)`, a function of one input and the predictor only.
 
     Args:
-        predicted: Moments of n functions.
+        predicted: Moments of n samples.
         predictor: The predictor of these moments.
         modulation: As in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
         floor: Likewise.

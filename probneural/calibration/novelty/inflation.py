@@ -71,16 +71,15 @@ class NoveltyScale:
         covariance = g(s)² C,        g² = prod over j of max(1, s_j / k_j)^theta_j,
 
     where s are the scores `"components"`, `"residual"` and `"variance"` of [`Novelty`][probneural.calibration.Novelty], the
-    knots k are their quantiles .5, .9 and .99 over ordinary functions, and theta >= 0 maximises the Gaussian likelihood
-    of errors on calibration functions and on shifted ones, half the weight each. Weight moves to the set of shifted functions
-    whose errors are largest beside what is stated. So bars never become narrower; those of ordinary functions widen by a fifth
-    at most, on average, beyond what their own errors ask for; and exponents add up to four at most, so deviations grow by the
-    fourth power of a distance at most. Means stay, and so do correlations.
+    knots k are their quantiles .5, .9 and .99 over in-distribution samples, and theta >= 0 maximises the Gaussian likelihood
+    of errors on calibration and on shifted samples, half the weight each. Weight moves to the shifted set with the largest
+    standardised errors. Intervals never shrink; those of in-distribution samples grow on average by at most a fifth beyond
+    the inflation that their errors require. The sum of exponents is at most four, so deviations grow at most by the fourth
+    power of a distance. Means and correlations are unchanged.
 
-    Shifts need labels: from a solver for inputs that [`synthetic_shifts`][probneural.calibration.synthetic_shifts] makes of
-    calibration inputs, or measured ones. What helps against other shifts is that errors grow with the distance from what was
-    seen, by whatever shift it came about; nothing guarantees that they do. A changed equation with unchanged inputs is not
-    seen, and widens nothing.
+    Shifted samples need outputs: from a solver for inputs of [`synthetic_shifts`][probneural.calibration.synthetic_shifts],
+    or measured ones. For other shifts, the inflation is useful if errors grow with the distance from the training data;
+    there is no guarantee. A changed equation with unchanged inputs is not detected.
 
     Measurement noise, which is not part of the field, stays. So calibrate first: `VarianceScale` moves what a head calls noise
     into the field.
@@ -112,9 +111,9 @@ class NoveltyScale:
         """Fit scores and the factor.
 
         Args:
-            predictor: What any head or calibrator returned; it is wrapped, not changed. One that is inflated already is
-                inflated anew from what it wraps.
-            calibration: Held-out pairs of the distribution of training, which scales may have been fitted on.
+            predictor: Predictor of any head or calibrator; it is wrapped, not changed. The inflation of an inflated predictor
+                is replaced.
+            calibration: Held-out in-distribution pairs; they may have been used for variance scaling.
             shifted: Pairs with other inputs, and true outputs on the calibration outputs' grid: one set, or several, the worst
                 of which counts.
             reference: See [`Novelty.fit`][probneural.calibration.Novelty.fit].
@@ -122,14 +121,14 @@ class NoveltyScale:
                 error.
 
         Returns:
-            A predictor that widens, and which remembers all these pairs.
+            An inflated predictor, with a record of all these pairs.
 
         Raises:
-            CalibrationError: If there are too few functions, no shifted ones, no variance in the predictions, or pairs trained
+            CalibrationError: If there are too few samples, no shifted ones, no variance in the predictions, or pairs trained
                 the predictor.
-            DataError: If a data set is none, or a value is not finite.
-            ShapeError: If channels are not the predictor's.
-            GridError: If shifted outputs live elsewhere than the calibration outputs.
+            DataError: If a data set is of another type, or a value is not finite.
+            ShapeError: If the channels differ from the predictor's.
+            GridError: If the grids of shifted and calibration outputs differ.
         """
         inner = predictor.inner if isinstance(predictor, InflatedPredictor) else predictor
         sets = tuple(shifted) if isinstance(shifted, list | tuple) else (shifted,)
@@ -428,12 +427,11 @@ class Errors:
 def fit_inflation(initial: Inflation, ordinary: Errors, *, shifted: Sequence[Errors]) -> Inflation:
     """Fit exponents to in-distribution and shifted samples, half the weight each, for the worst of the shifted sets.
 
-    Sets count alike at first. Then weight moves to those whose errors are larger than stated, as long as there are any. Where
-    ordinary functions would widen, on average, by more than a fifth beyond what their own errors ask for, all exponents are
-    reduced until they do not.
+    Sets have equal weight at first. Then weight moves to those with errors larger than predicted. If in-distribution
+    deviations grow, on average, by more than a fifth beyond the inflation that their errors require, all exponents are reduced.
 
     Args:
-        initial: With knots, and no exponents yet.
+        initial: Inflation with knots and zero exponents.
         ordinary: Errors of in-distribution samples.
         shifted: Errors of each shifted set.
     """
