@@ -37,7 +37,7 @@ class ArrayReader(Protocol):
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Least lengths of a box that is read at once, per axis; 1 where single entries can be read."""
+        """Minimum box lengths of a read, per axis; 1 if single entries can be read."""
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box: slices of the first axes, all of the others."""
@@ -129,8 +129,8 @@ class RawReader(ReopenedReader):
     Args:
         path: The file.
         shape: Lengths of the array's axes.
-        dtype: Of its numbers, byte order included.
-        offset: Where it begins, in bytes.
+        dtype: Dtype of its numbers, including byte order.
+        offset: Offset of its beginning, in bytes.
     """
 
     path: Path

@@ -40,7 +40,7 @@ def the_well_contents(file: Any, request: Request) -> Contents:
     path = Path(file.filename)
     kind = texts(file.attrs.get("grid_type", "cartesian"))[0]
     if kind != "cartesian":
-        raise _unlike(file, "a cartesian grid, as the attribute grid_type says", repr(kind))
+        raise _unlike(file, "a cartesian grid in the attribute grid_type", repr(kind))
     dims = texts(_attribute(file, file["dimensions"], "spatial_dims"))
     grid = request.layout.grid or _grid(file, dims, request)
     labels = _labels(file, dims)

@@ -28,7 +28,7 @@ from probneural.pairs.clocks import UNEVEN, WindowClock, identity
 from probneural.trajectories import FieldTrajectories, check_several, regular_windows, window_starts, window_steps
 
 _IDENTIFIED = 64
-"""Trajectories that are hashed at once."""
+"""Number of trajectories per chunk of hashing."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -43,8 +43,8 @@ class Trajectories:
         outputs: Variables that a window's output has; all vary in time.
         times: Ascending, `(times,)`, or `(n_all, times)` where times differ between trajectories; in the data's units.
         grid: Where they live.
-        rows: Which trajectories, `(n,)`.
-        dtype: In which numbers are read.
+        rows: Indices of the trajectories, `(n,)`.
+        dtype: Dtype of the numbers that are read.
 
     Raises:
         ShapeError: If the variables have different numbers of trajectories or times, or an output does not vary in time.
@@ -266,7 +266,7 @@ class Trajectories:
         return replace(self, rows=self.rows[select_rows(index, len(self))])
 
     def split(self, count: int, *, seed: int) -> tuple[Trajectories, Trajectories]:
-        """Split at random into `count` trajectories and the rest, without reading them.
+        """Split at random into `count` and the remaining trajectories, without reading them.
 
         Raises:
             ArgumentError: If either part would be empty.

@@ -163,8 +163,8 @@ class Grid(Undisturbed):
         at its outermost points. Longitudes that go around make a periodic axis.
 
         Args:
-            latitudes: In degrees, ascending and equispaced, two or more.
-            longitudes: In degrees, likewise.
+            latitudes: Latitudes in degrees, ascending and equispaced, two or more.
+            longitudes: Longitudes in degrees, ascending and equispaced, two or more.
             latitude_first: Whether latitude is the first axis of the values, and longitude the second.
 
         Returns:
@@ -196,7 +196,7 @@ class Grid(Undisturbed):
         """Return the same points in degrees, weighted by areas of the sphere: see [`latlon`][probneural.grids.Grid.latlon].
 
         Args:
-            latitude: Which axis is latitude.
+            latitude: Index of the latitude axis.
 
         Raises:
             GridError: If the grid is scattered, or that axis is periodic, leaves the sphere or has one point.
@@ -290,7 +290,7 @@ class Grid(Undisturbed):
             The batch, of points `(n, p, d)`.
 
         Raises:
-            GridError: If there is none, one is uniform, or they differ in dimension or kind of cells.
+            GridError: If the list is empty, a grid is uniform, or dimensions or kinds of cells differ.
         """
         listed = check_sequence(grids, "grids", remedy="give a list with one grid per sample")
         parts = [part for grid in listed for part in check_grid(grid, "grids").singles()]
@@ -384,7 +384,7 @@ class Grid(Undisturbed):
 
     @property
     def has_points_per_sample(self) -> bool:
-        """Whether this is a batch of grids whose points differ."""
+        """Whether this is a batch of grids with different points."""
         return self._points is not None and self._points.ndim == 3
 
     def masked(self, observed: Tensor) -> Grid:
@@ -564,12 +564,12 @@ class Grid(Undisturbed):
 
     @property
     def periodic(self) -> tuple[bool, ...]:
-        """Which axes are periodic; all False for scattered points."""
+        """Whether each axis is periodic; all False for scattered points."""
         return tuple(axis.periodic for axis in self.axes) or (False,) * self.dimension
 
     @property
     def endpoint(self) -> tuple[bool, ...]:
-        """Which axes include their right end point; all False for scattered points."""
+        """Whether each axis includes its right end point; all False for scattered points."""
         return tuple(axis.endpoint for axis in self.axes) or (False,) * self.dimension
 
     @property

@@ -121,7 +121,7 @@ def polynomial_matrix(
 
     Args:
         nodes: Increasing equispaced coordinates.
-        points: Where to evaluate; outside the nodes the nearest stencil extrapolates.
+        points: Points of evaluation; outside the nodes the nearest stencil extrapolates.
         order: Derivative to evaluate; 0 is the value.
         degree: Degree of the local polynomial, lowered to the number of nodes minus one.
 

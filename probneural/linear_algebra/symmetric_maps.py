@@ -17,7 +17,7 @@ Map = Callable[[Tensor], Tensor]
 _BLOCK = 256
 """Columns summed in single precision: the rounding of their sums is a tenth of that of the numbers."""
 _CHUNK = 2**17
-"""Columns whose sums are kept at once."""
+"""Number of columns per chunk of sums."""
 
 
 def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tensor, "s Q"]:

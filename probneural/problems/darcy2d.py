@@ -151,7 +151,7 @@ class Darcy2D(GaussianInputProblem):
         if worst > _OUTSIDE:
             raise DataError(
                 expected=f"{what} that is a harmonic polynomial of degree up to {self.degree}",
-                got=f"one of which a fraction of {worst:.3g} is not",
+                got=f"a field with a fraction of {worst:.3g} outside the family",
                 remedy="the closed form is for these only; raise the degree, or solve for the pressure numerically",
             )
 

@@ -178,7 +178,7 @@ def test_roots_that_do_not_fit_together() -> None:
         SideBySideRoot(shared, own.select(slice(0, 2)))
     with pytest.raises(ShapeError, match="a map of 9 latent dimensions"):
         SideBySideRoot(shared, own).compose(transform("map", 2, RANK)[0])
-    with pytest.raises(ShapeError, match="the same functions"):
+    with pytest.raises(ShapeError, match="the same samples"):
         GaussianField(field().mean, shared, latent="a", grid=GRID, discrepancy=own.select(slice(0, 2)))
 
 

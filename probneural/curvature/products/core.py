@@ -132,7 +132,7 @@ def transposed_jacobian_product(
         function: From `(P,)` to outputs, `(n, c, p)` for instance.
         parameters: Where, `(P,)`.
         cotangents: u, of the outputs' shape or a block of such.
-        chunk: Cotangents pulled at once; all by default.
+        chunk: Number of cotangents per pass; all by default.
 
     Returns:
         J^T u, `(P,)` or `(s, P)`.

@@ -34,7 +34,7 @@ Term = Callable[..., tuple[Tensor, ...]]
 
 
 class Kind(Enum):
-    """How an argument or result is laid out, and so how it is cut up or put together."""
+    """Layout of an argument or result, which defines its splitting and concatenation."""
 
     SHARED = "the same for all vectors and functions: P numbers; results are summed"
     BLOCK = "one row per vector: (s, P); results are summed over functions"
@@ -47,7 +47,7 @@ class Streamed:
 
     Args:
         problem: The data.
-        term: One minibatch's part, for one chunk of vectors.
+        term: Contribution of one minibatch, for one chunk of vectors.
         arguments: Kinds of the arguments.
         results: Kinds of the results.
         transpose: For a map M(theta) v of two arguments, linear in v: the term of M(theta)^T u.
@@ -259,7 +259,7 @@ def hessian_vector_product(
 def gauss_newton_vector_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
 ) -> Float[Tensor, "*s P"]:
-    """J^T diag(w) J v, summed over functions, with w the likelihood's weights.
+    """J^T diag(w) J v, summed over samples, with w the likelihood's weights.
 
     Args:
         problem: The data and the likelihood.
@@ -280,7 +280,7 @@ def gauss_newton_vector_product(
 def fisher_vector_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
 ) -> Float[Tensor, "*s P"]:
-    """Sum over functions of g_i (g_i . v), with g_i the gradient of function i's loss: the empirical Fisher matrix.
+    """Sum over samples of g_i (g_i . v), with g_i the gradient of sample i's loss: the empirical Fisher matrix.
 
     Args:
         problem: The data and the likelihood.
@@ -323,7 +323,7 @@ def jacobian_vector_product(
 def vector_jacobian_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], cotangents: Float[Tensor, "*s n c p"]
 ) -> Float[Tensor, "*s P"]:
-    """J^T u, summed over functions.
+    """J^T u, summed over samples.
 
     Args:
         problem: The data and the likelihood.

@@ -24,7 +24,7 @@ from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import fisher_product, gauss_newton_product, hessian_product
 
 _MEMORY = 2**29
-"""Bytes of constants to remember, 512 MiB. A 1-D operator of width 32 needs about 50 MB per minibatch of 32 functions."""
+"""Maximum bytes of cached constants, 512 MiB. A 1-D operator of width 32 needs about 50 MB per minibatch of 32 samples."""
 
 _DECOMPOSED = (
     "gelu_backward",
@@ -153,7 +153,7 @@ class Linearisation:
         problem: The data.
         parameters: Where, `(P,)`; copied.
         term: A minibatch's part of the product.
-        memory: Bytes of constants to remember.
+        memory: Maximum bytes of cached constants.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ def test_p_values_of_functions_of_new_trajectories_are_not_too_small() -> None:
 def test_a_detector_ranks_among_trajectories() -> None:
     data = windows(30, 4, seed=0)
     found = Novelty().fit(Synthetic(), data)
-    assert "60 functions of 15 groups" in repr(found)
+    assert "60 samples of 15 groups" in repr(found)
     p_values = found(windows(5, 3, seed=9).inputs)
     torch.testing.assert_close(p_values * 64, (p_values * 64).round())  # fractions of 4 among 15
     for count in (1, 2):
