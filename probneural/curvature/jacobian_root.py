@@ -41,14 +41,14 @@ class VarianceEstimation:
     """Settings of row sums of squares, that is, of marginal variances.
 
     Exactly, by one pass per value or latent direction, where that takes at most `exact_passes` passes; else by a sketch of
-    `sketch` random projections, which is exact on the span it finds, and `probes` draws for what is left of the variance.
+    `sketch` random projections, exact on their span, and `probes` draws for the remaining variance.
 
     Args:
         exact_passes: Maximum number of passes per sample for exact variances.
         sketch: Random projections, two passes each.
         probes: Draws for the remainder, one pass each; its relative standard error is sqrt(2 / probes).
         seed: Seed of projections and draws.
-        chunk: Tangents or cotangents pushed at once, at least: on few points more are, up to 32,768 points in all.
+        chunk: Minimum number of tangents or cotangents per pass; more for few points, up to 32,768 points in total.
 
     Raises:
         ArgumentError: If a number is not an integer, or not positive; `exact_passes` may be zero.
@@ -73,8 +73,8 @@ _VARIANCE_ESTIMATION = VarianceEstimation()
 class JacobianRoot(Root):
     """J R of u = f(w) + J R xi: a Jacobian in the parameters times a root R of their covariance, never formed.
 
-    Differentiable in the inputs' values. Functionals, conditioning and scales are kept as what they are and applied to
-    products. The entries of the result are exact but for row sums of squares where `variance_estimation` says so.
+    Differentiable in the inputs' values. Functionals, conditioning and scales are recorded and applied to
+    products. All results are exact, except for row sums of squares estimated by `variance_estimation`.
 
     Args:
         operator: Any module from fields to fields.
@@ -192,7 +192,7 @@ class JacobianRoot(Root):
         return torch.cat([self.transposed_one(piece) for piece in unit.split(self._block(1))])
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose to m vectors."""
+        """Apply each input's transpose to m vectors."""
         return torch.stack([root.transposed_one(cotangents[index]) for index, root in enumerate(self.singles())])
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -267,7 +267,7 @@ class JacobianRoot(Root):
         return torch.stack([root.matrix_one() for root in self.singles()]).unflatten(1, (channels, points))
 
     def gram(self) -> Float[Tensor, "n cp cp"]:
-        """J R R^T J^T of each input, formed a few columns at a time."""
+        """J R R^T J^T of each input, in chunks of columns."""
         _, channels, points, _ = self.shape
         unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
         pieces = []

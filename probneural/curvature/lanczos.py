@@ -22,7 +22,7 @@ _NEXT = 0.1
 _ROOM = 2**26
 """Maximum number of entries of the basis before a restart (256 MiB in float32, and as much for its image)."""
 _INDEFINITE = 1e-3
-"""Fraction of the largest eigenvalue that a Ritz value may lie below zero, and a product may be asymmetric by."""
+"""Tolerance of negative Ritz values and of asymmetry of products, as a fraction of the largest eigenvalue."""
 _UNRESOLVED = 0.3
 """Maximum relative residual of additional pairs for a quadrature."""
 

@@ -234,7 +234,7 @@ class CurvatureProblem:
 
     @property
     def parameters(self) -> Float[Tensor, " P"]:
-        """The operator's own parameters, detached."""
+        """The operator's parameters, detached."""
         return self.layout.flatten(dict(self.operator.named_parameters()))
 
     @property
@@ -258,7 +258,7 @@ class CurvatureProblem:
         return self.outputs_for(parameters, self.inputs[rows].values)
 
     def outputs_for(self, parameters: Float[Tensor, " P"], inputs: Float[Tensor, "b c0 *grid"]) -> Float[Tensor, "b c p"]:
-        """What `outputs` is for other inputs on the same grid, and a pure function of their values too.
+        """`outputs` for other inputs on the same grid, as a pure function of parameters and input values.
 
         Raises:
             ShapeError: If the operator's channels are not the likelihood's.

@@ -203,7 +203,7 @@ class IterativeWeights(WeightRoot):
         transposed: F^T, `(s, m)` to `(s, P)`.
         observations: m.
         prior_std: Prior standard deviations, `(P,)`.
-        name: A name that follows from what the maps are made of.
+        name: Name derived from the content of the maps.
         preconditioner: An approximate inverse of F^T F + I on rows, or None.
         tolerance: Largest relative residual.
         max_iterations: Per solve.

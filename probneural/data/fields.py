@@ -88,7 +88,7 @@ class StoredFields:
 
         Raises:
             DataError: If the dtype is neither float32 nor float64.
-            ArgumentError: If there is no such device.
+            ArgumentError: If the device does not exist.
         """
         if not isinstance(target, torch.dtype):
             return replace(self, device=check_device(target))

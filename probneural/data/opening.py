@@ -309,7 +309,7 @@ def list_variables(path: str | os.PathLike[str]) -> list[FileVariable]:
         The variables, without coordinates where the format marks these.
 
     Raises:
-        FileError: If there is no such file, or it is of another format.
+        FileError: If the file does not exist, or it is of another format.
         UnsupportedError: If the library that reads the format is not installed; the extra is `probneural[data]`.
 
     Examples:

@@ -83,7 +83,7 @@ class StoredPairs(Paired):
             embargo: Number of time steps between the two parts; pairs within are omitted.
 
         Raises:
-            ArgumentError: If either part would be empty, there is no such coordinate, the pairs have no times to split by, or
+            ArgumentError: If either part would be empty, the coordinate does not exist, the pairs have no times to split by, or
                 the seed is missing.
         """
         names = self._coordinates if by not in ("random", "time", "blocks") else {}
@@ -211,7 +211,7 @@ def from_arrays(
         The data set. Values are checked where they are read.
 
     Raises:
-        DataError: If an argument is no array of real numbers.
+        DataError: If an argument is not an array of real numbers.
         ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
         ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
 

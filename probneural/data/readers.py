@@ -261,7 +261,7 @@ def reader_of(array: Any, name: str) -> ArrayReader:
     """How an array is read without being copied whole; a memory map by positions in its file.
 
     Raises:
-        DataError: If it is no array.
+        DataError: If it is not an array.
     """
     if isinstance(array, Tensor):
         array = array.detach().cpu().numpy()

@@ -42,7 +42,7 @@ class Trajectories:
         inputs: Variables that a window's input has.
         outputs: Variables that a window's output has; all vary in time.
         times: Ascending, `(times,)`, or `(n_all, times)` where times differ between trajectories; in the data's units.
-        grid: Where they live.
+        grid: Grid of the values.
         rows: Indices of the trajectories, `(n,)`.
         dtype: Dtype of the numbers that are read.
 
@@ -96,7 +96,7 @@ class Trajectories:
             times: One per step, ascending.
             axes: Roles of its axes, for example `"t n x"`; by default `(n, times, c, *grid)`, or `(n, times, *grid)` where
                 `grid` or the entries of `periodic` state the number of axes of space.
-            grid: Where they live. In its place, `periodic` for the unit cube.
+            grid: Grid of the values. In its place, `periodic` for the unit cube.
             periodic: Whether each axis of space is periodic.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
             mask: Which values are missing, as in [`open`][probneural.data.open].
@@ -255,7 +255,7 @@ class Trajectories:
         """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.
 
         Raises:
-            ArgumentError: If there is no such step.
+            ArgumentError: If the step does not exist.
         """
         step = check_integer(step, "step", least=-self.steps, most=self.steps - 1) % self.steps
         places = torch.stack([self.rows, torch.full_like(self.rows, step)], dim=1)

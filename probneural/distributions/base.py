@@ -106,7 +106,7 @@ class FieldDistribution(Undisturbed, ABC):
 
         Args:
             seeds: Non-negative integers: one for each draw, or with `each` one for each of the n samples.
-            each: Whether sample i is evaluated in the draw of seed i alone.
+            each: Whether sample i is evaluated only in the draw of seed i.
 
         Returns:
             `(s, n, c, *grid.shape)`, or `(n, c, *grid.shape)` with `each`; differentiable in the inputs of the prediction.
@@ -162,7 +162,7 @@ class FieldDistribution(Undisturbed, ABC):
         Raises:
             ShapeError: If they have another shape.
             ArgumentError: If one is not positive and finite.
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
         """
 
     @abstractmethod
@@ -191,7 +191,7 @@ class FieldDistribution(Undisturbed, ABC):
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "*k n c *grid"]:
-        """The value that each of the field's values is below with probability q, of every value by itself.
+        """Quantiles of every value of the field: the value is below them with probability q.
 
         It is mean + z(q) √(variance + noise), the quantile of the Gaussian with the same mean and variance; empirical
         fields of 100 effective members or more use empirical quantiles.
@@ -351,7 +351,7 @@ def normal_base_samples(
     Raises:
         ArgumentError: If both a seed and base samples are given.
         ShapeError: If they have another shape.
-        DataError: If they are no real numbers, or not finite.
+        DataError: If they are not real numbers, or not finite.
     """
     shape = (*sample_shape, *base_shape)
     if base_samples is None:
@@ -381,7 +381,7 @@ def check_factors(factors: object, channels: int, name: str = "factors") -> Tens
     """Return positive finite factors, one per channel; lists and arrays will do.
 
     Raises:
-        DataError: If they are no real numbers.
+        DataError: If they are not real numbers.
         ShapeError: If there is another number of them.
         ArgumentError: If one is not positive and finite.
     """
@@ -396,7 +396,7 @@ def check_deviation_factors(factors: object, shape: tuple[int, ...]) -> Tensor:
     """Return the factors of deviations of a shape (n, c, *grid) in `scale`: one per channel, or one per value.
 
     Raises:
-        DataError: If they are no real numbers.
+        DataError: If they are not real numbers.
         ShapeError: If they are neither.
         ArgumentError: If one is not positive and finite.
     """

@@ -76,7 +76,7 @@ class Constraint:
 
     Args:
         mean: `(n, c, *grid)`, in physical units.
-        root: Of shape `(n, c, p, k)`.
+        root: Root, `(n, c, p, k)`.
         residual: The residual.
         noise: Variance of the residuals about zero, `(n, m)`, positive; none for a constraint that holds exactly.
         magnitude: Largest deviation of the samples from their mean, `(n, c)`.
@@ -193,14 +193,14 @@ def checked(numbers: Tensor, count: int) -> Tensor:
 def find_mode(constraint: Constraint, *, iterations: int, tolerance: float) -> Mode:
     """Return the most probable samples that satisfy a constraint, sample by sample.
 
-    A function that has converged no longer moves, so that the result does not depend on its companions. The result is
-    differentiable in mean and root, once, by the implicit function theorem; the steps themselves leave no graph.
+    A converged sample is not updated further, so the result does not depend on the other samples. The result is once
+    differentiable in mean and root, by the implicit function theorem; the steps are not recorded by autograd.
 
     Args:
         constraint: The constraint.
-        iterations: Steps to take at most.
-        tolerance: Residuals are met within this fraction of their prior standard deviation, and steps of xi are below its
-            square root: then minus the log density is within it of its minimum.
+        iterations: Maximum number of steps.
+        tolerance: Largest residual, as a fraction of its prior standard deviation; steps of xi are below its square root, so
+            the negative log density is within it of its minimum.
 
     Raises:
         ConstraintError: If the steps do not converge, or the linearised constraint has no solution.

@@ -52,7 +52,7 @@ class EmpiricalField(FieldDistribution):
     Args:
         samples: Members, `(s, n, c, *grid.shape)`, in physical units; member i is one operator at all n inputs.
         weights: `(s,)`, not negative, dimensionless, normalised here; equal by default.
-        grid: Where the functions are evaluated.
+        grid: Grid of the functions.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -202,7 +202,7 @@ class LazyEmpiricalField(EmpiricalField):
         samples: Evaluates all members, `(s, n, c, *grid.shape)`, in physical units.
         draw: Evaluates the draws of seeds, as [`draw`][probneural.distributions.FieldDistribution.draw] does.
         size: Number of members s and of samples n.
-        grid: Where the members are evaluated.
+        grid: Grid of the members.
         like: A tensor on the members' device.
         source: Name of the predictor.
     """

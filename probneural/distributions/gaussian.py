@@ -463,7 +463,7 @@ class GaussianField(FieldDistribution):
         Args:
             values: Observations at every grid point, `(n, c, *grid.shape)`.
             noise: Variance of independent observation noise at each point, in physical units squared.
-            joint: Whether to take all values of a function jointly, or each by itself.
+            joint: Joint density of all values of a sample, or the density of each value.
 
         Returns:
             `(n,)` if joint, else `(n, c, *grid.shape)`; float64.
@@ -528,7 +528,7 @@ class GaussianField(FieldDistribution):
         return of_functions(alone, self._functions.select(slice(index, index + 1)))
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
-        """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
+        """Root of a functional's values including discrepancy, the observed values, and their residual in float64."""
         check_functional(functional, grid=self.grid)
         root, values = self._each.push(functional), real_tensor(values, "values")
         check_values(values, root.shape[:3], "the functional's values")

@@ -59,7 +59,7 @@ class Interval(NamedTuple):
             values: True or measured values, `(n, c, *grid)`: a field, a tensor, or lists and arrays.
 
         Raises:
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
             ShapeError: If they have another shape; nothing is broadcast.
         """
         checked = real_tensor(values.values if isinstance(values, Field) else values, "values").to(self.lower)
@@ -155,9 +155,9 @@ def mixture_quantiles(
     proportion to its density there. Weights are constants.
 
     Args:
-        means: Of the components.
-        std: Their standard deviations; zero is legal.
-        weights: Their probabilities, of a shape that broadcasts against the values.
+        means: Means of the components.
+        std: Standard deviations of the components; zero is allowed.
+        weights: Probabilities of the components, broadcastable to the values.
         probabilities: Probabilities of the quantiles.
     """
     if not len(probabilities):
@@ -216,7 +216,7 @@ def _bisected(means: Tensor, std: Tensor, weights: Tensor, probabilities: Tensor
 def log_density_of_values(
     residual: Float64[Tensor, "*values"], *, std: Float64[Tensor, "*values"], noise: Float64[Tensor, "*values"]
 ) -> Float64[Tensor, "*values"]:
-    """Log density of each value by itself, in nats.
+    """Marginal log density of each value, in nats.
 
     Args:
         residual: Distances from the mean, in physical units.

@@ -240,7 +240,7 @@ class MixtureField(FieldDistribution):
     def cdf(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "n c *grid"]:
-        """The distribution function of every value by itself, Σ w_k Φ((y - m_k) / √(v_k + noise)).
+        """The marginal distribution function of every value, Σ w_k Φ((y - m_k) / √(v_k + noise)).
 
         Where a component has no variance and y is its mean, the middle of the jump is taken.
 
@@ -289,7 +289,7 @@ class MixtureField(FieldDistribution):
         Args:
             values: Observations at every grid point, `(n, c, *grid.shape)`.
             noise: Variance of independent observation noise at each point, in physical units squared.
-            joint: Whether to take all values of a function jointly, or each by itself.
+            joint: Joint density of all values of a sample, or the density of each value.
 
         Returns:
             `(n,)` if joint, else `(n, c, *grid.shape)`; float64.
@@ -541,7 +541,7 @@ def pooled(
     Args:
         components: m fields of the same functions on one grid, with means m_k and variances v_k, in physical units.
         weights: w: `(m,)`, `(m, n)` or `(m, n, c, p)`, not negative, with the sum 1 over the components, dimensionless.
-        name: Of the components' latents and the numbers ζ together, in this order.
+        name: Name of the components' latents and the numbers ζ together, in this order.
         is_shared_across_calls: Whether later calls have the same ones.
     """
     mass = weights if weights.ndim == 4 else weights.reshape(len(weights), -1, 1, 1)

@@ -24,7 +24,7 @@ Step = Callable[[Tensor], Tensor]
 
 
 def check_function(step: object, inputs: StepInputs | None) -> Step:
-    """Return a function of states, which takes nothing beside the last state.
+    """Return a function of the last state only.
 
     Raises:
         ArgumentError: If the step cannot be called, or inputs are given.
@@ -168,7 +168,7 @@ class EnsembleAnalysis(EnsembleForecast):
         """The members' states at a lead, given the observations: of a filter up to that lead, of a smoother all of them.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead does not exist.
         """
         return EmpiricalField(self._analyses[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
 
@@ -176,7 +176,7 @@ class EnsembleAnalysis(EnsembleForecast):
         """The members' states at a lead, given the observations of the leads before it.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead does not exist.
         """
         return EmpiricalField(self._forecasts[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
 

@@ -100,7 +100,7 @@ class EnsembleKalmanMethod(ABC):
     draws: str = "trajectory"
     seed: int = 0
     _is_filter: ClassVar[bool] = False
-    """Whether the analysis of a lead depends on the observations up to that lead alone."""
+    """Whether the analysis of a lead depends only on the observations up to that lead."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -135,7 +135,7 @@ class EnsembleKalmanMethod(ABC):
             start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
             observations: Observations in any order.
             steps: The largest lead of the analysis.
-            initial: Distribution of the states at lead 0: each member starts from its own draw.
+            initial: Distribution of the states at lead 0: one draw per member.
             inputs: Inputs of a predictor's step other than the last state, as in `predictor.rollout`.
 
         Returns:
@@ -213,12 +213,12 @@ class EnsembleKalmanFilter(EnsembleKalmanMethod):
     [`propagate`][probneural.forecasts.propagate] and `condition`, moves operators too.
 
     Args:
-        members: How many s, at least 2.
+        members: Number s of members, at least 2.
         inflation: Factor of the members' deviations before each update, at least 1; dimensionless.
         localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
             multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
         draws: `"trajectory"`: a member of a predictor is one operator at all steps. `"step"`: a fresh one at every step.
-        seed: Of draws and starts.
+        seed: Seed of draws and starts.
 
     Raises:
         ArgumentError: If a setting is out of range.
@@ -239,11 +239,11 @@ class EnsembleKalmanSmoother(EnsembleKalmanMethod):
     The filter, whose update moves the members' states at earlier leads too, by their covariance with what is observed.
 
     Args:
-        members: How many s, at least 2.
+        members: Number s of members, at least 2.
         inflation: Factor of the deviations of the state at the lead of an observation before each update.
         localisation: Distance from which on covariances count as zero, in the grid's units, at all leads alike; None for none.
-        draws: As of [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
-        seed: As of the filter.
+        draws: Draws, as in [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
+        seed: Seed, as in the filter.
 
     Raises:
         ArgumentError: If a setting is out of range.

@@ -33,7 +33,7 @@ class Observation:
     Raises:
         DataError: If `functional` is not a functional, or a value is not finite.
         ShapeError: If values are not `(n, c, m)`.
-        ArgumentError: If the lead is no integer, or the noise not positive.
+        ArgumentError: If the lead is not an integer, or the noise not positive.
     """
 
     functional: Functional
@@ -84,8 +84,8 @@ def observed_numbers(observation: Observation, grid: Grid, *, shape: tuple[int, 
     """Observed numbers, for states of n samples and c channels on a grid.
 
     Raises:
-        GridError: If the functional lives on another grid.
-        ShapeError: If there are other functions or channels.
+        GridError: If the functional has another grid.
+        ShapeError: If the number of samples or channels differs.
         ArgumentError: If the noise does not fit the values.
     """
     functional, values = check_functional(observation.functional, grid=grid), observation.values.cpu()

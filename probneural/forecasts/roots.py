@@ -89,7 +89,7 @@ class PropagatedRoot(Root):
         return torch.cat([shared, specific.flatten(1)], dim=1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         cotangents = cotangents.to(self.columns)
         shared = self._back(torch.einsum("ncpr,nmcp->nmr", self.columns, cotangents))
         coefficients = self._own_back(torch.einsum("ncpq,nmcp->nmq", self.own_columns, cotangents))

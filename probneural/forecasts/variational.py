@@ -34,8 +34,8 @@ class FourDVarAnalysis:
     Attributes:
         start: The states at lead 0 (and before), `(n, h * c, *grid)`, in physical units.
         states: The states at leads 0 to the last observation's, `(leads, n, c, *grid)`, in physical units.
-        latents: The prior's latent vector of each function at the start, `(n, k)`, dimensionless: what functions share in the
-            prior first, then each one's own.
+        latents: The prior's latent vector of each sample at the start, `(n, k)`, dimensionless: the shared part of the prior,
+            then the per-sample part.
         cost: |xi|² / 2 plus half the squared standardised residuals, `(n,)`.
         has_converged: Whether the gradient of each sample's cost is below the tolerance, `(n,)`.
         iterations: Gauss-Newton steps taken.
@@ -84,7 +84,7 @@ def four_d_var(
         observations: Observations in any order.
         iterations: Maximum number of Gauss-Newton steps.
         tolerance: On the norm of the cost's gradient in xi, relative to that at the prior's mean, or to 1; dimensionless.
-        inputs: What a step of a predictor takes beside the last state, as in `predictor.rollout`.
+        inputs: Inputs of a predictor's step other than the last state, as in `predictor.rollout`.
 
     Returns:
         The start and its trajectory, and whether the steps converged.
@@ -92,7 +92,7 @@ def four_d_var(
     Raises:
         ArgumentError: If a number is out of range.
         ShapeError: If channels or numbers of functions do not fit.
-        GridError: If parts live on different grids.
+        GridError: If grids differ.
         DataError: If a part is of a wrong kind, states are not finite, or the step has no derivatives.
 
     Reference:

@@ -55,7 +55,7 @@ class Functional(Undisturbed, ABC):
         Distributions are pushed forward by their `apply`.
 
         Raises:
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
             ShapeError: If the values do not end in the grid's shape.
         """
         numbers = real_tensor(values, "values")
@@ -68,7 +68,7 @@ class Functional(Undisturbed, ABC):
         The inner product on fields is the plain sum over grid points, without quadrature weights.
 
         Raises:
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
             ShapeError: If the last axis does not have length m.
         """
         tensor = real_tensor(numbers, "numbers")

@@ -285,7 +285,7 @@ def derivative(
 
     Args:
         grid: A uniform grid.
-        axis: Which space dimension to differentiate along.
+        axis: Index of the space dimension to differentiate along.
         order: Order of the derivative, at least 1.
         at: Coordinates, `(m, d)`; every grid point by default.
 

@@ -30,11 +30,11 @@ _AREA_NODES = 8
 _SLACK = 1e-9
 """Tolerance of coordinates at the domain's ends, as a fraction of the length."""
 _MOST_PARTS = 32
-"""Parts that a cell is divided into along each axis, at most, to locate the boundary of an indicator function."""
+"""Maximum number of subdivisions of a cell along each axis that locate the boundary of an indicator function."""
 _MOST_POINTS = 2**21
 """Maximum number of points at which that function is evaluated (16 MiB per coordinate)."""
 _WINDOW = 768
-"""Points that an axis' polynomials are read at together."""
+"""Number of points per evaluation of an axis' polynomials."""
 _MARGIN = 2 * (POLYNOMIAL_DEGREE + 1)
 """Nodes to both sides of them, so that the polynomials are those of the whole axis."""
 _MOST_ENTRIES = 2**25
@@ -185,7 +185,7 @@ def _intervals(axis: Axis) -> int:
 
 
 def _within(axis: Axis, points: Float64[Tensor, " q"]) -> Float64[Tensor, " q"]:
-    """Where to read the interpolant for points: beyond the outermost latitudes, at those."""
+    """Points of evaluation, clipped to the outermost latitudes."""
     if axis.latitudes is None:
         return points
     nodes = axis.coordinates

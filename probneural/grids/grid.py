@@ -200,7 +200,7 @@ class Grid(Undisturbed):
 
         Raises:
             GridError: If the grid is scattered, or that axis is periodic, leaves the sphere or has one point.
-            ArgumentError: If there is no such axis.
+            ArgumentError: If the axis does not exist.
         """
         number = check_integer(latitude, "latitude", least=0, most=self.dimension - 1)
         axis = check_grid(self, uniform=True).axes[number]
@@ -263,7 +263,7 @@ class Grid(Undisturbed):
 
         Raises:
             ShapeError: If the two do not have the shapes above.
-            DataError: If points are not finite, or cells are no integers, out of range, degenerate, or repeated.
+            DataError: If points are not finite, or cells are not integers, out of range, degenerate, or repeated.
 
         Examples:
             >>> square = Grid.mesh([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [[0, 1, 2], [1, 2, 3]])
@@ -314,7 +314,7 @@ class Grid(Undisturbed):
         )
 
     def singles(self) -> list[Grid]:
-        """The grids of a batch with points of their own, without padding; itself, if it is one grid."""
+        """The grids of a batch without padding; for a single grid, the grid itself."""
         if not self.has_points_per_sample:
             return [self]
         points, weights = self._unmasked_tensors
@@ -336,7 +336,7 @@ class Grid(Undisturbed):
         """Facets of a mesh that belong to one cell only, `(b, k - 1)`: indices of their points.
 
         Raises:
-            GridError: If this is no mesh, or a batch.
+            GridError: If this is not a mesh, or a batch.
         """
         if self._cells is None or self.has_points_per_sample:
             raise GridError(expected="one mesh", got=repr(self), remedy="make it by Grid.mesh(points, cells)")
@@ -455,7 +455,7 @@ class Grid(Undisturbed):
 
     @property
     def first(self) -> Grid:
-        """The grid of the first sample of a batch with points of their own, without padding; else one for all samples."""
+        """The grid of the first sample of a batch, without padding; otherwise the grid of all samples."""
         return self.select(slice(0, 1)).singles()[0] if self.has_points_per_sample else self.shared
 
     @property

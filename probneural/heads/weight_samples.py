@@ -133,7 +133,7 @@ class WeightSampledPredictor(Predictor):
         return self.layout.unflatten(self.vectors[member]) | {name: values[member] for name, values in self.buffers.items()}
 
     def _samples(self, inputs: Field, query: Grid | None, width: int) -> Float[Tensor, "s n c *grid"]:
-        """All members, `width` at a time."""
+        """All members, in chunks of `width`."""
         if width == 1:
             return torch.stack([self._evaluate(self._state(member), inputs, query) for member in range(self.members)])
 

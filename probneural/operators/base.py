@@ -60,7 +60,7 @@ class Operator(nn.Module, ABC):
 
     @abstractmethod
     def fit_normalizers(self, *train: Dataset) -> None:
-        """Take the units from training data, one set or several side by side; called by `pn.fit` before the first step."""
+        """Fit the normalisers to one or several training data sets; called by `pn.fit` before the first step."""
 
 
 def initial_weights(seed: int | None) -> AbstractContextManager[object]:

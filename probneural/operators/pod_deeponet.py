@@ -44,7 +44,7 @@ class PODDeepONet(Operator):
         out_channels: Channels of the outputs.
         sensors: Sensor grid of the branch; inputs are on uniform grids of the sensors' domain that cover the sensors,
             or at the sensors.
-        out_grid: Where mean and modes are kept: the grid of the training outputs, as a rule. A scattered one can take no
+        out_grid: Grid of mean and modes, usually that of the training outputs. A scattered one supports no
             outputs from other points, and give none there.
         basis: K, the number of modes per output channel, below the number of training pairs.
         layers: Hidden layers of the branch.
@@ -127,7 +127,7 @@ class PODDeepONet(Operator):
 
     @property
     def has_units(self) -> bool:
-        """Whether a normaliser, the mean or the modes have left their initial state."""
+        """Whether a normaliser, the mean or the modes have been fitted."""
         return super().has_units or bool((self.mean_function != 0).any() or (self.modes != 0).any())
 
     @torch.no_grad()

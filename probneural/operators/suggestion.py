@@ -55,7 +55,7 @@ class Suggestion:
 
     @property
     def is_head(self) -> bool:
-        """Whether the suggestion is a head that is fitted to the data alone, so that no operator is trained."""
+        """Whether the suggestion is a head without an operator."""
         return self.name == KERNEL
 
     def build(self, *, seed: int | None = None) -> Operator:
@@ -88,7 +88,7 @@ def suggest(data: Dataset) -> Suggestion:
 
     With fewer than 30 samples this is the head [`KernelOperator`][probneural.heads.KernelOperator]; on meshes a `PointFNO`; for
     inputs that are constant in space, or outputs at one point, a `PODDeepONet`; at scattered points and between two domains a
-    `DeepONet`; else an `FNO`, beside boundaries with a position embedding and, in two and three dimensions, alternating
+    `DeepONet`; else an `FNO`, on non-periodic domains with a position embedding and, in two and three dimensions, alternating
     continuation.
 
     Args:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class FieldSource(Protocol):
-    """n samples on one grid that are read a few at a time: a `Field` in memory, or one side of a data set on disk."""
+    """n samples on one grid, read in chunks: a `Field` in memory, or one side of a data set on disk."""
 
     @property
     def grid(self) -> Grid:
@@ -74,7 +74,7 @@ class FieldSource(Protocol):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """n pairs of samples that are read a few at a time: `FieldPairs` in memory, or a lazy source of `probneural.data`.
+    """n pairs of samples, read in chunks: `FieldPairs` in memory, or a lazy source of `probneural.data`.
 
     `fit`, heads, calibrators and `score_pairs` accept any. They read rows in chunks.
     """
@@ -359,7 +359,7 @@ class FieldPairs(Paired):
                 `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
                 operators take.
             axes: Roles of the outputs' axes, for example `"n x y c"`.
-            grid: Where the outputs live. In its place, `periodic` for the unit cube.
+            grid: Grid of the outputs. In its place, `periodic` for the unit cube.
             periodic: Whether each axis is periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
 
@@ -574,7 +574,7 @@ def _is_dataset(data: object) -> bool:
 
 
 def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
-    """Read a data set from its first pair to its last, `size` pairs at a time.
+    """Read a data set in order, in chunks of `size` pairs.
 
     Examples:
         >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))

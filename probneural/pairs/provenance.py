@@ -41,7 +41,7 @@ def row_keys(data: Dataset, *, most: int | None = None, with_inputs: bool = Fals
     Args:
         data: n pairs; rows are read a few at a time.
         most: Maximum number of rows per read; by default a few MiB.
-        with_inputs: Append a column, the hash of the input alone.
+        with_inputs: Append a column, the hash of the input only.
 
     Warns:
         DataWarning: If rows that are read from files hold common fill values.

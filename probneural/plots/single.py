@@ -72,7 +72,7 @@ def field(
         u: The distribution, of n samples with c channels, without observation noise.
         truth: The true samples, `(n, c, *grid)`, on the distribution's grid.
         index: Index of the sample; negative numbers count from the end.
-        channel: Which of the c channels.
+        channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the interval, between 0 and 1.
         label: Name of the values, with their unit: "velocity (m/s)".

@@ -161,7 +161,7 @@ class Problem(Undisturbed, ABC):
             Pairs on one grid, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
+            ArgumentError: If n is less than 1, or the device does not exist here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         grid, parts = self._drawn(n, resolution=resolution, seed=seed, dtype=dtype, device=device)
@@ -193,7 +193,7 @@ class Problem(Undisturbed, ABC):
             The inputs that `sample` draws with the same arguments, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
+            ArgumentError: If n is less than 1, or the device does not exist here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         grid, parts = self._drawn(n, resolution=resolution, seed=seed, dtype=dtype, device=device)

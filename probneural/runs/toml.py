@@ -133,7 +133,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
         path: A TOML file, as `probneural init` writes.
 
     Raises:
-        FileError: If there is no such file, or it is no text.
+        FileError: If the file does not exist, or it is not a text.
         ConfigurationError: If it is no TOML, or a setting is unknown, of another type or out of range; with its line.
     """
     file = check_path(path, "path")

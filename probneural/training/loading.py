@@ -31,7 +31,7 @@ _Read = tuple[int, Tensor | None, Tensor | None, tuple[Grid, Grid] | None] | Pro
 
 
 class BatchOrder(Sampler[_Order]):
-    """The batches of an epoch, in an order that follows from seed, epoch and rank alone, from any batch on.
+    """The batches of an epoch, from any batch on, in an order that depends only on seed, epoch and rank.
 
     Each batch comes from one data set, the same on all ranks; each rank iterates over a part of its rows.
 
@@ -100,7 +100,7 @@ class Loader:
         sources: The data sets.
         order: Sampler of the rows of each batch.
         options: Workers and prefetching.
-        device: Where batches are put.
+        device: Device of the batches.
 
     Raises:
         ArgumentError: If workers are used with data on an accelerator, whose memory they do not share.
@@ -172,7 +172,7 @@ class _Reader(TorchDataset[_Read]):
 
 
 def unchanged(batch: Item) -> Item:
-    """A batch as it is, for `collate_fn`."""
+    """Identity, for `collate_fn`."""
     return batch
 
 

@@ -77,15 +77,15 @@ class HorizonBand:
         """Find the band's quantile on trajectories that neither training nor scaling has used, in one pass.
 
         Args:
-            forecast: Of the calibration functions.
-            truth: What they truly were.
+            forecast: Forecast of the calibration samples.
+            truth: True states.
             allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
         Raises:
             CalibrationError: If there are too few trajectories for the level (9 at .9, 19 at .95), too many of them have errors
                 but no predictive variance, or the forecast was trained or scaled on some of them.
-            DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
-            ShapeError: If functions or channels are not equally many.
+            DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+            ShapeError: If the number of samples or channels differs.
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
@@ -150,8 +150,8 @@ class TrajectoryBand:
         """The fraction of trajectories inside, at each lead and at all leads; dimensionless.
 
         Raises:
-            DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
-            ShapeError: If functions or channels are not equally many.
+            DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+            ShapeError: If the number of samples or channels differs.
             GridError: If the grids differ.
             ArgumentError: If the forecast has more leads than the band, or the truth fewer than the forecast.
 
@@ -219,8 +219,8 @@ def conformal_scores_by_lead(
     number of splits.
 
     Args:
-        forecast: Of n functions.
-        truth: What they truly were.
+        forecast: Forecast of n samples.
+        truth: True states.
         noise: Variance of the measurement noise, as in [`HorizonBand`][probneural.calibration.HorizonBand].
         floor: Least local scale, likewise.
 
@@ -228,8 +228,8 @@ def conformal_scores_by_lead(
         `(n, leads)`, dimensionless, on the forecast's device.
 
     Raises:
-        DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
-        ShapeError: If functions or channels are not equally many.
+        DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+        ShapeError: If the number of samples or channels differs.
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast, or noise or floor are unusable.
     """

@@ -65,7 +65,7 @@ class ConformalScores:
 
         Raises:
             ArgumentError: If the level is not between 0 and 1.
-            CalibrationError: If there are too few functions or groups for the level, or the score of that rank is infinite.
+            CalibrationError: If there are too few samples or groups for the level, or the score of that rank is infinite.
 
         Examples:
             >>> scores = ConformalScores(torch.arange(1.0, 10.0).double(), torch.ones(9, 1).double())
@@ -140,7 +140,7 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
 
     Raises:
         ArgumentError: If the level is not between 0 and 1.
-        CalibrationError: If there are too few functions or groups for the level, or the score of that rank is infinite.
+        CalibrationError: If there are too few samples or groups for the level, or the score of that rank is infinite.
 
     Reference:
         Lee, Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3, for groups.
@@ -198,9 +198,9 @@ class _SplitConformal(ABC):
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band:
-        """Find the band's quantile on fields that training has not used.
+        """Calibrate the band's quantile on held-out fields.
 
-        The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
+        The fields must not be used for variance scaling: this makes their scores smaller than those of new fields.
         With three channels and nine fields a band at .9 then covers .83.
 
         Args:

@@ -134,7 +134,7 @@ class ResidualBound:
         """The largest residual of each prediction, `(n,)`, in units of the residual.
 
         Raises:
-            CalibrationError: If there are no functions.
+            CalibrationError: If there are no samples.
             DataError: If a value is not finite.
             ShapeError: If the residual is not defined at each point of each sample.
         """
@@ -147,7 +147,7 @@ class ResidualBound:
         """Mask of the predictions whose residual is within the bound, `(n,)`.
 
         Raises:
-            CalibrationError: If there are no functions.
+            CalibrationError: If there are no samples.
             DataError: If a value is not finite.
             ShapeError: If the residual is not defined at each point of each sample.
         """

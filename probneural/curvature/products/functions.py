@@ -243,15 +243,15 @@ def hessian_vector_product(
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         H v, in nats per unit of each parameter.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem has no targets or is none, or dtypes differ.
+        DataError: If the problem is invalid or has no targets, or dtypes differ.
     """
     return _symmetric_product(_checked(problem, needs_targets=True), _hessian_terms(problem), parameters, vectors)
 
@@ -263,15 +263,15 @@ def gauss_newton_vector_product(
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         G v, in nats per unit of each parameter.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem is none, or dtypes differ.
+        DataError: If the problem is invalid, or dtypes differ.
     """
     terms = _gauss_newton_terms(_checked(problem).outputs, problem.likelihood.weights)
     return _symmetric_product(problem, terms, parameters, vectors)
@@ -284,15 +284,15 @@ def fisher_vector_product(
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         F v, in nats squared per unit of each parameter.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem has no targets or is none, or dtypes differ.
+        DataError: If the problem is invalid or has no targets, or dtypes differ.
     """
     terms = _gauss_newton_terms(_checked(problem, needs_targets=True).losses, None)
     return _symmetric_product(problem, terms, parameters, vectors)
@@ -305,15 +305,15 @@ def jacobian_vector_product(
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         J v, in output units.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem is none, or dtypes differ.
+        DataError: If the problem is invalid, or dtypes differ.
     """
     product, forward_mode, transposed = _jacobian_terms(_checked(problem))
     streamed = Streamed(problem, product, (Kind.SHARED, Kind.BLOCK), (Kind.LOCAL,), transposed, forward_mode)
@@ -327,7 +327,7 @@ def vector_jacobian_product(
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
+        parameters: Point of evaluation, `(P,)`.
         cotangents: u, one or a block, in inverse output units.
 
     Returns:
@@ -335,7 +335,7 @@ def vector_jacobian_product(
 
     Raises:
         ShapeError: If parameters or cotangents do not have these shapes.
-        DataError: If the problem is none, or dtypes differ.
+        DataError: If the problem is invalid, or dtypes differ.
     """
     product, _, transposed = _jacobian_terms(_checked(problem))
     streamed = Streamed(problem, transposed, (Kind.SHARED, Kind.LOCAL), (Kind.BLOCK,), product)

@@ -83,7 +83,7 @@ def storage_bytes(tensors: tuple[Tensor, ...]) -> int:
 
 
 def _split(traced: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut the graph along what depends on the last placeholder."""
+    """Split the graph into nodes that depend on the last placeholder and the others."""
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     moving = {placeholders[-1]}
     for node in traced.graph.nodes:
@@ -151,7 +151,7 @@ class Linearisation:
 
     Args:
         problem: The data.
-        parameters: Where, `(P,)`; copied.
+        parameters: Point of evaluation, `(P,)`; copied.
         term: A minibatch's part of the product.
         memory: Maximum bytes of cached constants.
     """

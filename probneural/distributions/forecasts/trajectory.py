@@ -40,7 +40,7 @@ class Forecast(Protocol):
 
     @property
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
 
     def at(self, lead: int, /) -> FieldDistribution:
         """The distribution of the states `(n, c, *grid)` at a lead; lead 0 is the start."""
@@ -49,7 +49,7 @@ class Forecast(Protocol):
         """Leads 1 to `steps` in order, each with its distribution; of roll-outs in bounded memory."""
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
 
 
 class Trajectory(EnsembleForecast):
@@ -82,7 +82,7 @@ class Trajectory(EnsembleForecast):
 
     @property
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
         return self.ensemble.grid
 
     @property
@@ -233,7 +233,7 @@ class Trajectory(EnsembleForecast):
         return self.ensemble.step(window[0] if len(window) == 1 else torch.cat(window, dim=2), lead)
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.start)
 
     def __repr__(self) -> str:

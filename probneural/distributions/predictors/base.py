@@ -74,8 +74,8 @@ class Predictor(Undisturbed, ABC):
     Attributes:
         traits: The same.
         effective_observations: Independent observations that one observed function amounts to, per channel, `(c,)`,
-            dimensionless, whatever the grid; None if the head does not say.
-        calibrated_on: Row keys of the pairs that its variances were scaled on, `(m,)`; none for a head's own predictor.
+            dimensionless, independent of the grid; None if the head does not provide it.
+        calibrated_on: Row keys of the pairs that its variances were scaled on, `(m,)`; empty for a head's predictor.
     """
 
     traits: PredictorTraits
@@ -174,7 +174,7 @@ class Predictor(Undisturbed, ABC):
         Raises:
             DataError: If the inputs are not a `Field` or not finite, or a channel has another unit than in training.
             ShapeError: If the number of channels is not the operator's.
-            GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
+            GridError: If the domain differs from the training inputs', or the query is not a grid.
         """
         inputs, query = self._checked(inputs, query), None if query is None else query.shared
         with undisturbed():
@@ -213,7 +213,7 @@ class Predictor(Undisturbed, ABC):
             device: A device, or `"auto"` for the best there is.
 
         Raises:
-            ArgumentError: If there is no such device.
+            ArgumentError: If the device does not exist.
             UnsupportedError: If a part cannot be copied, as a predictor class of your own, or that of
                 `Laplace(structure="iterative")`.
         """
@@ -267,7 +267,7 @@ class Predictor(Undisturbed, ABC):
             inputs: `(n, in_channels, *grid)`, at any resolution the operator accepts.
             query: Grid of the outputs; the inputs' grid by default.
             seeds: Non-negative integers: one for each draw, or with `each` one for each input.
-            each: Whether input i is mapped by the draw of seed i alone.
+            each: Whether input i is mapped only by the draw of seed i.
 
         Returns:
             `(s, n, c, *query.shape)`, or `(n, c, *query.shape)` with `each`; differentiable in the inputs.
@@ -276,7 +276,7 @@ class Predictor(Undisturbed, ABC):
             DataError: If the inputs are not a `Field` or not finite.
             ArgumentError: If a seed is not a non-negative integer, or there are no seeds.
             ShapeError: If the number of channels is not the operator's, or that of the seeds does not fit.
-            GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
+            GridError: If the domain differs from the training inputs', or the query is not a grid.
             UnsupportedError: If the predictor returns no field distribution.
         """
         checked = self._checked(inputs, query)
@@ -366,7 +366,7 @@ class Predictor(Undisturbed, ABC):
             members: Number s of roll-outs.
             draws: `"trajectory"`: a member is one operator, `draw(seed)`, at all steps. `"step"`: a member is a fresh draw at
                 every step, so errors of different steps are independent.
-            initial: Distribution of the states at lead 0: each member starts from its own draw.
+            initial: Distribution of the states at lead 0: one draw per member.
             inputs: Inputs of a step other than the last state and the constant channels of `start`: earlier states, constant
                 channels, and a forcing.
             seed: Seed of draws and starts.

@@ -114,7 +114,7 @@ class ConditionedPredictor(Predictor):
         return [_gaussian(u) for u in self.inner._predict([(measured, self.grid), *sets])]
 
     def _measured(self, u: GaussianField) -> Latent:
-        """What measurements say about the latent, whatever other inputs are: they come after the measured ones in a factor."""
+        """The posterior of the latent given the measurements, for any other inputs, which follow the measured ones."""
         latent = u.condition(self._functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
         assert latent.shift is not None
         assert latent.transform is not None

@@ -178,7 +178,7 @@ def as_component(mixture: MixturePredictor, index: int, u: FieldDistribution) ->
 
 
 def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Predictor) -> GaussianField | MixtureField:
-    """What one predictor, the owner, predicts, as a component.
+    """The prediction of one predictor, the owner, as a component.
 
     Raises:
         UnsupportedError: If it is neither Gaussian nor empirical nor a mixture.

@@ -79,7 +79,7 @@ class Root(Undisturbed, LatentMap):
 
     @abstractmethod
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose to m vectors: the latent rows of m linear observations of each function."""
+        """Apply each input's transpose to m vectors: the latent rows of m linear observations of each function."""
 
     @abstractmethod
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -199,7 +199,7 @@ class DenseRoot(Root):
         return torch.einsum("ncpk,sncp->sk", self.matrix, values.to(self.matrix))
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         return torch.einsum("ncpk,nmcp->nmk", self.matrix, cotangents.to(self.matrix))
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -284,7 +284,7 @@ class FeatureRoot(Root):
     factor: Float[Tensor, "..."]
 
     def __post_init__(self) -> None:
-        """Check that features and factor fit together."""
+        """Check the shapes of features and factor."""
         check_floating(self.features, "features")
         check_floating(self.factor, "factor")
         features, factor = tuple(self.features.shape), tuple(self.factor.shape)
@@ -331,12 +331,12 @@ class FeatureRoot(Root):
         return torch.einsum("ncfk,sncf->sk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose, in the factor's dtype from the features on."""
+        """Apply each input's transpose, in the factor's dtype from the features on."""
         moments = torch.einsum("npf,nmcp->nmcf", self.features, cotangents.to(self.features)).to(self.factor)
         return torch.einsum("ncfk,nmcf->nmk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
-        """Row sums of squares, formed for a few inputs at a time."""
+        """Row sums of squares, in chunks of inputs."""
         root = self._narrowed()
         inputs, channels, points, rank = root.shape
         step = max(1, _SQUARED_ELEMENTS // max(1, channels * points * rank))
@@ -344,7 +344,7 @@ class FeatureRoot(Root):
         return torch.cat(pieces) if pieces else self.features.new_zeros(0, channels, points)
 
     def _narrowed(self) -> FeatureRoot:
-        """A root of each channel's own covariance with no more latents than features, or this root if that costs more.
+        """A root of each channel's covariance with at most as many latents as features, or this root if that costs more.
 
         A channel's factor L and the triangle R of the QR decomposition of its transpose have the same L L^T = R^T R. The
         channels' joint covariance is lost. Gradients do not pass, since the derivative of a QR decomposition needs full rank.

@@ -81,7 +81,7 @@ class LazyFeatureRoot(Root):
         return total
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose, in the factor's dtype from the features on."""
+        """Apply each input's transpose, in the factor's dtype from the features on."""
         return self._joined(lambda root, rows: root.pull(cotangents[rows]))
 
     def row_squares(self) -> Float[Tensor, "n c p"]:

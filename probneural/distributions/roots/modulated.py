@@ -71,7 +71,7 @@ class ModulatedRoot(Root):
         return torch.einsum("cpr,scp->scr", self._modes, weighted).flatten(1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         weighted = cotangents.to(self.std) * self.std[:, None]
         formula = "ncpr,nmcp->nmcr" if self._is_per_sample else "cpr,nmcp->nmcr"
         return torch.einsum(formula, self._modes, weighted).flatten(2)
@@ -148,7 +148,7 @@ class DiagonalRoot(Root):
         return (values.to(self.std) * self.std).sum(1).flatten(1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         return (cotangents.to(self.std) * self.std[:, None]).flatten(2)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -254,7 +254,7 @@ class WeightedRoot(Root):
         return self.base.transposed_product(values.to(self.weights) * self.weights)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         return self.base.pull(cotangents.to(self.weights) * self.weights[:, None])
 
     def row_squares(self) -> Float[Tensor, "n c p"]:

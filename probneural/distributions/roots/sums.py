@@ -81,7 +81,7 @@ class SideBySideRoot(Root):
         return torch.cat([first, self.second.transposed_product(values).to(first)], dim=-1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         first = self.first.pull(cotangents)
         return torch.cat([first, self.second.pull(cotangents).to(first)], dim=-1)
 
@@ -210,7 +210,7 @@ class CorrectedRoot(Root):
         return first + torch.einsum("nqk,snq->sk", self.rows, pulled.to(self.rows)).to(first)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         pulled = torch.einsum("ncpq,nmcp->nmq", self.columns, cotangents.to(self.columns))
         first = self.base.pull(cotangents)
         return first + (pulled.to(self.rows) @ self.rows).to(first)

@@ -212,7 +212,7 @@ class Laplace:
             data: Training pairs.
 
         Returns:
-            A predictor with its own copy of the operator.
+            A predictor with a copy of the operator.
 
         Raises:
             UnsupportedError: If there are too many parameters for the structure, or the prior does not suit it.

@@ -86,7 +86,7 @@ class LastLayerLaplace:
             data: Training pairs.
 
         Returns:
-            A predictor with its own copy of the operator.
+            A predictor with a copy of the operator.
 
         Raises:
             ReadoutError: If the last layer is not pointwise and affine.

@@ -54,11 +54,11 @@ class SensorBranch(nn.Module):
         self.network = MLP(in_channels * sensors.size, groups * basis, layers=layers)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew; the normaliser keeps its units."""
+        """Reinitialise all weights; the normaliser keeps its units."""
         self.network.reset_parameters()
 
     def locate(self, values: Tensor, grid: Grid | None) -> Grid:
-        """Check input values and return where they live.
+        """Check input values and return their grid.
 
         Args:
             values: `(n, in_channels, *grid)`.
@@ -132,12 +132,12 @@ class PointBranch(nn.Module):
         self.network = MLP(layers.width, groups * basis, layers=layers)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew; the normaliser keeps its units."""
+        """Reinitialise all weights; the normaliser keeps its units."""
         self.encoder.reset_parameters()
         self.network.reset_parameters()
 
     def locate(self, values: Tensor, grid: Grid | None) -> Grid:
-        """Check input values and return where they live.
+        """Check input values and return their grid.
 
         Args:
             values: `(n, in_channels, *grid)`.
