@@ -450,7 +450,7 @@ def read_xarray(
 
 
 def _labels(variables: Sequence[xarray.DataArray], channels: int) -> dict[str, tuple[str, ...]]:
-    """Names and units of channels, where each is a variable or all are one."""
+    """Names and units of channels, from one variable per channel or one variable for all."""
     names = [str(variable.name) if variable.name is not None else "" for variable in variables]
     units = [str(variable.attrs.get("units", "")) for variable in variables]
     if len(variables) != channels:

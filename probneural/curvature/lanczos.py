@@ -49,12 +49,12 @@ class Eigenpairs:
         vectors: `(P, r)`, orthonormal columns.
         residuals: ||A v - lambda v|| of each pair, `(r,)`, float64, from the products with A themselves; an eigenvalue of A
             lies within that distance of lambda.
-        next_value: Estimate of the largest eigenvalue outside the span: the next Ritz value plus its residual. Zero where
-            what is left cannot be told from rounding, or where nothing is left.
+        next_value: Estimate of the largest eigenvalue outside the span: the next Ritz value plus its residual. Zero if the
+            remainder is at rounding level or empty.
         is_converged: Whether all residuals met the tolerance and the next value is resolved.
         products: Number of products with A.
-        unresolved: Pairs that follow, at most as far as residuals stay below 0.3 of the values; orthonormal to the others. They
-            cost nothing, and a quadrature that leaves them out too takes about half as many steps.
+        unresolved: Further pairs with residuals below 0.3 of the values, orthonormal to the others, at no extra cost. A
+            quadrature that also deflates them needs about half as many steps.
     """
 
     values: Float64[Tensor, " r"]
@@ -82,9 +82,9 @@ def top_eigenpairs(
 
         A v_j = lambda_j v_j,  lambda_1 >= lambda_2 >= ... >= 0
 
-    Fewer than `rank` pairs are returned where A has no more: eigenvalues below 50 roundings of the largest one (6e-6 of it in
-    float32) count as zero. A pair has converged when ||A v - lambda v|| <= max(tolerance * lambda, 50 roundings of lambda_1).
-    Eight vectors are multiplied at once; an eigenvalue of higher multiplicity can be found too few times. Memory is that of the
+    Fewer than `rank` pairs are returned if A has fewer: eigenvalues below 50 eps lambda_1 (6e-6 lambda_1 in
+    float32) are zero. A pair has converged when ||A v - lambda v|| <= max(tolerance * lambda, 50 eps lambda_1).
+    Blocks have eight vectors; eigenvalues of higher multiplicity may be found too few times. Memory is that of the
     basis and its image: 2^26 numbers each, or three times `rank` vectors if that is more.
 
     A residual certifies an eigenvalue near the Ritz value. It does not exclude a larger eigenvalue.

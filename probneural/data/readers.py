@@ -102,7 +102,7 @@ def _unmasked(values: Any) -> NDArray[Any]:
 
 @dataclass
 class ReopenedReader(ABC):
-    """A reader that opens its file once per process: an open file survives no fork."""
+    """A reader that opens its file once per process, because open files are not valid after a fork."""
 
     _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False, kw_only=True)
 

@@ -202,22 +202,22 @@ class EnsembleKalmanMethod(ABC):
 class EnsembleKalmanFilter(EnsembleKalmanMethod):
     """Ensemble Kalman filter: the state at each lead, given the observations up to that lead.
 
-    Members are rolled out; where there are observations, each member moves by Kalman's gain with the members' covariance P,
+    Members are rolled out; at leads with observations, each member is updated by the Kalman gain with the covariance P,
 
         u <- u + P A^T (A P A^T + R)^-1 (y - A u).
 
-    Where steps are linear, errors Gaussian and members many, it is Kalman's filter. Few members know the covariance badly:
-    between distant points it is mostly chance, which `localisation` removes, and it is too small, which `inflation` mends.
-    Numbers are taken in one after the other, and the deviations are contracted so that the covariance is exactly Kalman's,
-    given P. The update moves states; a member's operator stays the one that was drawn. The closed form,
-    [`propagate`][probneural.forecasts.propagate] and `condition`, moves operators too.
+    For linear steps, Gaussian errors and many members, it is the Kalman filter. With few members the covariance is inaccurate:
+    spurious between distant points, which `localisation` removes, and too small, which `inflation` corrects.
+    Numbers are assimilated serially, and the deviations are contracted so that the covariance is exactly the Kalman filter's,
+    given P. The update changes states; a member's operator is fixed. The closed form,
+    [`propagate`][probneural.forecasts.propagate] and `condition`, updates operators too.
 
     Args:
         members: Number s of members, at least 2.
         inflation: Factor of the members' deviations before each update, at least 1; dimensionless.
-        localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
-            multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
-        draws: `"trajectory"`: a member of a predictor is one operator at all steps. `"step"`: a fresh one at every step.
+        localisation: Distance beyond which covariances are zero, in the grid's units; None for no localisation. Covariances
+            are multiplied by Gaspari and Cohn's correlation, for sensors and any other functionals.
+        draws: `"trajectory"`: one operator per member for all steps. `"step"`: a new one at every step.
         seed: Seed of draws and starts.
 
     Raises:

@@ -38,25 +38,24 @@ def propagate(
     tolerance: float = 0.0,
     inputs: StepInputs | None = None,
 ) -> GaussianTrajectory:
-    """Repeat the step that a predictor predicts, in closed form: mean and root of the states at leads 1 to `steps`.
+    """Propagate a Gaussian state through a predictor's steps in closed form: mean and root at leads 1 to `steps`.
 
     The step is linearised about the trajectory u_k+1 = m(u_k) from `start`,
 
         mean_k+1 = m(u_k) + J(u_k) (mean_k - u_k),    d_k+1 = J(u_k) d_k + R(u_k) xi + D_i(u_k) zeta_i,
 
-    with m the predictor's mean, J its derivative in the state, R its root, and D_i each function's own discrepancy, where the
-    predictor has one. So errors of a step are carried on by the following steps. It is exact where m is affine and R does
-    not depend on the state. Elsewhere it is right to first order in the deviations; compare with `predictor.rollout`, which
-    draws. The start is usually the mean of `initial`; where that is hardly known but well observed later, take the one that
-    [`four_d_var`][probneural.forecasts.four_d_var] finds.
+    with m the predictor's mean, J its derivative in the state, R its root, and D_i the sample's discrepancy, if any. Errors of
+    a step propagate through the following steps. The result is exact if m is affine and R does not depend on the state,
+    otherwise correct to first order in the deviations; compare with the draws of `predictor.rollout`. The start is usually
+    the mean of `initial`; for uncertain starts with accurate later observations, use the result of
+    [`four_d_var`][probneural.forecasts.four_d_var].
 
-    All leads share one latent: an observation at lead 5 moves leads 1 to 20, by
+    All leads share one latent: an observation at lead 5 informs leads 1 to 20, by
     [`condition`][probneural.forecasts.trajectories.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an
-    initial distribution nor a discrepancy it is the predictor's own latent, so that such an observation moves its predictions
-    too.
+    initial distribution nor a discrepancy it is the predictor's latent, so the observation informs its predictions too.
 
-    Cost: a forward-mode derivative of the mean per step and column. Columns are as many as latent dimensions, and as values
-    of the states at most: what exceeds these is left out exactly, by a singular value decomposition.
+    Cost: one forward-mode derivative of the mean per step and column. The number of columns is that of latent dimensions, at
+        most that of state values: a singular value decomposition removes the excess exactly.
 
     Args:
         predictor: Any Gaussian head's or calibrator's; an ensemble counts as the Gaussian of its members' mean and covariance.
@@ -64,11 +63,11 @@ def propagate(
         steps: Number of steps.
         initial: Distribution of the states at lead 0, `(n, history * c, *grid)`; by default they are those of `start`. If its
             latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
-        draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so
+        draws: `"trajectory"`: one operator for all steps, so that its errors accumulate. `"step"`: a new one at every step, so
             that errors of different steps are independent.
-        discrepancy: The same for what is each function's own: `"trajectory"`, kept over all steps, a misfit that does not
-            change along the trajectory; `"step"`, fresh at every step; `"none"` leaves it out. By default as `draws`.
-        tolerance: Fraction of the standard deviation of each step that may be left out for fewer columns, dimensionless.
+        discrepancy: The same for the per-sample discrepancy: `"trajectory"`, constant along the trajectory; `"step"`, new at
+            every step; `"none"` omits it. By default as `draws`.
+        tolerance: Fraction of the standard deviation of each step that truncation may remove, dimensionless.
         inputs: Inputs of a step other than the last state, as in `predictor.rollout`.
 
     Returns:

@@ -21,11 +21,11 @@ _LARGEST = 2**28
 
 @dataclass(frozen=True, eq=False)
 class PropagatedRoot(Root):
-    """d_i = B_i V xi + C_i W_i zeta_i: columns that were pushed through steps, and the latent directions that they stand for.
+    """d_i = B_i V xi + C_i W_i zeta_i: propagated columns, and their latent directions.
 
-    All functions share xi; each of the N functions of a forecast has a vector zeta_i of its own. Both are part of one latent
-    vector (xi, zeta_1, ..., zeta_N), so that an observation of function i at one time informs zeta_i, hence the same function
-    at all other times, as well as xi. Nothing of the size of the latent is kept for every point.
+    All samples share xi; each of the N samples of a forecast has a vector zeta_i. Both are part of one latent
+    vector (xi, zeta_1, ..., zeta_N), so that an observation of sample i at one time informs zeta_i, hence the same sample
+    at all other times, as well as xi. No array has the size of the latent times the number of points.
 
     Args:
         columns: B, `(n, c, p, r)`, in physical units.

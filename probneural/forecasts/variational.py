@@ -66,16 +66,16 @@ def four_d_var(
 ) -> FourDVarAnalysis:
     """Find the start of the most probable trajectory, if the step itself is exact: strong-constraint 4D-Var.
 
-    With u_0 = mean + root xi and u_k+1 = m(u_k), it minimises for each function
+    With u_0 = mean + root xi and u_k+1 = m(u_k), it minimises for each sample
 
         |xi|² / 2 + sum over observations of (y - A u_k)² / (2 noise)
 
     by Gauss-Newton steps in xi, each solved by conjugate gradients with derivatives of the whole trajectory, and halved until
-    the cost falls. Where the trajectory explains the observations badly, such steps converge slowly; `converged` tells. Where
-    steps are affine the first one is exact, and the trajectory is the smoother's mean. A step that is uncertain itself wants
-    [`propagate`][probneural.forecasts.propagate] and `condition`, which move the operator too.
+    the cost falls. For large residuals, the steps converge slowly; see `converged`. For affine steps the first one is
+    exact, and the trajectory is the smoother's mean. For uncertain operators use
+    [`propagate`][probneural.forecasts.propagate] and `condition`, which update the operator too.
 
-    Functions are apart: each has a latent vector of its own, whatever they share in the prior. Where the cost has several
+    Samples are independent: each has a separate latent vector, even if they share one in the prior. If the cost has several
     minima, one of them is found.
 
     Args:

@@ -26,15 +26,15 @@ _LAYERS = HiddenLayers()
 class DeepONet(Operator):
     """u_c(x) = sum over k of w_ck b_ck(a) t_ck(x) + w_c: a branch network b of the input, a trunk network t of the point.
 
-    The branch sees the input at fixed sensors, on any input grid, or without sensors at any points of the domain, which may
-    differ from sample to sample: see `SensorBranch` and `PointBranch`. The trunk sees a point by the sine and cosine of its
-    phase on periodic axes, so the output closes up there, and by its coordinate scaled to [-1, 1] on others; it is evaluated
-    once per point for all inputs, and the branch once per input for all points. Nothing is interpolated in the output, whose
-    points may be any, in another domain and dimension than the input's.
+    The branch takes the input at fixed sensors, on any input grid, or without sensors at any points of the domain, which may
+    differ between samples: see `SensorBranch` and `PointBranch`. The trunk takes the sine and cosine of a point's phase on
+    periodic axes, so the output is periodic, and its coordinate scaled to [-1, 1] on others; it is evaluated once per point
+    for all inputs, and the branch once per input for all points. The output is not interpolated; its points are arbitrary,
+    also in another domain and dimension than the input's.
 
-    Output channels share the hidden layers of both networks; the products b t, and the weights w of the read-out, are a
-    channel's own. It begins as the plain sum. A posterior of the last layer sees the products: n x c x K x p numbers for n
-    inputs and p points, as many as an `FNO` has whose projection is c x K channels wide. They are formed for it alone.
+    Output channels share the hidden layers of both networks; the products b t, and the weights w of the read-out, are
+    separate per channel. The initial read-out is the plain sum. The features of a last-layer posterior are the products:
+    n x c x K x p numbers for n inputs and p points, as for an `FNO` with projection c x K; they are formed only for it.
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
     rate is better; fronts need more `frequencies`, which the training outputs' grid must resolve. It does not

@@ -231,13 +231,13 @@ class SimultaneousBand(_SplitConformal):
 
     (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set,
     coverage varies around it like a Beta variable with standard deviation √(level (1 - level)/n). The guarantee holds for the
-    grid it was calibrated on: on a finer one the supremum has more points to fail at. The band is for what was
-    calibrated on, so noisy calibration outputs give a band for noisy observations.
+    calibration grid: on a finer one the supremum is over more points. Noisy calibration outputs give a band for noisy
+    observations.
 
-    Pairs with groups, such as windows of trajectories, are not exchangeable, but groups are. Then all functions of a group
-    count as one, and the probability, `level` or more, is that of a function of a new group, with the level-quantile of
-    Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1) for q, of K groups with n_k functions. It takes as many groups as it takes
-    functions otherwise.
+    Pairs with groups, such as windows of trajectories, are not exchangeable, but groups are. The probability, `level` or
+    more, is then that of a sample of a new group, and q is the level-quantile of
+    Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1), for K groups with n_k samples. The required number of groups equals the
+    required number of samples without groups.
 
     Args:
         level: Nominal coverage, between 0 and 1.
@@ -274,13 +274,13 @@ class SimultaneousBand(_SplitConformal):
 
     @property
     def fraction(self) -> float:
-        """Fraction of the domain that it states, all of it."""
+        """Fraction of the domain inside the band: 1."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class PointwiseBand(_SplitConformal):
-    """A band that holds a new function on the fraction `level` of the domain or more, with probability at least 1 - δ.
+    """A band that contains a new sample on at least the fraction `level` of the domain with probability at least 1 - δ.
 
     In the notation of the literature it is an (α, δ) band, α = 1 - level. The score of a function is the least t for which
     |y - mean| <= t scale on the fraction `level` of the domain, by quadrature, in every channel; q is the ⌈(n + 1)(1 - δ)⌉-th
@@ -290,8 +290,8 @@ class PointwiseBand(_SplitConformal):
 
     (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set, it
     follows the Beta distribution with parameters k = ⌈(n + 1)(1 - δ)⌉ and n + 1 - k. As a consequence a new value at a point
-    drawn from the domain lies inside with probability level (1 - δ) at least. Where a function may leave the band is not
-    said: a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`, for pairs with groups, too.
+    drawn from the domain lies inside with probability at least level (1 - δ). Points outside the band may be anywhere:
+    a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`, for pairs with groups, too.
 
     **Other grids.** The score is a quantile over the domain, which converges as a grid is refined; a supremum does not stop
     growing in general. On another grid of the same domain the statement holds with `level` less the error of quadrature of the

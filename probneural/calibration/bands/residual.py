@@ -33,11 +33,11 @@ class ResidualBand:
 
         level <= P(residual of a new prediction within ± q) < level + 1/(n + 1)
 
-    (the upper bound without ties). **It is a statement about residuals, not about errors.** It says how consistent ordinary
-    predictions are with the equation; a prediction that leaves the band is unusual. What it says about the error u - û is what
-    the equation's inverse makes of it: for a linear equation the error solves D e = D(û), so q bounds it by q times the norm of
-    the inverse, which may be large (near a resonance) and needs the boundary and initial values that an interior residual
-    does not see. An error that the equation does not see, a wrong constant or a wrong initial value, has no residual.
+    (the upper bound without ties). **The guarantee is about residuals, not about errors.** It measures the consistency of
+    in-distribution predictions with the equation; a prediction outside the band is unusual. The error e = u - û depends on the
+    inverse: for a linear equation D e = D(û), so |e| <= q times the norm of the inverse, which may be large (near a
+    resonance) and depends on boundary and initial values that an interior residual does not contain. Errors in the null
+    space of D, such as a wrong constant or initial value, have no residual.
 
     Args:
         residual: Called as `residual(predicted, inputs, grid)`, as in

@@ -33,11 +33,10 @@ _SAME_NOISE = 1e-6
 class MixturePredictor(Predictor):
     """Predict the mixture of m predictors' fields; the weight of a predictor is the probability that it is correct.
 
-    A predictor of empirical fields takes part with the Gaussian field of their mean and covariance. The noise is the least of
-    the predictors' noise variances; what another one states beyond that belongs to its component's field, as a discrepancy
-    without correlation. So the density of an observation is the weighted sum of the predictors' own, with the noise of each.
-    Draws and forecasts are states, in which what has no correlation is left out, that too: `rsample` of a field has it.
-    A predictor of weight 0 is kept, and not evaluated.
+    Empirical fields are replaced by the Gaussian field of their mean and covariance. The noise is the smallest of the
+    predictors' noise variances; the excess of another predictor is a white noise discrepancy of its component. So the
+    density of an observation is the weighted sum of the predictors' densities, each with its noise. Draws and forecasts
+    omit white noise, including this excess; `rsample` of a field includes it. Predictors of weight 0 are stored, not evaluated.
 
     Args:
         predictors: m predictors of one problem, for inputs of one domain, on one device; operators, heads, dtypes and

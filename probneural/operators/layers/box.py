@@ -13,8 +13,8 @@ from probneural.operators.checks import check_input, check_samples, check_where
 from probneural.pairs import Dataset
 
 _MARGIN = 0.25
-"""Extent of the box beyond the training points on axes that are not periodic, in units of their extent: a periodic function
-of the box may return there."""
+"""Padding of the box beyond the training points on non-periodic axes, in units of their extent, in which functions become
+periodic."""
 _SLACK = 1e-6
 """Distance outside the box that counts as rounding, in units of its lengths."""
 

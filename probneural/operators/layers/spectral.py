@@ -30,15 +30,15 @@ class SpectralConv(nn.Module):
     mode-major, so that the product is a batched matrix product. Coefficients are normalised by the number of points, so the
     layer is the same operator on every grid that resolves its input. All arithmetic is real.
 
-    An axis that is not periodic is continued beyond its ends, and its modes then count half periods of the domain. Evenly: a
-    continuous function stays continuous, and its coefficients are those of cosines. Oddly: its coefficients are those of
-    sines, in which solutions that vanish on the boundary are smooth; values that do not vanish there jump. Both kinds of
-    weights, real and imaginary parts, give outputs of both kinds. Periodically, as other libraries do: values jump where the
-    ends meet, modes count periods, and one period has as many steps as points.
+    A non-periodic axis is continued beyond its ends, and its modes then count half periods of the domain. Even: a
+    continuous function remains continuous, and its coefficients are those of cosines. Odd: its coefficients are those of
+    sines, in which solutions that vanish on the boundary are smooth; other values jump at the boundary. Real and imaginary
+    weights both give outputs of both kinds. Periodic, as in other libraries: values jump at the ends, modes count periods,
+    and the number of steps per period is the number of points.
 
-    On a grid with both end points a mirror stands there, on every grid alike. On one without its right end so does an odd
-    mirror, where the function is zero; an even one has to stand half a step beyond the outer points, so that the operator
-    changes with the grid, by the order of one step. With periodic continuation it does so on every grid.
+    On grids with both end points the mirror is at the end points. On grids without the right end an odd mirror is at the
+    domain's end, where the function is zero, and an even mirror half a step beyond the outer points: the operator then
+    depends on the grid, to first order in the step. With periodic continuation it depends on the grid in all cases.
 
     Args:
         in_channels: Channels of the input.
