@@ -101,7 +101,7 @@ class Mirror:
         odd: Channels that change sign: the component of a vector along the axis, a vorticity, or all for u(x) to −u(L − x).
 
     Raises:
-        ArgumentError: If a number is no integer from 0.
+        ArgumentError: If a number is not an integer from 0.
 
     Examples:
         >>> field = Field(torch.arange(4.0)[None, None], Grid.uniform(4, periodic=False))
@@ -147,7 +147,7 @@ class Transpose:
         odd: Channels that change sign, a vorticity for example; counted after the permutation.
 
     Raises:
-        ArgumentError: If an order does not name every number once, or a channel is no integer from 0.
+        ArgumentError: If an order does not name every number once, or a channel is not an integer from 0.
 
     Examples:
         >>> field = Field(torch.arange(4.0).reshape(1, 1, 2, 2), Grid.uniform((2, 2)))
@@ -232,7 +232,7 @@ def shifts(grid: Grid, count: int, *, seed: int) -> list[Symmetry]:
 
     Raises:
         GridError: If no axis is periodic.
-        ArgumentError: If the count is no positive integer, or the seed no integer.
+        ArgumentError: If the count is not a positive integer, or the seed no integer.
 
     Examples:
         >>> len(shifts(Grid.uniform(64), 8, seed=0)), len(shifts(Grid.uniform(4), 8, seed=0))

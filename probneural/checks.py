@@ -307,7 +307,7 @@ def real_tensor(
         error: Class of the error.
 
     Raises:
-        ProbneuralError: Of the class `error`, if they are no real numbers, or `dtype` cannot hold them.
+        ProbneuralError: Of the class `error`, if they are not real numbers, or `dtype` cannot hold them.
 
     Examples:
         >>> real_tensor([1, 2], "values")
@@ -402,7 +402,7 @@ def check_variances(value: object, name: str, *, like: Tensor | None = None, pos
         positive: Whether zero is refused.
 
     Raises:
-        ArgumentError: If they are no real numbers, not finite, negative, or too small or large for the dtype.
+        ArgumentError: If they are not real numbers, not finite, negative, or too small or large for the dtype.
     """
     dtype, device = (torch.float64, None) if like is None else (like.dtype, like.device)
     numbers = real_tensor(value, name, dtype=dtype, device=device, error=ArgumentError)

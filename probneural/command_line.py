@@ -27,7 +27,7 @@ from probneural.training.schema import is_too_deep
 
 
 def _unchecked(kind: type[Any]) -> type[Any]:
-    """A section of the settings that does not check itself: the parser would report its errors under names of its own."""
+    """An unvalidated section of the settings: the parser would report errors under its internal names."""
     hints = {name: _unchecked(hint) if is_section(hint) else hint for name, hint in hints_of(kind).items()}
     return dataclasses.make_dataclass(
         kind.__name__, list(hints.items()), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
@@ -49,9 +49,9 @@ Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """An option that is there or not."""
 DataFiles = Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="[DATA ...]")]
 _INTERRUPTED = 130
-"""What shells expect after Ctrl-C."""
+"""Exit status after Ctrl-C."""
 _WRONG_USAGE = 2
-"""What the parser exits with."""
+"""Exit status of usage errors."""
 _SECTIONS = {
     "batch_size": "training",
     "device": "training",
@@ -72,7 +72,7 @@ Args:
     config: A TOML file with settings, as `probneural init` writes; options on the command line come first.
     folder: The run's folder; by default named after the data. Repeated, a command goes on in it and remembers its settings.
     settings: The sections of the configuration.
-    quiet: Say nothing of how far it is.
+    quiet: Do not report progress.
     debug: Show where an error comes from.
 """
 
@@ -204,7 +204,7 @@ def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., C
 
 
 def _begun(base: Config) -> dict[str, Any]:
-    """What sections begin with, unchecked."""
+    """Initial values of sections, not validated."""
     return {name: _loose(getattr(base, name), get_args(kind)[0]) for name, kind in hints_of(Settings).items()}
 
 
@@ -284,9 +284,9 @@ def _init(base: Config) -> Callable[..., Call]:
             files: The data, one file or several; short for --path.
             output: The file to write.
             overwrite: Whether an existing file is replaced.
-            data: Which functions are learned from.
-            operator: What is trained.
-            head: What turns the trained operator into a distribution over operators.
+            data: Data files and their layout.
+            operator: The operator.
+            head: The uncertainty head.
             debug: Show where an error comes from.
         """
         settings = _checked(files, data=data, operator=operator, head=head)
@@ -315,7 +315,7 @@ def predict(
         folder: Of a run that is calibrated.
         inputs: A file with the input variables of the run.
         output: The NetCDF file to write; an existing one is replaced.
-        quiet: Say nothing of how far it is.
+        quiet: Do not report progress.
         debug: Show where an error comes from.
     """
 

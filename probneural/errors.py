@@ -63,11 +63,11 @@ class ShapeError(ProbneuralError, ValueError):
 
 
 class GridError(ProbneuralError, ValueError):
-    """Two objects live on different grids, or a grid does not support an operation."""
+    """Grids differ, or a grid does not support an operation."""
 
 
 class ResolutionError(GridError):
-    """A grid has too few points to hold the frequencies asked of it."""
+    """A grid has too few points for the frequencies."""
 
 
 class DataError(ProbneuralError, ValueError):
@@ -126,7 +126,7 @@ class ForecastError(ProbneuralError, RuntimeError):
         got: The actual value.
         remedy: The caller's remedy.
         lead: The first lead that is not finite.
-        members: Which members.
+        members: Indices of the members.
     """
 
     _arguments = (*ProbneuralError._arguments, "lead", "members")

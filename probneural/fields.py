@@ -48,7 +48,7 @@ class Field(Undisturbed):
     Args:
         values: `(n, c, *grid.shape)`, float32 or float64, in physical units. On a masked grid, values at masked points do not
             count, NaN among them: the field holds the mean of the sample's other values there, so operators see finite numbers.
-        grid: Where the values live. Of a batch of n grids, each sample has its own.
+        grid: Grid of the values. Of a batch of n grids, one per sample.
         names: Names of the channels, one per channel, or none at all.
         units: Units of the channels, one per channel, "" for unknown ones, or none at all.
 
@@ -96,7 +96,7 @@ class Field(Undisturbed):
             object.__setattr__(self, "values", _filled(self.values, self.grid))
 
     def _selected(self, values: Tensor, grid: Grid) -> Field:
-        """Some values of this field, those at masked points as they are."""
+        """A subset of the values of this field, unchanged at masked points."""
         if not grid.is_masked:
             return replace(self, values=values, grid=grid)
         field = object.__new__(Field)
@@ -178,10 +178,10 @@ class Field(Undisturbed):
         Args:
             values: `(n, *grid)` for one channel, or `(n, c, *grid)`; real and finite, in physical units.
             axes: Roles of the axes, for example `"n x y c"`.
-            grid: Where they live. In its place, `periodic` for the unit cube.
+            grid: Grid of the values. In its place, `periodic` for the unit cube.
             periodic: Whether each axis is periodic.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
-            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
+            mask: Mask of missing values: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)`, True at
                 missing points. A point where a channel is missing does not count in its sample: see `Grid.masked`.
 
         Returns:
@@ -191,7 +191,7 @@ class Field(Undisturbed):
             DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
             ShapeError: If the shape does not fit or is ambiguous.
             ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
-            GridError: If `grid` is no Grid.
+            GridError: If `grid` is not a Grid.
 
         Examples:
             >>> import numpy as np
@@ -310,7 +310,7 @@ class Field(Undisturbed):
 
         Raises:
             DataError: If the dtype is neither float32 nor float64, or does not hold the values.
-            ArgumentError: If there is no such device, or values are float64 and it is MPS, which has none.
+            ArgumentError: If the device does not exist, or values are float64 and it is MPS, which has none.
         """
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
@@ -384,7 +384,7 @@ def row_number(index: object, count: int) -> int:
 
     Raises:
         IndexError: If it lies outside.
-        DataError: If it is no integer.
+        DataError: If it is not an integer.
     """
     if isinstance(index, bool) or not isinstance(index, Integral):
         raise DataError(expected="an integer as index", got=described(index), remedy="give a row number")
@@ -435,7 +435,7 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
     Args:
         operator: A module from `(n, c, *grid)` to `(n, c', *grid)`.
         inputs: Input samples.
-        query: Where to evaluate; the inputs' grid by default.
+        query: Grid of the outputs; the inputs' grid by default.
 
     Returns:
         Values, `(n, c', *query.shape)`.
@@ -444,7 +444,7 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
         ShapeError: If the module returns something that is not a field on the expected grid.
         OperatorError: If the module fails on the inputs; its own exception is the cause.
         DataError: If the inputs are no field.
-        ArgumentError: If the operator is no module.
+        ArgumentError: If the operator is not a module.
     """
     check_module(operator, "operator")
     check_field(inputs, "inputs")

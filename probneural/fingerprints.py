@@ -135,7 +135,7 @@ def identity_of(setting: object) -> str:
         parts |= {name: value for name, value in setting.state_dict().items() if "." not in name}
         parts |= dict(setting.named_children())
     elif not is_dataclass(setting) and type(setting).__repr__ is not object.__repr__:
-        return _called(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(setting)), (), parts)  # paths, ranges, numbers of other libraries
+        return _called(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(setting)), (), parts)  # paths, ranges, other number types
     return _called(type(setting).__qualname__, (), parts)
 
 

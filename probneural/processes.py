@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _IS_ALONE: ContextVar[bool] = ContextVar("is_alone", default=False)
-"""Whether this process works alone, even as a member of a group."""
+"""Whether this rank works independently, even as a member of a group."""
 _ARE_TOGETHER: ContextVar[bool] = ContextVar("are_together", default=False)
 """Whether every process of the group is known to run the same code on equal data."""
 
@@ -160,7 +160,7 @@ def sum_over_processes(local: Float64[Tensor, "*shape"], *, group: ProcessGroup 
 
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a process waits for the others; one that dies is noticed at once, because its connections close."""
+"""Timeout of a rank that waits for the others; a dead rank is detected immediately by its closed connections."""
 
 
 def join() -> None:
@@ -181,7 +181,7 @@ def leave() -> None:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """This process's own CUDA device, where several share a machine; other devices as they are."""
+    """This rank's CUDA device, if several ranks share a machine; other devices unchanged."""
     if device.type != "cuda" or world_size() == 1 or "LOCAL_RANK" not in os.environ:
         return device
     local = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -205,7 +205,7 @@ def summed(value: Tensor) -> Tensor:
 
 
 def first_says(answer: bool) -> bool:
-    """What the first process answers."""
+    """The result of rank 0."""
     if world_size() == 1:
         return answer
     said = torch.tensor([answer], dtype=torch.uint8, device=_device())
@@ -224,6 +224,6 @@ def take_from_first(tensors: Iterable[Tensor]) -> None:
 
 
 def _device() -> torch.device:
-    """Where tensors travel: on the CPU, unless the group knows nccl alone."""
+    """Device of collective operations: the CPU, unless nccl is the group's only backend."""
     is_cuda_only = "gloo" not in str(distributed.get_backend_config())
     return torch.device("cuda", torch.cuda.current_device()) if is_cuda_only else torch.device("cpu")

@@ -136,7 +136,7 @@ def stream_seed(seed: int, purpose: str, *indices: int) -> int:
         indices: Tell the streams of one purpose from each other.
 
     Raises:
-        ArgumentError: If the seed is none, or the purpose is not registered.
+        ArgumentError: If the seed is invalid, or the purpose is not registered.
 
     Examples:
         >>> stream_seed(0, "ensemble member", 0) == stream_seed(0, "ensemble member", 1)
@@ -152,10 +152,10 @@ def stream(seed: int | None, purpose: str, *indices: int, device: torch.device |
         seed: Names the experiment; a non-negative integer, or None for a fresh one from the operating system.
         purpose: One of `PURPOSES`.
         indices: Tell the streams of one purpose from each other.
-        device: Of the generator.
+        device: Device of the generator.
 
     Raises:
-        ArgumentError: If the seed is none, or the purpose is not registered.
+        ArgumentError: If the seed is invalid, or the purpose is not registered.
 
     Examples:
         >>> first, again, other = stream(0, "split"), stream(0, "split"), stream(0, "batches")
@@ -185,7 +185,7 @@ def seeded(
         devices: Whose generators take part beside the CPU's. The current device of a GPU in use takes part too.
 
     Raises:
-        ArgumentError: If the seed is none, or the purpose is not registered.
+        ArgumentError: If the seed is invalid, or the purpose is not registered.
     """
     with GLOBAL_GENERATORS:
         generators = _global_generators(devices)

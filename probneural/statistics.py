@@ -16,7 +16,7 @@ from probneural.pairs import FieldSource
 from probneural.processes import gathered, own_rows, world_size
 
 _CHUNK_NUMBERS = 2**21
-"""Values that are read at once (16 MiB in float64); the chunks of a source follow from its grid and channels alone."""
+"""Number of values per chunk (16 MiB in float64); the chunks of a source depend only on its grid and channels."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,7 +57,7 @@ class Statistics:
 
     @classmethod
     def of(cls, field: Field) -> Statistics:
-        """Those of samples in memory, taken at once."""
+        """Statistics of samples in memory, in one chunk."""
         if not len(field):
             return cls.empty(field.channels)
         values = field.values.detach()

@@ -113,7 +113,7 @@ class FieldTrajectories(Undisturbed):
 
     @property
     def grid(self) -> Grid:
-        """Where they live."""
+        """Grid of the values."""
         return self.start.grid
 
     @property
@@ -138,7 +138,7 @@ class FieldTrajectories(Undisturbed):
 
     @property
     def parameters(self) -> Field | None:
-        """The start's channels behind the states, which do not vary in time; None if there are none."""
+        """The start's time-independent channels after the states, or None."""
         extra = self.start.values[:, self.channels :]
         return Field(extra, self.grid) if extra.shape[1] else None
 
@@ -163,7 +163,7 @@ class FieldTrajectories(Undisturbed):
         """States at one lead, `(n, c, *grid)`, without parameters; lead 0 is the start, lead 1 the first of the times.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead does not exist.
         """
         lead = check_integer(lead, "lead", least=0, most=self.steps)
         return Field(self.values[:, lead - 1] if lead else self.start.values[:, : self.channels], self.grid)
@@ -240,7 +240,7 @@ class FieldTrajectories(Undisturbed):
 
         Raises:
             DataError: If the dtype is neither float32 nor float64, or does not hold the values.
-            ArgumentError: If there is no such device.
+            ArgumentError: If the device does not exist.
         """
         flat = Field(self.values.flatten(0, 1), self.grid).to(target).values
         return replace(self, start=self.start.to(target), values=flat.unflatten(0, tuple(self.values.shape[:2])))

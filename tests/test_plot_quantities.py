@@ -105,7 +105,7 @@ def test_maxima_and_figures_that_render() -> None:
 @pytest.mark.bad_input
 class TestBadInput:
     def test_no_functions(self) -> None:
-        with pytest.raises(DataError, match="at least one function"):
+        with pytest.raises(DataError, match="at least one sample"):
             plots.quantity(image()[:0])
 
     def test_truth(self) -> None:

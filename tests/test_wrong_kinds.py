@@ -67,7 +67,7 @@ ONE_GRID: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("call", ONE_GRID.values(), ids=list(ONE_GRID))
 def test_several_resolutions_are_for_training_alone(call: Callable[[], object]) -> None:
     fit(operator(), BOTH)
-    with pytest.raises(DataError, match="one Dataset as .* data, whose functions have one grid") as caught:
+    with pytest.raises(DataError, match="one Dataset as .* data, with one grid for all samples") as caught:
         call()
     assert caught.value.got in ("a list of 2, which only pn.fit takes", "a tuple of 2, which only pn.fit takes")
     assert "give the one on the grid that you predict on" in caught.value.remedy

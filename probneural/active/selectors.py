@@ -135,8 +135,8 @@ class Selector(Undisturbed, ABC):
             DataError: If pool or labelled are no fields or not finite, predicted variances are not, the pool is empty or fully
                 labelled, or `predictor` is asked and is no predictor.
             ShapeError: If labelled functions do not have the pool's channels.
-            GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is no grid.
-            ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
+            GridError: If labelled functions live on a grid that cannot be compared with the pool's, or `query` is not a grid.
+            ArgumentError: If `count` is not an integer, or not between 1 and the number of functions that are not labelled.
         """
         seed = check_seed(seed)
         if query is not None:
@@ -268,7 +268,7 @@ def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | Non
         `(n,)`, dimensionless, on the CPU.
 
     Raises:
-        DataError: If `predictor` is no predictor, or a mean or a variance not finite.
+        DataError: If `predictor` is not a predictor, or a mean or a variance not finite.
     """
     check_instance(predictor, Predictor, "predictor", remedy="fit a head, or calibrate one")
     grid = pool.grid if query is None else query
@@ -313,7 +313,7 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
         DataError: If pool or labelled are no fields, or not finite, or nothing is left to choose.
         ShapeError: If their channels differ.
         GridError: If labelled functions live on a grid that cannot be compared with the pool's.
-        ArgumentError: If `count` is no integer, or not between 1 and the number of functions that are not labelled.
+        ArgumentError: If `count` is not an integer, or not between 1 and the number of functions that are not labelled.
     """
     check_field(pool, "pool")
     if labelled is not None:

@@ -100,7 +100,7 @@ def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
 
     Args:
         values: NaN where they are missing.
-        grid: Where they live.
+        grid: Grid of the values.
         mask: True for points where a channel is NaN: one mask if it is the same in several samples, else one mask per sample.
             Or truth values `(*grid,)` or `(n, *grid)`, True at missing points. None for none.
         name: Name of the values, for messages.
@@ -305,14 +305,14 @@ def read_numpy(
         array: Real, finite numbers.
         name: The array's name in messages.
         layout: Roles of its axes, if they are stated; by default `(n, *grid)` or `(n, c, *grid)`.
-        grid: Where the values live; by default on the unit cube.
+        grid: Grid of the values; by default on the unit cube.
         option: Name of the argument that states the grid.
         dtype: float32 or float64.
         periodic: Whether each axis is periodic, if there is no grid.
         mask: See [`grid_with_mask`][probneural.arrays.reading.grid_with_mask].
 
     Raises:
-        DataError: If values are no real numbers, finite where they are not masked.
+        DataError: If values are not real numbers, finite where they are not masked.
         ShapeError: If the shape does not fit, or is ambiguous.
         ArgumentError: If the grid is unknown, or the layout has times or no samples.
     """
@@ -450,7 +450,7 @@ def read_xarray(
 
 
 def _labels(variables: Sequence[xarray.DataArray], channels: int) -> dict[str, tuple[str, ...]]:
-    """Names and units of channels, where each is a variable or all are one."""
+    """Names and units of channels, from one variable per channel or one variable for all."""
     names = [str(variable.name) if variable.name is not None else "" for variable in variables]
     units = [str(variable.attrs.get("units", "")) for variable in variables]
     if len(variables) != channels:

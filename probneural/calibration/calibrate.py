@@ -1,4 +1,4 @@
-"""Calibration in one call: variances, a simultaneous band and novelty, each from its own samples where it needs them."""
+"""Calibration in one call: variances, a simultaneous band and novelty, from disjoint samples where required."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def calibrate(predictor: Predictor, held_out: Dataset, *, level: float = 0.9, se
     samples that are exchangeable with the held-out ones.
 
     Args:
-        predictor: A head's predictor; `VarianceScale` and `ScaleMixture` around it are fitted anew.
+        predictor: A head's predictor; `VarianceScale` and `ScaleMixture` around it are refitted.
         held_out: Pairs that neither training nor another calibration used, 40 or more for all parts at .9.
         level: Nominal coverage of the band and of the report, between 0 and 1, dimensionless.
         seed: Seed of the split, of the scale mixture and of novelty.
@@ -259,7 +259,7 @@ class CalibratedPredictor(Calibrated):
         )
 
     def _map(self, inputs: Field, field: FieldDistribution) -> FieldDistribution:
-        """The calibrated field as it is."""
+        """The calibrated field, unchanged."""
         return field
 
     def _details(self) -> str:

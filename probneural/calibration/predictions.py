@@ -23,24 +23,24 @@ from probneural.pairs import Dataset, FieldPairs, batches, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys, shared_rows
 
 CHUNK_VALUES = 2**16
-"""Output values predicted at once; heads keep up to some hundred numbers for each."""
+"""Number of output values per prediction; heads store up to a few hundred numbers for each."""
 _KEPT_VALUES = 2**21
-"""Output values whose predictions are remembered (48 MiB)."""
+"""Number of output values whose predictions are cached (48 MiB)."""
 ROUNDING = 8.0
-"""Units in the last place, of a function's largest value, up to which errors and deviations count as none (as in metrics)."""
+"""Errors and deviations up to this many units in the last place of the sample's largest value are zero, as in metrics."""
 MOSTLY = 0.8
-"""Fraction of values that are rounding from which the others say nothing of errors."""
+"""Largest fraction of values at rounding level for which the remaining values can be used for calibration."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PredictedMoments:
-    """Mean and predictive variance of n functions, float64.
+    """Mean and predictive variance of n samples, float64.
 
     Args:
         mean: `(n, c, *grid)`, in physical units.
         variance: Variance of the field plus that of the noise, `(n, c, *grid)`, in physical units squared.
-        epsilon: Relative spacing of numbers in the dtype the two came in.
-        grid: Where they live, weighted as what was observed: masked points do not count.
+        epsilon: Machine epsilon of the original dtype of the moments.
+        grid: Grid of the moments, with the weights of the observations: zero at masked points.
     """
 
     mean: Float64[Tensor, "n c *grid"]
@@ -50,11 +50,11 @@ class PredictedMoments:
 
 
 Pair = tuple[PredictedMoments, Float64[Tensor, "_ c *grid"]]
-"""Predicted moments of some functions at a time, and what was observed of them."""
+"""Predicted moments of a chunk of samples, and their observations."""
 
 
 def moments(u: FieldDistribution, noise: float | Tensor) -> PredictedMoments:
-    """Read mean and predictive variance off a distribution, detached.
+    """Return the detached mean and predictive variance of a distribution.
 
     Raises:
         DataError: If either is not finite.
@@ -70,7 +70,7 @@ def moments(u: FieldDistribution, noise: float | Tensor) -> PredictedMoments:
 
 
 def observed_moments(u: FieldDistribution, noise: float | Tensor, *, grid: Grid) -> PredictedMoments:
-    """The same, weighted as what was observed of these functions; the mean is 0 at masked points, as observations are."""
+    """The same moments with the weights of the observations; the mean is 0 at masked points, as the observations are."""
     predicted = moments(u, noise)
     return replace(predicted, mean=grid.fill(predicted.mean), grid=grid)
 
@@ -81,11 +81,11 @@ def distributions(
     """Predict the outputs of a data set on their own grid, in chunks of bounded memory.
 
     Yields:
-        The distribution and the observed outputs of some functions at a time, 0 at masked points, with the grid or grids that
-        weigh them; in the order of the data, on the predictor's device.
+        Distribution, observed outputs (0 at masked points) and weighting grids of a chunk of samples, in the order of the
+        data, on the predictor's device.
 
     Raises:
-        DataError: If `pairs` are no data set, or a value is not finite.
+        DataError: If `pairs` is not a data set, or a value is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_pairs(predictor, pairs)
@@ -97,7 +97,7 @@ def distributions(
 
 
 def _chunk_size(pairs: Dataset) -> int:
-    """How many functions are read and predicted at once."""
+    """Number of samples per chunk."""
     return max(1, CHUNK_VALUES // (pairs.outputs.channels * pairs.outputs.grid.size))
 
 
@@ -112,7 +112,7 @@ def untrained_keys(predictor: Predictor, pairs: Dataset, *, allow_training_data:
 
     Raises:
         CalibrationError: If some pairs trained it, and training data are not allowed.
-        ArgumentError: If `allow_training_data` is no truth value.
+        ArgumentError: If `allow_training_data` is not a bool.
 
     Warns:
         DataWarning: If some pairs trained it, and training data are allowed.
@@ -127,8 +127,8 @@ def check_new(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool
     """Raise a CalibrationError if the predictor was trained on some of these pairs, or its variances were scaled on some.
 
     Raises:
-        CalibrationError: If so; `allow_training_data` allows pairs that trained it.
-        DataError: If `predictor` or `pairs` are none.
+        CalibrationError: For such pairs; `allow_training_data` allows training pairs.
+        DataError: If `predictor` is not a predictor or `pairs` is not a data set.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_pairs(predictor, pairs)
@@ -136,30 +136,30 @@ def check_new(predictor: Predictor, pairs: Dataset, *, allow_training_data: bool
 
 
 def check_unused(keys: Int64[Tensor, "n *w k"], used: Int64[Tensor, " m"]) -> None:
-    """Raise a CalibrationError if variances were scaled on some of these samples, given by row keys."""
+    """Raise a CalibrationError if variances were scaled on some of these samples, identified by row keys."""
     count = shared_rows(keys, used)
     if count:
         raise CalibrationError(
             expected="calibration fields that the predictor's variances were not scaled on",
-            got=f"{count} of {len(keys)} that they were",
+            got=f"{count} of {len(keys)} used for scaling",
             remedy="split them: scaling, conformal = calibration.split(len(calibration) // 2, seed=0)",
         )
 
 
 def predictions(predictor: Predictor, pairs: Dataset) -> Iterator[tuple[PredictedMoments, Float64[Tensor, "n c *grid"]]]:
-    """Yield the moments alone of [`distributions`][probneural.calibration.predictions.distributions], and the outputs."""
+    """Yield the moments of [`distributions`][probneural.calibration.predictions.distributions] and the outputs."""
     for u, truth, grid in distributions(predictor, pairs):
         yield observed_moments(u, predictor.noise, grid=grid), truth
 
 
 class CalibrationPredictions:
-    """Moments of a calibration set beside what was observed, to be gone through several times, some functions at a time.
+    """Moments and observations of a calibration set for repeated iteration, in chunks.
 
-    Few are remembered from the first time; many are predicted anew.
+    Small sets are cached; large sets are predicted again in each iteration.
 
     Args:
-        predictor: Whose they are.
-        pairs: The set.
+        predictor: The predictor.
+        pairs: The calibration set.
     """
 
     def __init__(self, predictor: Predictor, pairs: Dataset) -> None:
@@ -169,7 +169,7 @@ class CalibrationPredictions:
         self._kept: list[Pair] = []
 
     def distributions(self) -> Iterator[tuple[FieldDistribution, Pair]]:
-        """Predict all, and yield their moments with the distributions that these were read off."""
+        """Predict all samples, and yield their moments and distributions."""
         self._kept = []
         for u, truth, grid in distributions(self.predictor, self.pairs):
             pair = observed_moments(u, self.predictor.noise, grid=grid), truth
@@ -178,7 +178,7 @@ class CalibrationPredictions:
             yield u, pair
 
     def __iter__(self) -> Iterator[Pair]:
-        """Yield the moments alone, and the observed outputs."""
+        """Yield the moments and the observed outputs."""
         if self._kept:
             yield from self._kept
         else:
@@ -186,11 +186,11 @@ class CalibrationPredictions:
 
 
 def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
-    """Raise unless the predictor can be held against these pairs.
+    """Raise an error unless the predictor can be compared with these pairs.
 
     Raises:
-        DataError: If `predictor` is not a `Predictor`, `pairs` are no data set, a value in memory is not finite, or a channel
-            has another unit than in training.
+        DataError: If `predictor` is not a `Predictor`, `pairs` is not a data set, a value in memory is not finite, or the unit
+            of a channel differs from that in training.
         ShapeError: If the outputs do not have the predictor's channels.
     """
     check_instance(
@@ -212,9 +212,9 @@ def check_pairs(predictor: Predictor, pairs: Dataset) -> None:
 def likelihood_profile(
     predictor: Predictor, moments: Iterable[Pair], *, calibration: Dataset, ratios: Float64[Tensor, "k c"]
 ) -> tuple[Float64[Tensor, "k c"], Float64[Tensor, "k c"]]:
-    """chi² and mean log variance of the calibration fields for field variance plus `ratio` times the noise.
+    """χ² and mean log variance of the calibration fields, with variance = field variance + `ratio` × noise.
 
-    Their sum with a logarithm on chi² is twice the negative log likelihood at the best common scale, up to a constant.
+    log χ² + mean log variance is twice the negative log likelihood at the best common scale, up to a constant.
     """
     chi2, spread = torch.zeros_like(ratios), torch.zeros_like(ratios)
     for predicted, truth in moments:
@@ -232,14 +232,14 @@ def likelihood_profile(
 
 
 def standardised_squares(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Standardised squared residuals; 0 where residual and deviation are both zero up to rounding."""
+    """Standardised squared residuals; 0 if residual and deviation are both zero up to rounding."""
     residual = truth - predicted.mean
     none = are_rounding(predicted, truth, dtype=dtype)
     return torch.where(none, torch.zeros_like(residual), residual.square() / predicted.variance)
 
 
 def are_rounding(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Where residual and deviation are both zero up to rounding."""
+    """Mask of points whose residual and deviation are both zero up to rounding."""
     axes = tuple(range(2, truth.ndim))
     unit = ROUNDING * max(predicted.epsilon, torch.finfo(dtype).eps)
     rounding = unit * torch.maximum(predicted.mean.abs(), truth.abs()).amax(axes, keepdim=True)
@@ -247,7 +247,7 @@ def are_rounding(predicted: PredictedMoments, truth: Tensor, *, dtype: torch.dty
 
 
 def gaussian_of(u: FieldDistribution) -> GaussianField:
-    """The Gaussian field that a prediction is, or that has the moments of its draws.
+    """The Gaussian field of a prediction, by moment matching if the prediction is not Gaussian.
 
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
@@ -263,39 +263,39 @@ def gaussian_of(u: FieldDistribution) -> GaussianField:
 
 
 FOLDS = 5
-"""Parts of a calibration set, each held out once."""
+"""Number of cross-validation folds of a calibration set."""
 _ERRORS = 2.0
-"""Standard errors by which the mean has to exceed zero."""
+"""Number of standard errors by which the mean gain must exceed zero."""
 _UPPER = 0.95
-"""Level of the quantile that larger gains count as."""
+"""Gains above the quantile of this level are clipped to it."""
 
 
 def group_numbers(pairs: Dataset) -> Int64[Tensor, " n"]:
-    """Which group each pair is of, numbered from 0; without groups, such as trajectories, each is one of its own.
+    """Group index of each pair, from 0; without groups (trajectories), each pair is a group.
 
-    What is held out in turn are whole groups: windows of one trajectory resemble each other.
+    Cross-validation holds out whole groups: windows of one trajectory are correlated.
     """
     groups = getattr(pairs, "groups", None)
     return torch.arange(len(pairs), device="cpu") if groups is None else groups.unique(return_inverse=True)[1]
 
 
 def number_of(groups: Int64[Tensor, " n"]) -> int:
-    """How many groups there are."""
+    """Number of groups."""
     return int(groups.max()) + 1 if len(groups) else 0
 
 
 def mean_size(groups: Int64[Tensor, " n"]) -> float:
-    """Functions per group, on average, by which penalties in functions are multiplied: a group then counts as one."""
+    """Mean number of samples per group; penalties per sample are multiplied by it, so that a group counts as one sample."""
     return len(groups) / max(1, number_of(groups))
 
 
 def group_sizes(groups: Int64[Tensor, " n"]) -> Int64[Tensor, " n"]:
-    """How many functions there are in the group of each."""
+    """Number of samples in the group of each sample."""
     return groups.bincount()[groups]
 
 
 def group_means(values: Float64[Tensor, " n"], groups: Int64[Tensor, " n"]) -> Float64[Tensor, " g"]:
-    """The mean of each group.
+    """Mean of each group.
 
     Examples:
         >>> group_means(torch.tensor([1.0, 3.0, 5.0]).double(), torch.tensor([0, 0, 1])).tolist()
@@ -305,14 +305,14 @@ def group_means(values: Float64[Tensor, " n"], groups: Int64[Tensor, " n"]) -> F
 
 
 def is_gain(gains: Float64[Tensor, " n"]) -> bool:
-    """Whether gains of functions that were held out in turn are more than chance: two standard errors more than nothing.
+    """Whether cross-validated gains are significant: the mean exceeds two standard errors.
 
-    Where errors have heavy tails, a few functions may gain a hundred times as much as others. They raise the mean, and the
-    standard error more: one such function among two hundred would hide what all others gain. So it is enough if the mean
-    exceeds two standard errors with the largest twentieth of the gains counted as the next smaller one. Losses count in full.
+    With heavy-tailed errors, a few samples may gain a hundred times as much as others. They raise the standard error more
+    than the mean: one such sample among two hundred would hide the gain of all others. So the mean may also exceed two
+    standard errors after the largest twentieth of the gains is clipped to the next smaller one. Losses are not clipped.
 
     Args:
-        gains: One per function, or per group of functions, in nats, or twice that.
+        gains: Gain of each sample or group of samples, in nats, or twice that.
 
     Examples:
         >>> gains = torch.full((200,), 0.5).double().index_fill(0, torch.tensor([0]), 150.0)

@@ -29,7 +29,7 @@ _STEPS = 10_000
 """Steps until that has to be reached: they converge linearly."""
 _NEWTON_STEPS = 100
 _HELD_SUM = 1e4
-"""Weight of the row that holds a sum of one beside rows of order one."""
+"""Weight of the row of the constraint that weights sum to one, relative to rows of order one."""
 _HALVINGS = 60
 """Of a line search: float64 cannot tell more."""
 _VALUES = 2**15
@@ -87,7 +87,7 @@ class Stacking:
             The mixture, with the `weights` of the predictors in their order.
 
         Raises:
-            DataError: If one is no predictor, there are none, or a value is not finite.
+            DataError: If one is not a predictor, there are none, or a value is not finite.
             ShapeError: If channels differ.
             GridError: If domains differ.
             CalibrationError: If there are no fields, no density is positive, or pairs trained a predictor.
@@ -112,7 +112,7 @@ class Stacking:
 
 
 def _log_densities(predictor: Predictor, pairs: Dataset) -> Iterator[Float64[Tensor, " b"]]:
-    """Joint log densities of single functions, some functions at a time."""
+    """Joint log densities of single samples, in chunks."""
     for u, truth, _ in distributions(predictor, pairs):
         field = u if isinstance(u, MixtureField) else gaussian_of(u)
         yield field.log_prob(truth, noise=predictor.noise, joint=True).flatten().cpu()
@@ -127,8 +127,8 @@ def stacking_weights(log_densities: Float64[Tensor, "n m"], counts: Float64[Tens
     derivative minus one bounds what the optimum has more.
 
     Args:
-        log_densities: Of n observations under m components, in nats; -inf is legal.
-        counts: Of the observations, not negative, with the sum 1.
+        log_densities: Log densities of n observations under m components, in nats; -inf is allowed.
+        counts: Weights of the observations, not negative, with sum 1.
 
     Raises:
         CalibrationError: If an observation that counts has no density under any component, or the steps do not converge.
@@ -231,7 +231,7 @@ def selected_weights(mixture: MixturePredictor, calibration: Dataset) -> Float64
     without any in the mixture. So the field is at least as likely as those of the whole mixture and of each predictor.
 
     Args:
-        mixture: Of m predictors.
+        mixture: Mixture of m predictors.
         calibration: Functions that predictors are compared on: of many, some evenly spread ones.
     """
     values = calibration.outputs.channels * calibration.outputs.grid.size
@@ -266,7 +266,7 @@ def selected_weights(mixture: MixturePredictor, calibration: Dataset) -> Float64
 def _components(
     mixture: MixturePredictor, pairs: Dataset
 ) -> Iterator[tuple[list[GaussianField], Float64[Tensor, "n c *grid"]]]:
-    """What the predictors, all with some weight, predict, each as a Gaussian field, and the truth, some functions at a time."""
+    """Gaussian predictions of each predictor, and the truth, in chunks of samples."""
     for predicted in zip(*(distributions(predictor, pairs) for predictor in mixture.predictors), strict=True):
         components = (as_component(mixture, index, u) for index, (u, *_) in enumerate(predicted))
         yield [gaussian_of(component) for component in components], predicted[0][1]

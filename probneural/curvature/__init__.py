@@ -1,6 +1,6 @@
-"""Curvature of any module: products with Hessians, Gauss-Newton and Fisher matrices, and what can be built on them.
+"""Curvature of any module: products with Hessians, Gauss-Newton and Fisher matrices, and algorithms based on them.
 
-Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` says what the matrix is of;
+Parameters are one real vector, complex ones as pairs. A `CurvatureProblem` defines the loss;
 `hessian_vector_product`, `gauss_newton_vector_product` and their like multiply with it, differentiably;
 `products.linear_operators` wraps it for linear_operator and SciPy; `top_eigenpairs`, `spectral_density`, `xdiag` and
 `probneural.linear_algebra.conjugate_gradients.solve` need nothing but products.

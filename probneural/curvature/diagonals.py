@@ -1,4 +1,4 @@
-"""Diagonals and row norms of maps that are known only by their products, each with its error."""
+"""Diagonals and row norms of matrix-free linear maps, with error estimates."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner
 from probneural.randomness import stream
 
 _BATCH = 64
-"""Vectors multiplied at once."""
+"""Number of vectors per product."""
 _DEPTH = 2
-"""Blocks of the Krylov space that a sketch spans, each F^T F times the one before. Against 1, 2 lowers the error by 10 to 30 %
-for smooth kernels and changes little for others; power iteration, at twice the products per column, never paid."""
+"""Number of blocks of the sketch's Krylov space, each F^T F times the previous one. Compared with 1, 2 lowers the error by 10
+to 30 % for smooth kernels and changes little for others; power iteration, at twice the products per column, brought no gain."""
 _CHUNK = 2**16
-"""Entries of a diagonal worked on at once."""
+"""Number of diagonal entries per chunk."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimate:
-    """An estimate of non-negative numbers, such as the diagonal of a positive semi-definite matrix.
+    """Estimate of non-negative numbers, such as the diagonal of a positive semi-definite matrix.
 
     Attributes:
-        values: `(P,)`, float64.
-        errors: Standard error of each, `(P,)`, float64, >= 0; zero where the value is exact.
-        lower: Bounds that the true values cannot lie below but by rounding, `(P,)`, float64, >= 0.
-        products: Number of products, those with the transpose included.
+        values: Estimates, `(P,)`, float64.
+        errors: Standard errors, `(P,)`, float64, >= 0; zero for exact values.
+        lower: Lower bounds of the true values, up to rounding, `(P,)`, float64, >= 0.
+        products: Number of products, including those with the transpose.
     """
 
     values: Float64[Tensor, " P"]
@@ -54,28 +54,28 @@ def row_squares_estimate(
 
         diag(F F^T) = sum over j of (F q_j)^2 + E[(F (I - Q Q^T) xi)^2]
 
-    The orthonormal columns q_j span random combinations of F's rows, Q = orth(F^T Omega); their part is exact and bounds the
-    result from below. The rest is a mean over `probes` independent draws that is positive and, given Q, unbiased: of true
-    remainder r, it is r times chi-square(probes)/probes. The error reported is sqrt(2/(probes + 2)) times the estimated
-    remainder, whose square is unbiased for the variance. It is proportional to what it is the error of: with few probes it is
-    small where the estimate is too small, so take it as an order of magnitude below about 10 probes. Draws are shared by
-    all rows: errors of nearby rows are alike.
+    The orthonormal columns q_j span random combinations of F's rows, Q = orth(F^T Omega). The first term is exact and bounds
+    the result from below. The second is a mean over `probes` independent draws, positive and unbiased given Q: a true
+    remainder r is estimated by r times chi-square(probes)/probes. The error is sqrt(2/(probes + 2)) times the estimated
+    remainder; its square is unbiased for the variance. It is proportional to the estimated remainder: an underestimate comes
+    with too small an error, so below about 10 probes the error is only an order of magnitude. All rows share the draws,
+    so errors of nearby rows are correlated.
 
     Gradients flow through the products with F, at a fixed Q: unbiased like the values, but not their exact derivative at a
-    fixed seed unless the sketch captures all.
+    fixed seed unless Q spans R^k.
 
     Args:
         product: F on rows, `(s, k)` to `(s, m)`.
         transposed_product: F^T on rows, `(s, m)` to `(s, k)`.
         shape: `(m, k)`.
-        sketch: Columns of Q, at most; each takes one product with F and one with F^T.
-        probes: Draws for the rest, one product with F each.
-        seed: Of all random numbers.
-        like: A tensor of the dtype and on the device of the random numbers given to `transposed_product`, whose result has
-            the dtype of all that follows; float64 on the CPU by default.
+        sketch: Maximum number of columns of Q; each takes one product with F and one with F^T.
+        probes: Number of draws for the second term, one product with F each.
+        seed: Seed of the random numbers.
+        like: Tensor with the dtype and device of the random numbers passed to `transposed_product`, whose result sets the
+            dtype of the remaining computation; float64 on the CPU by default.
 
     Returns:
-        Row sums of squares, their errors and lower bounds, without error if Q spans R^k.
+        Row sums of squares, their errors and lower bounds; exact if Q spans R^k.
 
     Raises:
         ArgumentError: If a number is not positive.
@@ -84,8 +84,8 @@ def row_squares_estimate(
 
     Reference:
         Meyer, Musco, Musco & Woodruff (2021), Hutch++: optimal stochastic trace estimation, for the split; Musco & Musco
-        (2015), Randomized block Krylov methods, for the space. Deviation: row by row, with Gaussian draws, so that the rest
-        cannot be negative.
+        (2015), Randomized block Krylov methods, for the space. Deviation: row by row, with Gaussian draws, so that the second
+        term cannot be negative.
 
     Examples:
         >>> root = torch.tensor([[3.0, 4.0], [1.0, 0.0]], dtype=torch.float64)
@@ -105,7 +105,7 @@ def row_squares_estimate(
     images, is_random = gaussian(block, rows, generator=generator, like=like), True
     while remaining := min(count - (0 if basis is None else len(basis)), count - (spent + 1) // 2):
         pulled = _batched(transposed_product, images.detach()[:remaining], size=latent).detach()
-        # In float64 whatever the dtype: directions may carry very different fractions, and one that comes again has to vanish.
+        # float64 for every dtype: norms of directions differ by orders of magnitude, and a repeated direction must vanish.
         fresh = orthonormal(pulled.to(torch.float64), against=basis)
         spent += len(pulled) + len(fresh)
         like = like.to(pulled)
@@ -140,23 +140,22 @@ def _batched(product: Map, rows: Tensor, *, size: int) -> Tensor:
 
 @validated
 def xdiag(product: Map, size: int, *, products: int, seed: int = 0, like: Tensor | None = None) -> Estimate:
-    """Estimate the diagonal of a positive semi-definite A by XDiag: every random vector serves as a sketch and as a test.
+    """Estimate the diagonal of a positive semi-definite A by XDiag, which uses every random vector as sketch and as probe.
 
         d_i = diag(Q_i Q_i^T A) + w_i * (I - Q_i Q_i^T) A w_i,   Q_i = orth(A w_j, j != i),   estimate = mean over i of d_i
 
-    with n = products // 2 vectors w_i of random signs. Unbiased, so entries can come out negative. The error is the standard
-    error that n independent d_i would have, sqrt(sum over i of (d_i - mean)^2 / (n (n - 1))); they are exchangeable but not
-    independent, so it is right in order of magnitude only. It is heavy-tailed: where the sketch holds nearly all of A, one
-    d_i can be far from the rest. The lower bound is the diagonal of the Nyström approximation A Q (Q^T A Q)^-1 Q^T A, from the
-    same products; it costs nothing, and where A's eigenvalues decay fast it is often the better estimate.
+    with n = products // 2 vectors w_i of random signs. The estimate is unbiased, so entries can be negative. The error is the
+    standard error of n independent d_i, sqrt(sum over i of (d_i - mean)^2 / (n (n - 1))); the d_i are exchangeable but not
+    independent, so only its order of magnitude is right. It is heavy-tailed: if the sketch captures nearly all of A, one d_i
+    can be an outlier. The lower bound is the diagonal of the Nyström approximation A Q (Q^T A Q)^-1 Q^T A, from the
+    same products; if A's eigenvalues decay fast it is often the better estimate.
 
     Args:
         product: A on rows, `(s, P)` to `(s, P)`.
         size: P.
-        products: Number of products in all, at least 4; from P on, the diagonal is read off exactly.
-        seed: Of the signs.
-        like: A tensor of the dtype and on the device of the vectors, of which `(products, P)` are kept; float64 on the CPU
-            by default.
+        products: Total number of products, at least 4; with P or more, the diagonal is exact.
+        seed: Seed of the signs.
+        like: Tensor with the dtype and device of the vectors, which occupy `(products, P)`; float64 on the CPU by default.
 
     Returns:
         The diagonal in A's units, with errors and lower bounds.
@@ -168,8 +167,8 @@ def xdiag(product: Map, size: int, *, products: int, seed: int = 0, like: Tensor
 
     Reference:
         Epperly, Tropp & Webber (2024), XTrace: making the most of every sample in stochastic trace estimation, section 4 and
-        supplement. Deviation: Q comes from a truncated singular value decomposition, so A may have fewer than n eigenvalues
-        that are not zero.
+        supplement. Deviation: Q comes from a truncated singular value decomposition, so A may have fewer than n non-zero
+        eigenvalues.
 
     Examples:
         >>> weights = torch.tensor([2.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
@@ -204,12 +203,12 @@ def xdiag(product: Map, size: int, *, products: int, seed: int = 0, like: Tensor
 
 @dataclass(frozen=True, eq=False)
 class _Sketch:
-    """Y = A W, an orthonormal basis of its span, and for each column i what the others do not span.
+    """Y = A W, an orthonormal basis of its span, and each column's component outside the span of the other columns.
 
     Attributes:
         basis: Q^T, `(r, P)`.
         images: (A Q)^T, `(r, P)`.
-        missing: Rows s_i: Q s_i is orthogonal to all columns of Y but the ith; zero where the others span that too, `(n, r)`.
+        missing: Rows s_i, `(n, r)`: Q s_i is orthogonal to all columns of Y except the ith; zero if the others span the ith.
         along: s_i^T Q^T y_i, `(n,)`.
     """
 

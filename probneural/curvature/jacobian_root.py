@@ -29,29 +29,29 @@ from probneural.randomness import stream
 from probneural.registry import stored
 
 _POINTS = 2**15
-"""Grid points of inputs pushed through the operator at once, for each tangent."""
+"""Number of grid points of inputs per pass through the operator, for each tangent."""
 _LARGEST_DENSE = 2**29
-"""Entries of a root formed at once (2 GiB in float32)."""
+"""Maximum number of entries of a dense root (2 GiB in float32)."""
 
 
 @stored()
 @validated
 @dataclass(frozen=True, kw_only=True)
 class VarianceEstimation:
-    """How row sums of squares, hence marginal variances, are found.
+    """Settings of row sums of squares, that is, of marginal variances.
 
     Exactly, by one pass per value or latent direction, where that takes at most `exact_passes` passes; else by a sketch of
-    `sketch` random projections, which is exact on the span it finds, and `probes` draws for what is left of the variance.
+    `sketch` random projections, exact on their span, and `probes` draws for the remaining variance.
 
     Args:
-        exact_passes: Passes per function up to which variances are exact.
+        exact_passes: Maximum number of passes per sample for exact variances.
         sketch: Random projections, two passes each.
         probes: Draws for the remainder, one pass each; its relative standard error is sqrt(2 / probes).
-        seed: Of projections and draws.
-        chunk: Tangents or cotangents pushed at once, at least: on few points more are, up to 32,768 points in all.
+        seed: Seed of projections and draws.
+        chunk: Minimum number of tangents or cotangents per pass; more for few points, up to 32,768 points in total.
 
     Raises:
-        ArgumentError: If a number is no integer, or not positive; `exact_passes` may be zero.
+        ArgumentError: If a number is not an integer, or not positive; `exact_passes` may be zero.
     """
 
     exact_passes: int = 512
@@ -73,21 +73,21 @@ _VARIANCE_ESTIMATION = VarianceEstimation()
 class JacobianRoot(Root):
     """J R of u = f(w) + J R xi: a Jacobian in the parameters times a root R of their covariance, never formed.
 
-    Differentiable in the inputs' values. Functionals, conditioning and scales are kept as what they are and applied to
-    products. The entries of the result are exact but for row sums of squares where `variance_estimation` says so.
+    Differentiable in the inputs' values. Functionals, conditioning and scales are recorded and applied to
+    products. All results are exact, except for row sums of squares estimated by `variance_estimation`.
 
     Args:
         operator: Any module from fields to fields.
-        layout: Which parameters vary.
-        vector: Where the Jacobian is taken, `(P,)`.
-        inputs: n input functions.
-        query: Where to evaluate; the inputs' grid by default.
+        layout: The parameters that vary.
+        vector: Parameters at which the Jacobian is evaluated, `(P,)`.
+        inputs: n inputs.
+        query: Grid of the outputs; the inputs' grid by default.
         weights: R.
-        variance_estimation: How variances are found.
+        variance_estimation: Settings of exact and estimated variances.
         recorded: Functionals, updates and scales, with as many factors as the output has channels.
 
     Attributes:
-        rows_cache: Rows formed for these inputs, which all roots made from this one share; None where they would be too many.
+        rows_cache: Cache of rows for these inputs, shared with derived roots; None if it exceeds the memory budget.
     """
 
     operator: nn.Module
@@ -110,7 +110,7 @@ class JacobianRoot(Root):
 
     @property
     def grid(self) -> Grid:
-        """Where the operator is evaluated."""
+        """Grid of the outputs."""
         return self.inputs.grid if self.query is None else self.query
 
     @property
@@ -192,7 +192,7 @@ class JacobianRoot(Root):
         return torch.cat([self.transposed_one(piece) for piece in unit.split(self._block(1))])
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose to m vectors."""
+        """Apply each input's transpose to m vectors."""
         return torch.stack([root.transposed_one(cotangents[index]) for index, root in enumerate(self.singles())])
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -200,7 +200,7 @@ class JacobianRoot(Root):
         return torch.stack([root.row_squares_one()[0] for root in self.singles()])
 
     def row_squares_error(self) -> Float[Tensor, "n c p"]:
-        """Standard error of `row_squares`, in its units; zero where it is exact."""
+        """Standard error of `row_squares`, in its units; zero for exact values."""
         return torch.stack([root.row_squares_one()[1] for root in self.singles()])
 
     @property
@@ -210,7 +210,7 @@ class JacobianRoot(Root):
         return min(channels * points, rank) <= self.variance_estimation.exact_passes
 
     def marginal(self, index: int) -> Root:
-        """One function's root with as many columns as rows, where its rows are kept."""
+        """The square marginal root of one sample, if its rows are cached."""
         single = self.select(slice(index, index + 1))
         assert isinstance(single, JacobianRoot)
         _, channels, points, rank = single.shape
@@ -225,7 +225,7 @@ class JacobianRoot(Root):
         return DenseRoot(values.movedim(0, -1)[None])
 
     def magnitude(self) -> Float[Tensor, "n c"]:
-        """An estimate of the largest row norm per channel, from a few draws."""
+        """Estimate of the largest row norm per channel, from a few draws."""
         generator = stream(self.variance_estimation.seed, "row magnitude")
         latents = torch.randn(8, self.shape[3], generator=generator, dtype=torch.float64, device="cpu")
         return self.product(latents.to(self.vector)).square().mean(0).amax(-1).sqrt() * 2.0
@@ -244,12 +244,12 @@ class JacobianRoot(Root):
         return self._derived(self.rows_cache, recorded=self.recorded.scale(factors))
 
     def select(self, index: slice | Tensor) -> Root:
-        """Select inputs, and what was learned about each of them."""
+        """Select inputs and their recorded updates."""
         inputs = Field(self.inputs.values[index], self.inputs.grid)
         return self._derived(self.rows_cache and self.rows_cache[index], inputs=inputs, recorded=self.recorded[index])
 
     def dense(self) -> Float[Tensor, "n c p k"]:
-        """Form the root, by as many passes per input as it has rows or columns, whichever are fewer.
+        """Form the root, with min(rows, columns) passes per input.
 
         Raises:
             UnsupportedError: If it would not fit into memory.
@@ -259,7 +259,7 @@ class JacobianRoot(Root):
             raise UnsupportedError(
                 expected=f"a root of at most {_LARGEST_DENSE} entries to form",
                 got=f"{inputs} x {channels} x {points} x {rank}",
-                remedy="take fewer functions or points at a time, a functional of them, or products",
+                remedy="use fewer samples or points, a functional of them, or products",
             )
         if rank < channels * points:
             unit = torch.eye(rank, dtype=self.dtype, device=self.device)
@@ -267,7 +267,7 @@ class JacobianRoot(Root):
         return torch.stack([root.matrix_one() for root in self.singles()]).unflatten(1, (channels, points))
 
     def gram(self) -> Float[Tensor, "n cp cp"]:
-        """J R R^T J^T of each input, formed a few columns at a time."""
+        """J R R^T J^T of each input, in chunks of columns."""
         _, channels, points, _ = self.shape
         unit = torch.eye(channels * points, dtype=self.dtype, device=self.device).unflatten(-1, (channels, points))
         pieces = []
@@ -291,7 +291,7 @@ class JacobianRoot(Root):
         return derived
 
     def keeps_rows(self, passes: int) -> bool:
-        """Whether rows of J R are used in place of passes through the operator: where they are there, or cost hardly more."""
+        """Whether to use rows of J R in place of passes through the operator: if they are cached, or of similar cost."""
         if self.rows_cache is None or is_transformed():
             return False
         if any(tensor.requires_grad for tensor in (self.inputs.values, self.vector, self.weights.like)):
@@ -352,5 +352,5 @@ class JacobianRoot(Root):
         )
 
     def _block(self, functions: int) -> int:
-        """Tangents or cotangents of so many functions that are pushed at once."""
+        """Number of tangents or cotangents per pass for a number of samples."""
         return max(self.variance_estimation.chunk, _POINTS // (functions * self.grid.size))

@@ -1,4 +1,4 @@
-"""Kronecker-factored Gauss-Newton matrices of any module, from gradients alone."""
+"""Kronecker-factored Gauss-Newton matrices of any module, from gradients only."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from probneural.randomness import stream
 
 _ROLES = ("block", "row", "column", "pair")
 _LARGEST_DENSE = 512
-"""Entries of a vector of parameters up to which it is one dense block; a longer one is a diagonal."""
+"""Maximum length of a parameter vector with a dense block; longer vectors have a diagonal."""
 _LARGEST_FACTOR = 4096
-"""Rows or columns up to which a matrix of parameters has Kronecker factors; a larger one is a diagonal."""
+"""Maximum number of rows or columns of a parameter matrix with Kronecker factors; larger ones have a diagonal."""
 _ENTRIES = 2**24
-"""Entries of rows taken at once (128 MiB in float64)."""
+"""Number of entries per chunk of rows (128 MiB in float64)."""
 _SKETCHES = 12
-"""Random sums by which modes are compared: two that agree in all of them agree in every row."""
+"""Number of random sums for the comparison of modes: modes that agree in all of them agree in every row."""
 _COMPARED = 1024
-"""Modes compared with all others at once."""
+"""Number of modes per comparison with all others."""
 _EQUAL = 1e-9
 """Difference of ratios of prior standard deviations that is rounding."""
 _ROUNDING = 1e4
-"""What is equal up to this many units of rounding of the rows is equal."""
+"""Tolerance of equality, in units of the rows' rounding error."""
 
 
 @validated
@@ -67,8 +67,8 @@ def kronecker(
     differs between k and -k other than by one factor, the two modes count as independent.
 
     Args:
-        layout: Which parameters.
-        module: Their module, which says what its tensors' axes mean.
+        layout: The parameters.
+        module: Their module, which defines the meaning of tensor axes.
         rows: Called once, and once more if `eigenvalue_correction`: the same rows each time, in any portions.
         eigenvalue_correction: Replace the eigenvalues by diag(U^T G U), from a second pass: of all matrices with these
             eigenvectors the nearest to G.
@@ -166,7 +166,7 @@ def matrix_blocks(layout: ParameterVector, module: nn.Module) -> list[MatrixBloc
     Complex matrices of equal shape come as one batch, whichever tensors they belong to.
 
     Args:
-        layout: Which parameters.
+        layout: The parameters.
         module: Their module.
 
     Raises:

@@ -24,7 +24,7 @@ class MatrixBlocks:
 
     Attributes:
         positions: `(b, m, n)`, or `(b, m, n, 2)` for complex matrices, held as (real, imaginary) pairs.
-        layers: Which of the layout's names each block belongs to, `(b,)`.
+        layers: Index of the layout's name of each block, `(b,)`.
     """
 
     positions: Int64[Tensor, "b m n *pair"]
@@ -62,7 +62,7 @@ class BlockBases:
     """Orthonormal bases of the rows and columns of matrices M: their coordinates are U_A^H M U_B.
 
     Attributes:
-        blocks: Which matrices; those of rotated vectors lie in the same places.
+        blocks: The matrices; those of rotated vectors have the same positions.
         rows: U_A, `(b, m, m)`, or `(b, m, m, 2)` for complex matrices.
         columns: U_B, `(b, n, n)`, or `(b, n, n, 2)`.
 

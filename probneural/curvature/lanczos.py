@@ -1,4 +1,4 @@
-"""Largest eigenvalues of a positive semi-definite map that is known only by its products with vectors."""
+"""Largest eigenvalues of a matrix-free positive semi-definite map."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from probneural.linear_algebra.symmetric_maps import Map, apply, gaussian, inner
 from probneural.randomness import stream
 
 _BLOCK = 8
-"""Vectors multiplied at once."""
+"""Number of vectors per product."""
 _FLOOR = 50.0
-"""Roundings of the largest eigenvalue below which an eigenvalue is zero, and no residual is asked to lie."""
+"""Multiple of epsilon times the largest eigenvalue below which eigenvalues are zero; lower bound of residual tolerances."""
 _NEXT = 0.1
-"""Relative residual to which the first pair left out is resolved."""
+"""Relative residual of the first omitted pair."""
 _ROOM = 2**26
-"""Entries of the basis up to which it simply grows (256 MiB in float32, and as much for its image)."""
+"""Maximum number of entries of the basis before a restart (256 MiB in float32, and as much for its image)."""
 _INDEFINITE = 1e-3
-"""Fraction of the largest eigenvalue that a Ritz value may lie below zero, and a product may be asymmetric by."""
+"""Tolerance of negative Ritz values and of asymmetry of products, as a fraction of the largest eigenvalue."""
 _UNRESOLVED = 0.3
-"""Residual, relative to its value, up to which a pair that was not asked for serves a quadrature."""
+"""Maximum relative residual of additional pairs for a quadrature."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RitzPairs:
-    """Orthonormal vectors and what A is along them.
+    """Ritz vectors and values of A.
 
     Attributes:
         values: v^T A v, `(q,)`, descending, float64.
@@ -49,12 +49,12 @@ class Eigenpairs:
         vectors: `(P, r)`, orthonormal columns.
         residuals: ||A v - lambda v|| of each pair, `(r,)`, float64, from the products with A themselves; an eigenvalue of A
             lies within that distance of lambda.
-        next_value: Estimate of the largest eigenvalue outside the span: the next Ritz value plus its residual. Zero where
-            what is left cannot be told from rounding, or where nothing is left.
+        next_value: Estimate of the largest eigenvalue outside the span: the next Ritz value plus its residual. Zero if the
+            remainder is at rounding level or empty.
         is_converged: Whether all residuals met the tolerance and the next value is resolved.
         products: Number of products with A.
-        unresolved: Pairs that follow, at most as far as residuals stay below 0.3 of the values; orthonormal to the others. They
-            cost nothing, and a quadrature that leaves them out too takes about half as many steps.
+        unresolved: Further pairs with residuals below 0.3 of the values, orthonormal to the others, at no extra cost. A
+            quadrature that also deflates them needs about half as many steps.
     """
 
     values: Float64[Tensor, " r"]
@@ -82,9 +82,9 @@ def top_eigenpairs(
 
         A v_j = lambda_j v_j,  lambda_1 >= lambda_2 >= ... >= 0
 
-    Fewer than `rank` pairs are returned where A has no more: eigenvalues below 50 roundings of the largest one (6e-6 of it in
-    float32) count as zero. A pair has converged when ||A v - lambda v|| <= max(tolerance * lambda, 50 roundings of lambda_1).
-    Eight vectors are multiplied at once; an eigenvalue of higher multiplicity can be found too few times. Memory is that of the
+    Fewer than `rank` pairs are returned if A has fewer: eigenvalues below 50 eps lambda_1 (6e-6 lambda_1 in
+    float32) are zero. A pair has converged when ||A v - lambda v|| <= max(tolerance * lambda, 50 eps lambda_1).
+    Blocks have eight vectors; eigenvalues of higher multiplicity may be found too few times. Memory is that of the
     basis and its image: 2^26 numbers each, or three times `rank` vectors if that is more.
 
     A residual certifies an eigenvalue near the Ritz value. It does not exclude a larger eigenvalue.
@@ -95,13 +95,13 @@ def top_eigenpairs(
         rank: Number of pairs.
         start: Directions near the wanted ones, `(P, k)`, added to the random start for k products; any scale.
         tolerance: On residuals relative to each eigenvalue, dimensionless.
-        max_products: Where to stop without convergence, the first block apart; by default 20 per pair, and at least 400.
-        seed: Of the random start.
+        max_products: Maximum number of products after the first block; by default 20 per pair, and at least 400.
+        seed: Seed of the random start.
         like: A tensor of the dtype and on the device of the vectors, float64 on the CPU by default; small matrices are
             float64.
 
     Returns:
-        The pairs, whether they converged, and what is known of the next one.
+        The pairs, whether they converged, and the next one.
 
     Raises:
         ArgumentError: If the rank exceeds P, or A is clearly not symmetric or has a clearly negative eigenvalue.
@@ -185,7 +185,7 @@ class _Search:
 
     @property
     def floor(self) -> float:
-        """What cannot be told from zero in an eigenvalue or a residual."""
+        """Rounding level of eigenvalues and residuals."""
         return _FLOOR * torch.finfo(self.like.dtype).eps * float(self.values[0].clamp_min(0.0))
 
     def extend(self, fresh: Tensor) -> float:
@@ -229,7 +229,7 @@ class _Search:
             raise ArgumentError(
                 expected="a positive semi-definite map",
                 got=f"eigenvalues down to {bottom:.2e}, up to {top:.2e}",
-                remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
+                remedy="use the Gauss-Newton matrix, which is positive semi-definite",
             )
 
     def agree(self, values: Tensor, others: Tensor) -> bool:
@@ -259,10 +259,10 @@ class _Search:
             self.settled = self.first_open(norms, first, need)
             if self.settled < min(need, first + len(norms)):
                 rows, norms = rows[self.settled - first :], norms[self.settled - first :]
-                return rows[norms > self.floor]  # what is smaller has no direction
+                return rows[norms > self.floor]  # smaller vectors are rounding errors
 
     def first_open(self, norms: Tensor, first: int, last: int) -> int:
-        """Number of the first pair whose residual is too large, from some on; else where to go on looking."""
+        """Index of the first pair with too large a residual from an index on; otherwise the next index to check."""
         for index, norm in enumerate(norms.tolist(), start=first):
             if index >= last or not self.resolved(index, norm):
                 return index
@@ -294,7 +294,7 @@ class _Search:
         return True
 
     def restart(self) -> None:
-        """Keep the best Ritz vectors once the basis is long, and about three times what is wanted."""
+        """Restart a long basis with the best Ritz vectors, about three times the requested number."""
         retained = self.rank + 2 * self.block
         room = max(_ROOM // self.size, 3 * self.rank, self.rank + 12 * self.block)
         if self.count + self.block <= room or retained >= self.count:
@@ -325,7 +325,7 @@ class _Search:
         )
 
     def unresolved(self, first: int) -> RitzPairs | None:
-        """Pairs from some on whose residuals are small enough for a quadrature."""
+        """Additional pairs with residuals small enough for a quadrature."""
         last = first
         while last < self.count:
             norms = self.residual(last, min(last + 2 * self.block, self.count))[1]

@@ -27,7 +27,7 @@ class ParameterVector:
     Attributes:
         names: Parameter names, in the module's order.
         shapes: Their shapes as real tensors; a complex parameter has a last axis of 2.
-        is_complex: Which of them are complex.
+        is_complex: Mask of the complex parameters.
     """
 
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class ParameterVector:
             chosen: Names of parameters, or of submodules, which stand for all parameters below them; all by default.
 
         Raises:
-            ArgumentError: If a name fits no parameter, or there is none at all.
+            ArgumentError: If a name matches no parameter, or there are no parameters.
         """
         named = dict(module.named_parameters())
         if chosen is None:
@@ -87,7 +87,7 @@ class ParameterVector:
         return cls(names=tuple(selected), shapes=shapes, is_complex=flags)
 
     def check(self, module: nn.Module) -> None:
-        """Raise an ArgumentError unless this is how these parameters of a module are laid out."""
+        """Raise an ArgumentError unless the layout matches the parameters of a module."""
         if not self.names or ParameterVector.of(module, self.names) != self:
             raise ArgumentError(
                 expected="a layout of the module's parameters in their order",
@@ -96,7 +96,7 @@ class ParameterVector:
             )
 
     def check_size(self, name: str, size: int) -> None:
-        """Raise a ShapeError unless what has this name has one entry, or row, per real coordinate."""
+        """Raise a ShapeError unless the named tensor has one entry, or row, per real coordinate."""
         if size != self.size:
             raise ShapeError(expected=f"{name} of {self.size} parameters", got=str(size), remedy="ParameterVector.flatten")
 

@@ -57,7 +57,7 @@ class QuadratureGaussian:
         """Weight the points of a grid.
 
         Args:
-            grid: Where the outputs live, p points.
+            grid: Grid of the outputs, p points.
             precision: Effective observations over noise variance, one number per channel, in output units to the power -2.
 
         Raises:
@@ -83,7 +83,7 @@ class QuadratureGaussian:
         return 0.5 * ((values - targets).square() * self.weights.to(values)).sum((1, 2))
 
     def loss(self, values: Float[Tensor, "n c p"], targets: Float[Tensor, "n c p"]) -> Float[Tensor, ""]:
-        """Sum of the losses of all functions, in nats.
+        """Sum of the losses of all samples, in nats.
 
         Raises:
             ShapeError: If values and targets are not both `(n, c, p)`.
@@ -98,7 +98,7 @@ operators with one thread and with two; larger chunks gain only where a minibatc
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Minibatches:
-    """How sums over functions are taken: how many functions at once, by how many processes.
+    """Minibatches and distribution of sums over samples.
 
     Args:
         size: Functions per minibatch.
@@ -124,7 +124,9 @@ class Minibatches:
         if self.chunk is not None:
             assign(self, chunk=check_integer(self.chunk, "chunk"))
         if self.group is not None and not self.is_sharded:
-            raise ArgumentError(expected="is_sharded=True with a group", got="False", remedy="say so, or leave the group out")
+            raise ArgumentError(
+                expected="is_sharded=True with a group", got="False", remedy="set is_sharded=True, or omit the group"
+            )
         if self.is_sharded and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             raise UnsupportedError(
                 expected="an initialised torch.distributed for sharded data",
@@ -146,23 +148,23 @@ _MINIBATCHES = Minibatches()
 @validated
 @dataclass(frozen=True, eq=False)
 class CurvatureProblem:
-    """The loss L(theta) = sum over functions of -log p(y_i | f(theta, a_i)), whose curvature is asked for.
+    """The loss L(theta) = sum over samples of -log p(y_i | f(theta, a_i)).
 
     Args:
         operator: Any module from fields to fields, in evaluation mode: a normalisation or dropout layer in training mode
             would make the loss depend on the minibatches.
-        inputs: n input functions, read a minibatch at a time.
-        layout: Which parameters theta holds, P real numbers.
-        likelihood: Of the outputs; its weights are `(c, p)`.
-        targets: n output functions. Jacobian and Gauss-Newton products do without; Hessian and Fisher products need them.
-        grid: Where outputs are evaluated, p points; the inputs' grid by default.
-        batches: Minibatches of functions.
+        inputs: n inputs, read in minibatches.
+        layout: The parameters theta, P real numbers.
+        likelihood: Likelihood of the outputs; its weights are `(c, p)`.
+        targets: n outputs. Hessian and Fisher products need them; Jacobian and Gauss-Newton products do not.
+        grid: Grid of the outputs, p points; the inputs' grid by default.
+        batches: Minibatches of samples.
 
     Raises:
         ArgumentError: If the operator is in training mode, or the layout names a parameter that it lacks.
-        DataError: If there are no functions, or data and parameters differ in dtype.
+        DataError: If there are no samples, or data and parameters differ in dtype.
         ShapeError: If inputs, targets and likelihood do not fit together.
-        GridError: If the targets live on another grid.
+        GridError: If the targets have another grid.
     """
 
     operator: nn.Module
@@ -232,18 +234,18 @@ class CurvatureProblem:
 
     @property
     def parameters(self) -> Float[Tensor, " P"]:
-        """The operator's own parameters, detached."""
+        """The operator's parameters, detached."""
         return self.layout.flatten(dict(self.operator.named_parameters()))
 
     @property
     def width(self) -> int:
-        """Vectors pushed through a minibatch at once."""
+        """Number of vectors per pass through a minibatch."""
         if self.batches.chunk is not None:
             return self.batches.chunk
         return min(max(_CHUNK_VALUES // (min(self.batches.size, len(self.inputs)) * self.where.size), 4), 64)
 
     def minibatches(self) -> Iterator[slice]:
-        """Rows of the functions in each minibatch."""
+        """Rows of the samples in each minibatch."""
         for start in range(0, len(self.inputs), self.batches.size):
             yield slice(start, min(start + self.batches.size, len(self.inputs)))
 
@@ -256,7 +258,7 @@ class CurvatureProblem:
         return self.outputs_for(parameters, self.inputs[rows].values)
 
     def outputs_for(self, parameters: Float[Tensor, " P"], inputs: Float[Tensor, "b c0 *grid"]) -> Float[Tensor, "b c p"]:
-        """What `outputs` is for other inputs on the same grid, and a pure function of their values too.
+        """`outputs` for other inputs on the same grid, as a pure function of parameters and input values.
 
         Raises:
             ShapeError: If the operator's channels are not the likelihood's.
@@ -291,7 +293,7 @@ class CurvatureProblem:
         return self.likelihood.losses(self.outputs(parameters, rows), self.targets[rows].values.flatten(2))
 
     def loss(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, ""]:
-        """The sum of these functions' losses, in nats, over this process's functions only.
+        """The sum of the losses of these samples, in nats, over this rank's samples only.
 
         Raises:
             DataError: If there are no targets.

@@ -23,20 +23,20 @@ _STRIDE = 5
 _ROOM = 2**26
 """Numbers in the vectors that `_FEW` steps keep; probes beyond run one after the other."""
 _FEW = 20
-"""Steps for which there is room from the start."""
+"""Initially allocated number of steps."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpectralMeasure:
-    """A discrete measure that stands for the eigenvalues of A: known ones, and a random one per probe for the rest.
+    """A discrete approximation of the spectral measure of A: known eigenvalues, and one quadrature per probe for the rest.
 
         tr f(A) ~= sum over known k of f(lambda_k) + mean over probes of sum over j of weights_j f(nodes_j)
 
     Attributes:
         nodes: `(probes, steps)`, >= 0, float64, in A's units.
-        weights: `(probes, steps)`, >= 0, float64: numbers of eigenvalues; those of a probe add up to the number that is not
-            known. A run that ended early is filled up with nodes at zero of weight zero.
-        deflated: Eigenvalues that were taken out, `(r,)`, float64, those that are known but roughly among them.
+        weights: `(probes, steps)`, >= 0, float64: counts of eigenvalues; those of a probe sum to the number of unknown ones.
+            Early termination is padded with nodes at zero of weight zero.
+        deflated: Deflated eigenvalues, `(r,)`, float64, including unresolved ones.
         products: Number of products with A.
     """
 
@@ -96,11 +96,11 @@ def spectral_density(
 
         tr f(A) = E[z^T f(A) z],   z^T f(A) z / ||z||^2 ~= e_1^T f(T) e_1 = sum over j of (first entry of y_j)^2 f(theta_j)
 
-    with T the tridiagonal matrix of `steps` Lanczos steps from z and (theta_j, y_j) its eigenpairs. Every f is then a matter
-    of the nodes, log det(A / s2 + tau) at all s2 and tau among them. With `deflate`, probes start and stay orthogonal to the
-    known eigenvectors, whose own part is exact; that of unresolved ones errs by the square of their relative residuals, which
-    shows far less than the probes' error. Probes are uniform on the sphere of radius sqrt(P - r), so that weights add
-    up to the number of unknown eigenvalues.
+    with T the tridiagonal matrix of `steps` Lanczos steps from z and (theta_j, y_j) its eigenpairs. The same nodes serve
+    every f, such as log det(A / s2 + tau) for all s2 and tau. With `deflate`, probes are orthogonal to the known
+    eigenvectors, whose contribution is exact; unresolved ones contribute an error of the square of their relative residuals,
+    much smaller than the probes' error. Probes are uniform on the sphere of radius sqrt(P - r), so that weights sum
+    to the number of unknown eigenvalues.
 
     The error of the quadrature itself, which `steps` controls, is not in the standard error. It vanishes for polynomials up
     to degree 2 steps - 1 and is small for log(1 + x / c) if eigenvalues far above c are deflated. Otherwise it is not:
@@ -114,10 +114,10 @@ def spectral_density(
         size: P.
         probes: Number of random vectors.
         steps: Lanczos steps, fully reorthogonalised: all vectors of a probe are kept.
-        seed: Of the probes.
-        deflate: Known eigenpairs of A, their vectors orthonormal, and unresolved ones.
-        is_settled: Asked every 5 steps, from 10 on, whether the measure of the steps taken so far is enough.
-        like: A tensor of the dtype and on the device of the vectors; float64 on the CPU by default.
+        seed: Seed of the probes.
+        deflate: Known eigenpairs of A with orthonormal vectors, and unresolved ones.
+        is_settled: Stopping criterion, called with the current measure every 5 steps from step 10.
+        like: Tensor with the dtype and device of the vectors; float64 on the CPU by default.
 
     Returns:
         Nodes, weights and known values.
@@ -150,7 +150,7 @@ def spectral_density(
     for piece in first.split(max(1, _ROOM // (min(steps, _FEW) * size))):
         run = _Run(product, piece, directions, steps=steps)
         while run.step():
-            # The first probes decide for all, so that every one of them is treated alike.
+            # The first probes determine the number of steps of all probes.
             is_due = not runs and run.steps_done >= 2 * _STRIDE and run.steps_done % _STRIDE == 0
             if is_due and is_settled is not None and is_settled(_measure([run], deflated, remaining)):
                 break
@@ -173,11 +173,11 @@ def _taken_out(deflate: Eigenpairs | None, size: int, like: Tensor) -> tuple[Ten
 
 
 class _Run:
-    """Lanczos from b starting rows at once, a step at a time, fully reorthogonalised.
+    """Batched Lanczos from b starting rows, step by step, fully reorthogonalised.
 
     Attributes:
-        diagonal: Of the tridiagonal matrices, `(b, steps)`.
-        beside: What lies beside it, `(b, steps - 1)`; zero once a run has ended.
+        diagonal: Diagonals of the tridiagonal matrices, `(b, steps)`.
+        beside: Their off-diagonals, `(b, steps - 1)`; zero after termination.
         taken: Steps taken.
         products: Number of products.
     """
@@ -222,7 +222,7 @@ class _Run:
 
 
 def _measure(runs: Sequence[_Run], deflated: Tensor, remaining: int) -> SpectralMeasure:
-    """What some runs say of the eigenvalues that are not known."""
+    """The measure of the unknown eigenvalues from some runs."""
     steps_done = max(run.steps_done for run in runs)
     diagonal = torch.cat([run.diagonal[:, :steps_done] for run in runs])
     beside = torch.cat([run.beside[:, : steps_done - 1] for run in runs])
@@ -235,7 +235,7 @@ def _measure(runs: Sequence[_Run], deflated: Tensor, remaining: int) -> Spectral
         raise ArgumentError(
             expected="a positive semi-definite map",
             got=f"eigenvalues down to {float(nodes.min()):.2e}, up to {largest:.2e}",
-            remedy="use the Gauss-Newton matrix, whose eigenvalues are not negative",
+            remedy="use the Gauss-Newton matrix, which is positive semi-definite",
         )
     weights = remaining * masses / masses.sum(1, keepdim=True)
     products = sum(run.products for run in runs)

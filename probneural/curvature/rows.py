@@ -39,10 +39,10 @@ def jacobian(
 
     Args:
         operator: Any module from fields to fields.
-        layout: Which parameters.
-        inputs: n input functions.
-        query: Where to evaluate; the inputs' grid by default.
-        chunk: How many tangents or cotangents to push at once.
+        layout: The parameters.
+        inputs: n inputs.
+        query: Grid of the outputs; the inputs' grid by default.
+        chunk: Number of tangents or cotangents per pass.
 
     Returns:
         `(n, c, p, P)`, in output units per unit of each parameter.
@@ -50,7 +50,7 @@ def jacobian(
     check_counts(chunk=chunk)
     vector = layout.flatten(dict(operator.named_parameters()))
     pieces = []
-    for index in range(len(inputs)):  # one function at a time: n of them in one pass would cost n^2
+    for index in range(len(inputs)):  # one sample at a time: n of them in one pass would cost n^2
         single = inputs[index]
 
         def outputs(parameters: Tensor, single: Field = single) -> Tensor:
@@ -63,7 +63,7 @@ def jacobian(
 
 
 def _forward_jacobian(function: Callable[[Tensor], Tensor], vector: Tensor, chunk: int) -> Tensor:
-    """What `torch.func.jacfwd` returns, some columns at a time; jacfwd itself takes them all at once."""
+    """`torch.func.jacfwd` in chunks of columns."""
 
     def column(tangent: Tensor) -> Tensor:
         derivative: Tensor = jvp(function, (vector,), (tangent,))[1]
@@ -76,14 +76,14 @@ def _forward_jacobian(function: Callable[[Tensor], Tensor], vector: Tensor, chun
 
 @validated
 def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: Float[Tensor, " c"]) -> Float64[Tensor, "P P"]:
-    """Sum over functions of the Gauss-Newton matrices of the quadrature likelihood, in float64.
+    """Sum over samples of the Gauss-Newton matrices of the quadrature likelihood, in float64.
 
     G = sum over i, c of precision_c / |D| * integral of J_ic^T J_ic: weighted by quadrature, so it does not grow with the
     number of grid points.
 
     Args:
         jacobian: `(n, c, p, P)`.
-        grid: Where the p points lie.
+        grid: Grid of p points.
         precision: One number per channel: effective observations over noise variance.
 
     Returns:
@@ -107,27 +107,27 @@ def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: F
 
 
 _LARGEST_KEPT = 2**27
-"""Entries kept for all functions of one prediction (512 MiB in float32)."""
+"""Maximum number of cached entries per prediction (512 MiB in float32)."""
 _READ_VALUES = 2**16
-"""Output values of the functions that are read at once."""
+"""Number of output values per chunk."""
 
 
 @dataclass(frozen=True, eq=False)
 class GaussNewtonRows:
-    """The rows sqrt(weights) J diag(prior_std) of a Gauss-Newton matrix, a few at a time, as often as one asks.
+    """Repeatable iterator over the rows sqrt(weights) J diag(prior_std) of a Gauss-Newton matrix, in chunks.
 
-    One row per output value gives the matrix exactly. With `probes`, each function yields that many random projections
+    One row per output value gives the matrix exactly. With `probes`, each sample yields that many random projections
     e^T sqrt(weights) J / sqrt(probes) with e ~ N(0, I) instead: the sum is then right in expectation, whatever the grid.
 
     Args:
         operator: Any module from fields to fields.
-        layout: Which parameters.
-        inputs: n input functions, read some at a time.
-        query: Where to evaluate; the inputs' grid by default.
+        layout: The parameters.
+        inputs: n inputs, read in chunks.
+        query: Grid of the outputs; the inputs' grid by default.
         weights: Curvature of the negative log likelihood in each output value, `(c, p)`: precision times weight of the domain.
         prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
         probes: Random projections per function; every output value by default.
-        seed: Of the projections.
+        seed: Seed of the projections.
 
     Raises:
         ArgumentError: If `probes` is not positive.
@@ -181,14 +181,14 @@ class GaussNewtonRows:
                 yield rows if prior_std is None else rows * prior_std
 
     def _singles(self, root: Tensor) -> Iterator[Field]:
-        """Each function by itself, read some at a time."""
+        """Iterate over single samples, read in chunks."""
         size = max(1, _READ_VALUES // root.numel())
         for start in range(0, len(self.inputs), size):
             batch = self.inputs[start : min(start + size, len(self.inputs))]
             yield from (batch[index] for index in range(len(batch)))
 
     def _every(self, single: Field, vector: Tensor, root: Tensor, chunk: int) -> Iterator[Tensor]:
-        if self.layout.size <= 2 * root.shape[1]:  # `jacobian` then takes forward mode, which yields all rows at once
+        if self.layout.size <= 2 * root.shape[1]:  # `jacobian` then uses forward mode, which yields all rows together
             rows = jacobian(self.operator, self.layout, inputs=single, query=self.query, chunk=chunk).detach()[0]
             yield from (rows * root[..., None]).flatten(0, 1).split(chunk)
             return
@@ -204,7 +204,7 @@ class GaussNewtonRows:
         yield from self._pulled(single, vector, (signs * root / math.sqrt(self.probes)).split(chunk))
 
     def _normals(self, root: Tensor, generator: torch.Generator) -> Tensor:
-        """The random numbers of one function."""
+        """The random numbers of one sample."""
         assert self.probes is not None
         return torch.randn(self.probes, *root.shape, generator=generator, dtype=torch.float64, device="cpu")
 
@@ -222,12 +222,12 @@ class GaussNewtonRows:
 
 @dataclass(frozen=True, eq=False)
 class KeptRows:
-    """The matrices J R of some functions, before functionals, updates and scales: each is formed when it is first needed.
+    """The lazily formed matrices J R of samples, before functionals, updates and scales.
 
     Args:
-        tensors: One per function of the prediction, `(c * p, k)`, or None where it has not been formed.
-        narrow_tensors: The same with as many columns as rows, and the same Gram matrix: what one function by itself needs.
-        numbers: Which of them these are.
+        tensors: One matrix per sample of the prediction, `(c * p, k)`, or None if it is not formed yet.
+        narrow_tensors: Square matrices with the same Gram matrix, for marginals of one sample.
+        numbers: Indices of these samples.
     """
 
     tensors: list[Tensor | None]
@@ -236,13 +236,13 @@ class KeptRows:
 
     @classmethod
     def of(cls, functions: int, *, rows: int, rank: int) -> KeptRows | None:
-        """Keep rows of so many functions, or none if they would take too much memory."""
+        """Storage for rows of a number of samples, or None if it exceeds the memory budget."""
         if functions * rows * rank > _LARGEST_KEPT:
             return None
         return cls([None] * functions, [None] * functions, tuple(range(functions)))
 
     def __getitem__(self, index: int | slice | Tensor) -> KeptRows:
-        """Select functions; what is formed for them later serves the others too."""
+        """Select samples; the cache is shared."""
         chosen = torch.arange(len(self.numbers))[index].reshape(-1)
         return replace(self, numbers=tuple(self.numbers[position] for position in chosen.tolist()))
 
@@ -252,7 +252,7 @@ class KeptRows:
         return all(self.tensors[number] is not None for number in self.numbers)
 
     def form(self, make: Callable[[int], Tensor]) -> Sequence[Float[Tensor, "cp k"]]:
-        """Return the matrices, made by `make(position)` where they are missing."""
+        """Return the matrices; missing ones are formed by `make(position)`."""
         matrices = []
         for position, number in enumerate(self.numbers):
             tensor = self.tensors[number]
@@ -262,7 +262,7 @@ class KeptRows:
         return matrices
 
     def narrow(self, matrices: Sequence[Tensor]) -> Sequence[Float64[Tensor, "cp cp"]]:
-        """Return the narrow matrices, made from the others where they are missing."""
+        """Return the narrow matrices; missing ones are formed from the others."""
         narrow = []
         for number, matrix in zip(self.numbers, matrices, strict=True):
             tensor = self.narrow_tensors[number]

@@ -28,7 +28,7 @@ class WeightRoot(LatentMap):
 
     @property
     def rank(self) -> int:
-        """Length k of the latent vector; P unless a subclass says otherwise."""
+        """Length k of the latent vector; P by default."""
         return self.size
 
     @abstractmethod
@@ -93,7 +93,7 @@ class DiagonalWeights(WeightRoot):
     """Independent weights.
 
     Args:
-        std: Their standard deviations, `(P,)`, in parameter units; zero is legal.
+        std: Standard deviations, `(P,)`, in parameter units; zero is allowed.
     """
 
     std: Float[Tensor, " P"]
@@ -122,7 +122,7 @@ class LowRankWeights(WeightRoot):
     Args:
         prior_std: Prior standard deviations, `(P,)`, in parameter units.
         directions: V, `(P, r)`, with orthonormal columns.
-        factors: What is left of the standard deviation along each direction, `(r,)`, in (0, 1].
+        factors: Ratio of posterior to prior standard deviation along each direction, `(r,)`, in (0, 1].
     """
 
     prior_std: Float[Tensor, " P"]
@@ -203,7 +203,7 @@ class IterativeWeights(WeightRoot):
         transposed: F^T, `(s, m)` to `(s, P)`.
         observations: m.
         prior_std: Prior standard deviations, `(P,)`.
-        name: A name that follows from what the maps are made of.
+        name: Name derived from the content of the maps.
         preconditioner: An approximate inverse of F^T F + I on rows, or None.
         tolerance: Largest relative residual.
         max_iterations: Per solve.
@@ -255,7 +255,7 @@ class IterativeWeights(WeightRoot):
         raise UnsupportedError(
             expected="a structure that a file can hold",
             got="iterative, which needs its data",
-            remedy="save the operator, and fit anew",
+            remedy="save the operator, and fit again",
         )
 
     def _solved(self, right: Tensor) -> Tensor:

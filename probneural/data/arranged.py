@@ -89,7 +89,7 @@ def array_reader(array: Any, name: str) -> ArrayReader:
     """The reader of an array, with the axes of MATLAB's HDF5 arrays in MATLAB's order.
 
     Raises:
-        DataError: If it is no array.
+        DataError: If it is not an array.
     """
     reader = reader_of(array, name)
     is_matlab = isinstance(reader, HDF5Reader) and "MATLAB_class" in array.attrs

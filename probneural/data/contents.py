@@ -28,7 +28,7 @@ from probneural.grids import Grid, per_axis
 @validated
 @dataclass(frozen=True, kw_only=True)
 class FileLayout:
-    """Names and roles of the axes of a file's variables, where the file does not tell them.
+    """Names and roles of the axes of a file's variables, for files without them.
 
     Args:
         axes: Roles of the axes in the file's order, separated by spaces: n samples, t times, c channels, - an axis of
@@ -38,12 +38,12 @@ class FileLayout:
         time: Name of the dimension or array of times; or the times, one per step.
         channel: Name of the dimension of channels.
         group: Group of the file that holds the variables.
-        grid: Where the inputs live, and the outputs unless `out_grid` is given.
-        out_grid: Where the outputs live; for inputs alone, where those without an axis of space are constant.
+        grid: Grid of the inputs, and of the outputs without `out_grid`.
+        out_grid: Grid of the outputs; for inputs only, the grid of those without a space axis, which are constant.
         lengths: Extent of each axis of space; by default from coordinates, and 1 without them.
 
     Raises:
-        ArgumentError: If an argument is of another kind, or roles or times are none.
+        ArgumentError: If an argument is of another kind, or roles or times are invalid.
     """
 
     axes: str | None = None
@@ -68,7 +68,7 @@ class FileLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request for variables of a file, with what the user states of their axes.
+    """A request for variables of a file, with the user's description of their axes.
 
     Args:
         inputs: Names of the variables that are inputs; None for the format's own choice.

@@ -1,4 +1,4 @@
-"""Fields that are read on access, and masks of their samples."""
+"""Lazily read fields, and masks of their samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from probneural.pairs import Rows
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Part:
-    """Channels of a field: a variable at one step of time or several, relative to that of the row."""
+    """Channels of a field: a variable at one or several time steps, relative to the row's step."""
 
     variable: Variable
     steps: tuple[int, ...] = (0,)
@@ -41,18 +41,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class StoredFields:
-    """n samples on one grid or one mesh each, read from files a few at a time: a [`FieldSource`][probneural.pairs.FieldSource].
+    """n samples on one grid or one mesh each, read from files in chunks: a [`FieldSource`][probneural.pairs.FieldSource].
 
     Make them with [`open`][probneural.data.open] or [`from_arrays`][probneural.data.from_arrays].
 
     Args:
-        parts: Their channels.
-        places: Function and step of time of each row, `(n, 2)`.
-        grid: Where they live. NaN at masked points is no error. A batch of no grids stands for masks that are read with the
-            values, of points where a channel is NaN: see `with_missing`.
-        native_dtype: In which the numbers are read.
-        dtype: Of the fields.
-        device: Of the fields.
+        parts: Variables that form the channels.
+        places: Sample and time step of each row, `(n, 2)`.
+        grid: Grid of the samples. NaN is allowed at masked points. A batch of no grids stands for masks read with the values
+            (points where a channel is NaN); see `with_missing`.
+        native_dtype: Dtype of the numbers read from the file.
+        dtype: Dtype of the fields.
+        device: Device of the fields.
     """
 
     parts: tuple[Part, ...]
@@ -84,11 +84,11 @@ class StoredFields:
         return units if any(units) else ()
 
     def to(self, target: torch.device | torch.dtype | str) -> StoredFields:
-        """The same samples, on another device or in another dtype when they are read.
+        """The same samples, read to another device or dtype.
 
         Raises:
             DataError: If the dtype is neither float32 nor float64.
-            ArgumentError: If there is no such device.
+            ArgumentError: If the device does not exist.
         """
         if not isinstance(target, torch.dtype):
             return replace(self, device=check_device(target))
@@ -101,7 +101,7 @@ class StoredFields:
         return replace(self, grid=self.grid.unmasked.masked(torch.ones(0, *self.grid.shape, dtype=torch.bool, device="cpu")))
 
     def with_grid(self, observed: Tensor) -> StoredFields:
-        """The same samples with one mask for all: truth values `(*grid,)`, False at missing points."""
+        """The same samples with one mask for all: bool `(*grid,)`, False at missing points."""
         return replace(self, grid=self.grid.unmasked.masked(observed))
 
     def subset(self, index: Rows) -> StoredFields:
@@ -130,7 +130,7 @@ class StoredFields:
                 values = part.read(places)
             except ProbneuralError:
                 raise
-            except Exception as error:  # codecs raise any, of files replaced while open
+            except Exception as error:  # codecs raise arbitrary exceptions if a file is replaced while open
                 raise FileError(
                     expected=f"{part.variable.name} to be readable",
                     got=str(error),
@@ -144,7 +144,7 @@ class StoredFields:
         return field if self.device == field.device else field.to(self.device)
 
     def _masked(self, values: Tensor, places: NDArray[np.int64]) -> Grid:
-        """The grid of values that are NaN where they are missing, or a DataError that names the sample."""
+        """The grid masked where values are NaN, or a DataError that names the sample."""
         missing = values.isnan().any(1)
         if not self.grid.is_batch:
             bad = (missing & self.grid.observed).flatten(1).any(1)
@@ -191,7 +191,7 @@ def _converted(
 def stored(
     parts: Sequence[Part], places: Int64[Tensor, "n 2"], *, grid: Grid, dtype: torch.dtype | None = None
 ) -> StoredFields:
-    """Fields of some parts, in float64 if one of them is, else in float32, or as said."""
+    """Fields of some parts, in `dtype`; by default float64 if a part is float64, otherwise float32."""
     native = dtype or common_dtype(part.variable for part in parts)
     device = torch.device("cpu")
     return StoredFields(parts=tuple(parts), places=places, grid=grid, native_dtype=native, dtype=native, device=device)
@@ -206,14 +206,14 @@ def with_mask(side: StoredFields, mask: Mask | str, *, partner: StoredFields | N
 
     Args:
         side: The samples.
-        mask: True where NaN means missing, sample by sample; "land" where the points that are NaN in the first sample are
-            missing in all; or truth values `(*grid,)` in the order of the array's axes, True at points that are missing in all
-            samples. None for none.
-        partner: The other side of pairs, whose array gives that order if this side has no axis of space.
+        mask: True: NaN means missing, sample by sample. "land": points that are NaN in the first sample are missing in all.
+            A bool array `(*grid,)` in the order of the array's axes: True at points that are missing in all samples. None:
+            no mask.
+        partner: The other side of pairs, whose array defines the order of axes if this side has no space axis.
 
     Raises:
-        ShapeError: If an array has another shape or holds no truth values.
-        ArgumentError: If it is another word, or no array.
+        ShapeError: If an array has another shape or is not boolean.
+        ArgumentError: If `mask` is another string, or not an array.
     """
     if mask is None or mask is False or not len(side):
         return side
@@ -244,7 +244,7 @@ def with_mask(side: StoredFields, mask: Mask | str, *, partner: StoredFields | N
 
 
 def with_one_mask(states: Sequence[Field]) -> Field:
-    """The first of some states, with the mask of all samples of all states.
+    """The first of several states, with the common mask of all samples of all states.
 
     Raises:
         UnsupportedError: If masks differ.

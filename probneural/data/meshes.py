@@ -146,7 +146,7 @@ class _Mesh:
         """Values `(c, p)` at the points of the grid.
 
         Raises:
-            DataError: If there is no such variable, or it holds no numbers.
+            DataError: If the variable does not exist, or it holds no numbers.
         """
         if name in self.arrays.point_data:
             values = np.asarray(self.arrays.point_data[name])

@@ -80,8 +80,8 @@ def open(
         The data set, which reads rows on access, and can be sent to other processes.
 
     Raises:
-        FileError: If there is no such file, or it is of another format.
-        DataError: If variables are missing, are no real numbers, or the layout contradicts keys or attributes.
+        FileError: If the file does not exist, or is of another format.
+        DataError: If variables are missing, are not real numbers, or the layout contradicts keys or attributes.
         ShapeError: If shapes do not fit together.
         GridError: If coordinates are missing or not equispaced.
         ArgumentError: If `periodic` is missing, or an argument is of another kind.
@@ -309,7 +309,7 @@ def list_variables(path: str | os.PathLike[str]) -> list[FileVariable]:
         The variables, without coordinates where the format marks these.
 
     Raises:
-        FileError: If there is no such file, or it is of another format.
+        FileError: If the file does not exist, or it is of another format.
         UnsupportedError: If the library that reads the format is not installed; the extra is `probneural[data]`.
 
     Examples:

@@ -43,7 +43,7 @@ class StoredPairs(Paired):
     Args:
         inputs: Input samples.
         outputs: Output samples.
-        groups: Which trajectory each pair is of, `(n,)`; a random `split` never divides one. None if pairs are independent.
+        groups: Trajectory of each pair, `(n,)`; a random `split` never divides one. None if pairs are independent.
         clock: Times of the states in each pair; None if pairs have no times.
 
     Raises:
@@ -76,14 +76,14 @@ class StoredPairs(Paired):
         """Split into `count` pairs and the rest, without reading them; see `FieldPairs.split`.
 
         Args:
-            count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
+            count: Number of pairs of the first part; approximate for groups and blocks, which are not split.
             seed: Names the split.
             by: "random", "time" (the first part is the earlier one), "blocks" (of neighbouring times), or the name of a
                 coordinate along the file's axis of samples, whose values stay whole.
-            embargo: Steps of time between the two parts whose pairs are left out.
+            embargo: Number of time steps between the two parts; pairs within are omitted.
 
         Raises:
-            ArgumentError: If either part would be empty, there is no such coordinate, the pairs have no times to split by, or
+            ArgumentError: If either part would be empty, the coordinate does not exist, the pairs have no times to split by, or
                 the seed is missing.
         """
         names = self._coordinates if by not in ("random", "time", "blocks") else {}
@@ -199,11 +199,11 @@ def from_arrays(
         outputs: Outputs, likewise.
         axes: Roles of the axes, for example `"n x y c"`: see [`open`][probneural.data.open]. By default `(n, c, *grid)`, or
             `(n, *grid)` where `grid` or the entries of `periodic` state the number of axes of space.
-        grid: Where the inputs live, and the outputs unless there is an `out_grid`; or `periodic` for the unit cube.
-        out_grid: Where the outputs live.
+        grid: Grid of the inputs, and of the outputs without `out_grid`; or `periodic` for the unit cube.
+        out_grid: Grid of the outputs.
         periodic: Whether each axis is periodic, one entry per axis or one for all.
         dtype: float32 or float64; by default float64 if either array is of it, else float32.
-        mask: Which values are missing: True for those that are NaN, sample by sample; or truth values `(*grid,)` in the
+        mask: Mask of missing values: True for those that are NaN, sample by sample; or bool `(*grid,)` in the
             array's order of axes, True at points that are missing in all samples, land for example. A tuple of two where inputs
             and outputs differ.
 
@@ -211,7 +211,7 @@ def from_arrays(
         The data set. Values are checked where they are read.
 
     Raises:
-        DataError: If an argument is no array of real numbers.
+        DataError: If an argument is not an array of real numbers.
         ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
         ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
 

@@ -37,7 +37,7 @@ class ArrayReader(Protocol):
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Least lengths of a box that is read at once, per axis; 1 where single entries can be read."""
+        """Minimum box lengths of a read, per axis; 1 if single entries can be read."""
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box: slices of the first axes, all of the others."""
@@ -102,7 +102,7 @@ def _unmasked(values: Any) -> NDArray[Any]:
 
 @dataclass
 class ReopenedReader(ABC):
-    """A reader that opens its file once per process: an open file survives no fork."""
+    """A reader that opens its file once per process, because open files are not valid after a fork."""
 
     _opened: tuple[int, Any] | None = field(default=None, repr=False, compare=False, kw_only=True)
 
@@ -129,8 +129,8 @@ class RawReader(ReopenedReader):
     Args:
         path: The file.
         shape: Lengths of the array's axes.
-        dtype: Of its numbers, byte order included.
-        offset: Where it begins, in bytes.
+        dtype: Dtype of its numbers, including byte order.
+        offset: Offset of its beginning, in bytes.
     """
 
     path: Path
@@ -261,7 +261,7 @@ def reader_of(array: Any, name: str) -> ArrayReader:
     """How an array is read without being copied whole; a memory map by positions in its file.
 
     Raises:
-        DataError: If it is no array.
+        DataError: If it is not an array.
     """
     if isinstance(array, Tensor):
         array = array.detach().cpu().numpy()

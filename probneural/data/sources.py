@@ -21,7 +21,7 @@ class Source:
     """A variable of a file.
 
     Args:
-        name: Its name.
+        name: Name of the variable.
         reader: The array, its axes in the file's order.
         dims: Names of the axes, "" where an axis has none; by default none has.
         coordinates: Coordinates along named axes.

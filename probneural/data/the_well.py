@@ -16,7 +16,7 @@ from probneural.grids import Grid
 from probneural.grids.coordinates import grid_of_coordinates
 
 ORDERS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
-"""Groups of fields, and their numbers of axes of components."""
+"""Groups of fields by tensor order, and the number of component axes of each."""
 
 
 def is_the_well(file: Any) -> bool:
@@ -40,7 +40,7 @@ def the_well_contents(file: Any, request: Request) -> Contents:
     path = Path(file.filename)
     kind = texts(file.attrs.get("grid_type", "cartesian"))[0]
     if kind != "cartesian":
-        raise _unlike(file, "a cartesian grid, as the attribute grid_type says", repr(kind))
+        raise _unlike(file, "a cartesian grid in the attribute grid_type", repr(kind))
     dims = texts(_attribute(file, file["dimensions"], "spatial_dims"))
     grid = request.layout.grid or _grid(file, dims, request)
     labels = _labels(file, dims)

@@ -28,7 +28,7 @@ from probneural.pairs.clocks import UNEVEN, WindowClock, identity
 from probneural.trajectories import FieldTrajectories, check_several, regular_windows, window_starts, window_steps
 
 _IDENTIFIED = 64
-"""Trajectories that are hashed at once."""
+"""Number of trajectories per chunk of hashing."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -42,9 +42,9 @@ class Trajectories:
         inputs: Variables that a window's input has.
         outputs: Variables that a window's output has; all vary in time.
         times: Ascending, `(times,)`, or `(n_all, times)` where times differ between trajectories; in the data's units.
-        grid: Where they live.
-        rows: Which trajectories, `(n,)`.
-        dtype: In which numbers are read.
+        grid: Grid of the values.
+        rows: Indices of the trajectories, `(n,)`.
+        dtype: Dtype of the numbers that are read.
 
     Raises:
         ShapeError: If the variables have different numbers of trajectories or times, or an output does not vary in time.
@@ -96,7 +96,7 @@ class Trajectories:
             times: One per step, ascending.
             axes: Roles of its axes, for example `"t n x"`; by default `(n, times, c, *grid)`, or `(n, times, *grid)` where
                 `grid` or the entries of `periodic` state the number of axes of space.
-            grid: Where they live. In its place, `periodic` for the unit cube.
+            grid: Grid of the values. In its place, `periodic` for the unit cube.
             periodic: Whether each axis of space is periodic.
             dtype: float32 or float64; by default float64 if the array is of it, else float32.
             mask: Which values are missing, as in [`open`][probneural.data.open].
@@ -255,7 +255,7 @@ class Trajectories:
         """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.
 
         Raises:
-            ArgumentError: If there is no such step.
+            ArgumentError: If the step does not exist.
         """
         step = check_integer(step, "step", least=-self.steps, most=self.steps - 1) % self.steps
         places = torch.stack([self.rows, torch.full_like(self.rows, step)], dim=1)
@@ -266,7 +266,7 @@ class Trajectories:
         return replace(self, rows=self.rows[select_rows(index, len(self))])
 
     def split(self, count: int, *, seed: int) -> tuple[Trajectories, Trajectories]:
-        """Split at random into `count` trajectories and the rest, without reading them.
+        """Split at random into `count` and the remaining trajectories, without reading them.
 
         Raises:
             ArgumentError: If either part would be empty.

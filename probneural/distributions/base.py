@@ -1,4 +1,4 @@
-"""The narrow waist: what every distribution over fields can do."""
+"""The interface of all distributions over fields."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ _NAMES = ("mean", "std", "lower", "upper")
 
 
 class FieldDistribution(Undisturbed, ABC):
-    """A distribution over n functions with c channels on a grid; abstract.
+    """A distribution over n samples with c channels on a grid; abstract.
 
     Heads produce it; scores, bands, plots and acquisition functions consume it. Observation noise is not part of it.
 
     Attributes:
-        grid: Where the functions are evaluated.
+        grid: Grid of the samples.
         labels: Names of the numbers that a functional gave, for figures and tables; None if they have none.
-        provenance: What trained and calibrated the predictor that predicted it; None if no predictor did.
-        source: Name of the predictor, which keys the random numbers of draws where no latent does; None if no predictor did.
+        provenance: Training and calibration records of the predictor; None without a predictor.
+        source: Name of the predictor, which keys the random numbers of draws without a latent; None without a predictor.
     """
 
     grid: Grid
@@ -62,7 +62,7 @@ class FieldDistribution(Undisturbed, ABC):
     provenance: Provenance | None = None
     source: str | None = None
     _push_draws: ClassVar[Callable[..., FieldDistribution]]
-    """Pushes forward by draws; `empirical` sets it, whose class of fields derives from this one."""
+    """Implementation of `apply_by_draws`; set by the module `empirical`, which imports this one."""
 
     if not TYPE_CHECKING:
         __getattr__ = missing_attribute
@@ -80,13 +80,13 @@ class FieldDistribution(Undisturbed, ABC):
     @property
     @abstractmethod
     def base_shape(self) -> torch.Size:
-        """Shape of the base sample behind one coherent draw of all n functions."""
+        """Shape of the base sample of one coherent draw of all n samples."""
 
     @abstractmethod
     def rsample(
         self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
-        """Draw coherent functions: in one draw all n functions come from the same operator.
+        """Draw coherent samples: in one draw all n samples come from the same operator.
 
         Args:
             sample_shape: Shape of the draws.
@@ -106,13 +106,13 @@ class FieldDistribution(Undisturbed, ABC):
 
         Args:
             seeds: Non-negative integers: one for each draw, or with `each` one for each of the n samples.
-            each: Whether sample i is evaluated in the draw of seed i alone.
+            each: Whether sample i is evaluated only in the draw of seed i.
 
         Returns:
             `(s, n, c, *grid.shape)`, or `(n, c, *grid.shape)` with `each`; differentiable in the inputs of the prediction.
 
         Raises:
-            ArgumentError: If a seed is no non-negative integer.
+            ArgumentError: If a seed is not a non-negative integer.
             ShapeError: If with `each` there is not one seed for each sample.
             UnsupportedError: If the class defines no draws.
         """
@@ -125,7 +125,7 @@ class FieldDistribution(Undisturbed, ABC):
         """Push forward through a linear functional: the distribution of its values, on a grid of m numbered points.
 
         Raises:
-            GridError: If the functional lives on another grid.
+            GridError: If the functional has another grid.
         """
 
     def apply_by_draws(self, function: Callable[[Tensor], Tensor], *, draws: int = 1024, seed: int = 0) -> FieldDistribution:
@@ -145,9 +145,9 @@ class FieldDistribution(Undisturbed, ABC):
             The distribution of its values, on a grid of m numbered points.
 
         Raises:
-            ArgumentError: If the function cannot be called, there are no draws, or the seed is none.
-            GridError: If the function lives on another grid.
-            ShapeError: If what it returns is not `(s, n, c', m)`.
+            ArgumentError: If the function is not callable, the number of draws is 0, or the seed is invalid.
+            GridError: If the function has another grid.
+            ShapeError: If its result is not `(s, n, c', m)`.
             DataError: If it returns no tensor, or values that are not finite.
         """
         return self._push_draws(function, draws=draws, seed=seed)
@@ -162,15 +162,15 @@ class FieldDistribution(Undisturbed, ABC):
         Raises:
             ShapeError: If they have another shape.
             ArgumentError: If one is not positive and finite.
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
         """
 
     @abstractmethod
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> FieldDistribution:
-        """Select functions; one integer selects one and keeps its batch axis."""
+        """Select samples; one integer selects one sample and keeps its batch axis."""
 
     def marginal(self, index: int) -> FieldDistribution:
-        """One function by itself: its own distribution, whose randomness need not be shared with the others."""
+        """The marginal distribution of one sample; its randomness need not be shared with the other samples."""
         return self[row_number(index, len(self))]
 
     @property
@@ -191,10 +191,10 @@ class FieldDistribution(Undisturbed, ABC):
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "*k n c *grid"]:
-        """The value that each of the field's values is below with probability q, of every value by itself.
+        """Quantiles of every value of the field: the value is below them with probability q.
 
         It is mean + z(q) √(variance + noise), the quantile of the Gaussian with the same mean and variance; empirical
-        fields of 100 effective members or more have quantiles of their own.
+        fields of 100 effective members or more use empirical quantiles.
 
         Args:
             q: A probability between 0 and 1, dimensionless, or several of them, `(k,)`.
@@ -215,9 +215,9 @@ class FieldDistribution(Undisturbed, ABC):
     def interval(self, level: float = 0.9, *, noise: float | Float[Tensor, "..."] = 0.0) -> Interval:
         """The central interval of every value, with equal probabilities below and above it.
 
-        Each value lies in its own interval with probability `level`; all of a function at once, with less
-        (see [`SimultaneousBand`][probneural.calibration.SimultaneousBand]). The interval says what the distribution says:
-        calibrate the predictor first, on functions that training has not seen.
+        Each value lies in its interval with probability `level`; all values of a sample jointly, with a smaller one
+        (see [`SimultaneousBand`][probneural.calibration.SimultaneousBand]). Intervals are as accurate as the distribution:
+        calibrate the predictor first, on samples that were not used for training.
 
         Args:
             level: Probability inside, between 0 and 1; dimensionless.
@@ -301,7 +301,7 @@ class FieldDistribution(Undisturbed, ABC):
         return torch.zeros_like(self.mean)
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return self.mean.shape[0]
 
     def __repr__(self) -> str:
@@ -351,7 +351,7 @@ def normal_base_samples(
     Raises:
         ArgumentError: If both a seed and base samples are given.
         ShapeError: If they have another shape.
-        DataError: If they are no real numbers, or not finite.
+        DataError: If they are not real numbers, or not finite.
     """
     shape = (*sample_shape, *base_shape)
     if base_samples is None:
@@ -365,13 +365,13 @@ def normal_base_samples(
 
 
 def index_grid(size: int) -> Grid:
-    """Return the grid on which m numbers live: points 0 to m - 1 with unit weights."""
+    """Return the grid of m numbers: points 0 to m - 1 with unit weights."""
     numbers = torch.arange(size, dtype=torch.float64, device="cpu")
     return Grid.scattered(numbers[:, None], torch.ones_like(numbers))
 
 
 def check_values(values: Tensor, shape: tuple[int, ...], name: str) -> None:
-    """Raise a ShapeError unless the tensor has exactly this shape, a DataError if it is none: nothing is broadcast here."""
+    """Raise a ShapeError unless the tensor has exactly this shape (no broadcasting), a DataError if it is not a tensor."""
     check_instance(values, Tensor, name, remedy="give a tensor")
     if tuple(values.shape) != shape:
         raise ShapeError(expected=f"{name} of shape {shape}", got=str(tuple(values.shape)), remedy="shapes are not broadcast")
@@ -381,7 +381,7 @@ def check_factors(factors: object, channels: int, name: str = "factors") -> Tens
     """Return positive finite factors, one per channel; lists and arrays will do.
 
     Raises:
-        DataError: If they are no real numbers.
+        DataError: If they are not real numbers.
         ShapeError: If there is another number of them.
         ArgumentError: If one is not positive and finite.
     """
@@ -393,10 +393,10 @@ def check_factors(factors: object, channels: int, name: str = "factors") -> Tens
 
 
 def check_deviation_factors(factors: object, shape: tuple[int, ...]) -> Tensor:
-    """Return what `scale` multiplies deviations of a shape (n, c, *grid) by: one factor per channel, or one per value.
+    """Return the factors of deviations of a shape (n, c, *grid) in `scale`: one per channel, or one per value.
 
     Raises:
-        DataError: If they are no real numbers.
+        DataError: If they are not real numbers.
         ShapeError: If they are neither.
         ArgumentError: If one is not positive and finite.
     """
@@ -417,9 +417,9 @@ def noise_variance(noise: float | Tensor, shape: tuple[int, ...], like: Tensor) 
     """Expand an observation variance to `shape = (n, c, ...)`.
 
     Args:
-        noise: One variance, one per channel `(c,)`, or one per value, in physical units squared.
+        noise: Noise variance: a number, one per channel `(c,)`, or one per value, in physical units squared.
         shape: Shape of the observations; the second axis is channels.
-        like: Tensor whose dtype and device to take.
+        like: Tensor with the dtype and device of the result.
 
     Raises:
         ArgumentError: If a variance is negative, not finite, beyond the dtype, or has a shape that fits none of the three.
@@ -440,7 +440,7 @@ def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
     """Number of draws in a sample shape.
 
     Raises:
-        ArgumentError: If it is no sequence of numbers >= 0.
+        ArgumentError: If it is not a sequence of numbers >= 0.
     """
     try:
         return math.prod(check_integer(count, "draws", least=0) for count in check_sequence(sample_shape, "shape", remedy=""))
@@ -451,7 +451,7 @@ def sample_size(sample_shape: torch.Size | Sequence[int]) -> int:
 
 
 def held_variance(variance: Float[Tensor, "n c *grid"], u: FieldDistribution) -> Float[Tensor, "n c *grid"]:
-    """Return variances of a field, or raise a DataError where they are lost and a channel's deviations are not zero.
+    """Return variances of a field, or raise a DataError if they underflow although a channel's deviations are not zero.
 
     Deviations count as zero to rounding of the mean. Those of one function may be lost beside those of another: they are zero
     to rounding of what the channel has.
@@ -486,7 +486,7 @@ def to_dataset(u: FieldDistribution, table: Mapping[str, NDArray[Any]], *, level
             {name: to_array(torch.from_numpy(table[name]), u.grid, **options) for name in _NAMES}, attrs={"level": level}
         )
     coordinates: dict[str, Any]
-    if u.grid == index_grid(u.grid.size):  # what a functional made
+    if u.grid == index_grid(u.grid.size):  # values of a functional
         last = "quantity"
         coordinates = {last: table.get(last, range(u.grid.size))}
     else:

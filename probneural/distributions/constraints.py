@@ -27,30 +27,30 @@ from probneural.linear_algebra.conditioning import LatentUpdate, LowRankUpdate, 
 from probneural.linear_algebra.conjugate_gradients import solve_truncated
 
 Residual = Callable[[Tensor], Tensor]
-"""Maps functions `(n, c, *grid)` to m numbers each, `(n, m)`, every function by itself."""
+"""Map from samples `(n, c, *grid)` to m residuals each, `(n, m)`, sample by sample."""
 
 _HALVINGS = 24
-"""How often a step is halved before the search gives up."""
+"""Maximum number of halvings of a step."""
 _SUFFICIENT = 1e-4
 """Fraction of the linear decrease of the merit that a step must bring (Nocedal and Wright, 2006, section 3.1)."""
 _CURVATURE_ITERATIONS = 50
 """Conjugate-gradient iterations for the curvature of the constraint, at most."""
 _FORCING = 1e-4
-"""Relative residual at which they stop on the way: Newton steps need no more (Nocedal and Wright, 2006, section 7.1)."""
+"""Relative residual of inexact Newton steps (Nocedal and Wright, 2006, section 7.1)."""
 _IMPLICIT = 1e-12
-"""Relative residual at which they stop for derivatives."""
+"""Relative residual of the linear solves for derivatives."""
 _MIXING = 1e-6
-"""Fraction of one function's change of residual by which others may change, by rounding."""
+"""Tolerated change of other samples' residuals by rounding, as a fraction of the changed sample's."""
 ROW_ROUNDING = 16.0
-"""How much more rounding earlier updates leave of a row of the root than of a value: up to 2.6 was seen."""
+"""Ratio of the rounding error of a row of the root to that of a value after updates; observed values are up to 2.6."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mode:
-    """The most probable functions that obey a constraint, and what is left of the prior about them.
+    """The most probable samples that satisfy a constraint, and the remaining uncertainty.
 
     Args:
-        deviation: From the prior's mean, `(n, c, *grid)`, in physical units.
+        deviation: Deviation from the prior's mean, `(n, c, *grid)`, in physical units.
         transform: The posterior's square root on the latent side, one map per function.
         iterations: Steps taken.
     """
@@ -62,7 +62,7 @@ class Mode:
 
 @dataclass(frozen=True, eq=False)
 class _Tangent:
-    """A constraint about the current functions: residual, derivative by xi, and the rounding error of both."""
+    """A constraint linearised at the current samples: residual, derivative in xi, and the rounding error of both."""
 
     functions: Float[Tensor, "n c *grid"]
     residual: Float64[Tensor, "n m"]
@@ -72,15 +72,15 @@ class _Tangent:
 
 @dataclass(frozen=True, eq=False)
 class Constraint:
-    """A nonlinear constraint on functions mean + root xi.
+    """A nonlinear constraint on samples mean + root xi.
 
     Args:
         mean: `(n, c, *grid)`, in physical units.
-        root: Of shape `(n, c, p, k)`.
-        residual: What vanishes.
+        root: Root, `(n, c, p, k)`.
+        residual: The residual.
         noise: Variance of the residuals about zero, `(n, m)`, positive; none for a constraint that holds exactly.
-        magnitude: How large the functions' values get beside their mean, `(n, c)`.
-        precision: Rounding error of the functions' values, relative to their size.
+        magnitude: Largest deviation of the samples from their mean, `(n, c)`.
+        precision: Relative rounding error of the samples' values.
         dtype: The coarser dtype of mean and root.
     """
 
@@ -93,7 +93,7 @@ class Constraint:
     dtype: torch.dtype
 
     def deviation(self, latents: Float64[Tensor, "n k"]) -> Float64[Tensor, "n c *grid"]:
-        """The fields root xi, in the shape of the functions."""
+        """The fields root xi, in the shape of the samples."""
         return self.root.product_each(latents).unflatten(-1, self.mean.shape[2:]).to(torch.float64)
 
     def numbers(self, deviation: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Constraint:
         return checked(self.residual(self._functions(deviation)), self.mean.shape[0]).to(torch.float64)
 
     def tangent(self, deviation: Tensor) -> _Tangent:
-        """Linearise about the functions mean + deviation.
+        """Linearise at the samples mean + deviation.
 
         Raises:
             DataError: If residual or derivative are not finite.
@@ -135,7 +135,7 @@ class Constraint:
             return condition_exactly(tangent.rows, target, rounding=tangent.rounding, dtype=self.dtype)
         except ConstraintError as error:
             raise ConstraintError(
-                expected="a constraint whose linearisation can be met",
+                expected="a constraint whose linearisation has a solution",
                 got=error.got,
                 remedy="the derivative vanishes there or the constraint is out of reach: use another mean, or give noise > 0",
             ) from error
@@ -153,13 +153,13 @@ class Constraint:
 
         def product(latents: Tensor) -> Tensor:
             with torch.no_grad():
-                bent: Tensor = transposed(self.deviation(latents).to(functions))[0]  # a Hessian: its own transpose
+                bent: Tensor = transposed(self.deviation(latents).to(functions))[0]  # a Hessian is symmetric
                 return self.root.pull(bent.flatten(2)[:, None])[:, 0].to(latents)
 
         return product
 
     def check_independence(self) -> None:
-        """Raise an ArgumentError if the first function changes the others' residuals."""
+        """Raise an ArgumentError if the first sample affects the residuals of other samples."""
         if self.mean.shape[0] < 2:
             return
         with torch.no_grad():
@@ -171,7 +171,7 @@ class Constraint:
                 raise ArgumentError(
                     expected="a residual of every function by itself, (n, c, *grid) -> (n, m)",
                     got="residuals that change with another function",
-                    remedy="reduce over channels and grid axes only, not over the n functions",
+                    remedy="reduce over channels and grid axes only, not over the n samples",
                 )
 
     def _functions(self, deviation: Tensor) -> Tensor:
@@ -185,25 +185,25 @@ def checked(numbers: Tensor, count: int) -> Tensor:
         raise ShapeError(
             expected=f"residuals of shape ({count}, m), m >= 1",
             got=str(tuple(numbers.shape)),
-            remedy="return m numbers for each function, with one axis for them: flatten(1)",
+            remedy="return m numbers per sample in one axis: flatten(1)",
         )
     return numbers
 
 
 def find_mode(constraint: Constraint, *, iterations: int, tolerance: float) -> Mode:
-    """Return the most probable functions that obey a constraint, each by itself.
+    """Return the most probable samples that satisfy a constraint, sample by sample.
 
-    A function that has converged no longer moves, so that the result does not depend on its companions. The result is
-    differentiable in mean and root, once, by the implicit function theorem; the steps themselves leave no graph.
+    A converged sample is not updated further, so the result does not depend on the other samples. The result is once
+    differentiable in mean and root, by the implicit function theorem; the steps are not recorded by autograd.
 
     Args:
         constraint: The constraint.
-        iterations: Steps to take at most.
-        tolerance: Residuals are met within this fraction of their prior standard deviation, and steps of xi are below its
-            square root: then minus the log density is within it of its minimum.
+        iterations: Maximum number of steps.
+        tolerance: Largest residual, as a fraction of its prior standard deviation; steps of xi are below its square root, so
+            the negative log density is within it of its minimum.
 
     Raises:
-        ConstraintError: If the steps do not converge, or reach functions where the constraint cannot be met.
+        ConstraintError: If the steps do not converge, or the linearised constraint has no solution.
     """
     latents, deviation, update, steps = _descend(constraint, iterations=iterations, tolerance=tolerance)
     if not torch.is_grad_enabled():
@@ -212,7 +212,7 @@ def find_mode(constraint: Constraint, *, iterations: int, tolerance: float) -> M
     if not (tangent.rows.requires_grad or tangent.residual.requires_grad):
         return Mode(deviation, update.transform, steps)
     step = constraint.update(tangent, latents).shift
-    moved = step - step.detach()  # zero, with the derivative that the linearised constraint has where it stands
+    moved = step - step.detach()  # zero, with the derivative of the linearised constraint
     product, transform = constraint.curvature(tangent, update), update.transform
 
     def add_curvature(gradient: Tensor | None) -> Tensor | None:
@@ -262,7 +262,7 @@ def _descend(constraint: Constraint, *, iterations: int, tolerance: float) -> tu
         deviation = deviation + _per_function(fraction, deviation) * moved
         tangent = constraint.tangent(deviation)
     raise ConstraintError(
-        expected=f"functions that obey the constraint to {tolerance:g} within {iterations} iterations",
+        expected=f"samples that satisfy the constraint to {tolerance:g} within {iterations} iterations",
         got=f"{int((~done).sum())} of {len(done)} that do not after {iteration}: residuals up to "
         f"{float((tangent.residual.abs() / merit.scale).max()):.1e} prior deviations, steps of {float(length.max()):.1e}",
         remedy="allow more iterations, check that the constraint can be met at all near the mean, or give noise > 0",
@@ -280,7 +280,7 @@ def _solve(product: Callable[[Tensor], Tensor], transform: LowRankUpdate, right:
 
 @dataclass(frozen=True, eq=False)
 class _Merit:
-    """What a step has to lower, for each function."""
+    """Merit function of the line search, per sample."""
 
     noise: Tensor | None
     scale: Tensor
@@ -306,7 +306,7 @@ class _Merit:
         return _Merit(None, self.scale, penalty), rise - penalty * size
 
     def rounding(self, value: Tensor, tangent: _Tangent) -> Tensor:
-        """How far rounding alone may move the merit."""
+        """Rounding error of the merit."""
         if self.noise is not None:
             error = (tangent.residual.abs() * tangent.rounding.residuals / self.noise).sum(-1)
         else:
@@ -325,7 +325,7 @@ def _merit_along(
 def _search(
     merit_at: Callable[[Tensor], Tensor], value: Tensor, slope: Tensor, *, slack: Tensor, done: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Halve each sample's step until the merit falls enough; returns the fractions, and which samples have none."""
+    """Halve each sample's step until the merit falls enough; return the fractions, and a mask of failed samples."""
     fraction = torch.where(done, 0.0, torch.ones_like(value))
     lowered = done
     for _ in range(_HALVINGS):

@@ -37,7 +37,7 @@ from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream_seed
 
 _CHUNK_ELEMENTS = 2**21
-"""Values drawn at once (16 MiB in float64)."""
+"""Number of values per chunk of draws (16 MiB in float64)."""
 
 
 class EmpiricalField(FieldDistribution):
@@ -45,14 +45,14 @@ class EmpiricalField(FieldDistribution):
 
     Mean and variance are those of this distribution (the variance has no small-sample correction). Draws return members.
 
-    A handful of members has no 90 % interval of its own: below 100 effective members, 1 / sum of weights², quantiles and
+    A few members determine no 90 % interval: below 100 effective members, 1 / sum of weights², quantiles and
     intervals are those of the Gaussian with the same mean and variance, as in
     [`coverage`][probneural.metrics.reliability.coverage]. From 100 on they are the members' own.
 
     Args:
         samples: Members, `(s, n, c, *grid.shape)`, in physical units; member i is one operator at all n inputs.
         weights: `(s,)`, not negative, dimensionless, normalised here; equal by default.
-        grid: Where the functions are evaluated.
+        grid: Grid of the functions.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -91,7 +91,7 @@ class EmpiricalField(FieldDistribution):
     @property
     def mean(self) -> Float[Tensor, "n c *grid"]:
         """The weighted mean, `(n, c, *grid.shape)`, in physical units."""
-        likely = self.samples[int(self.weights.argmax())]  # distances from a member: an offset costs no digits
+        likely = self.samples[int(self.weights.argmax())]  # avoids cancellation for large offsets
         return likely + torch.tensordot(self.weights.to(self.samples), self.samples - likely, dims=1)
 
     @property
@@ -153,7 +153,7 @@ class EmpiricalField(FieldDistribution):
     def quantile(
         self, q: float | Sequence[float] | Tensor, *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "*k n c *grid"]:
-        """Quantiles of every value; see the base class, and above for which.
+        """Quantiles of every value; see the base class and the class docstring.
 
         The members' own are interpolated between members, each of which stands in the middle of its probability; those beyond
         the outermost members are these members. With noise they are quantiles of the mixture of Gaussians around the members,
@@ -190,19 +190,19 @@ class EmpiricalField(FieldDistribution):
         return inherit(GaussianField(mean, root, latent=latent, grid=self.grid), self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> EmpiricalField:
-        """Select functions of every member."""
+        """Select samples of every member."""
         rows = select_rows(index, self.samples.shape[1])
         return inherit_rows(EmpiricalField(self.samples[:, rows], self.weights, grid=self.grid.select(rows)), self, rows)
 
 
 class LazyEmpiricalField(EmpiricalField):
-    """An empirical field whose members are evaluated when they are first read; draws evaluate the members of their seeds alone.
+    """An empirical field with lazily evaluated members; draws evaluate only the members of their seeds.
 
     Args:
         samples: Evaluates all members, `(s, n, c, *grid.shape)`, in physical units.
         draw: Evaluates the draws of seeds, as [`draw`][probneural.distributions.FieldDistribution.draw] does.
         size: Number of members s and of samples n.
-        grid: Where the members are evaluated.
+        grid: Grid of the members.
         like: A tensor on the members' device.
         source: Name of the predictor.
     """
@@ -268,7 +268,7 @@ def push_draws(u: FieldDistribution, function: Callable[[Tensor], Tensor], *, dr
 
 
 def _image(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    image = check_floating(function(values), "what the function returned")
+    image = check_floating(function(values), "the result of the function")
     if image.ndim != 4 or image.shape[:2] != values.shape[:2] or 0 in image.shape[2:]:
         raise ShapeError(
             expected=f"{tuple(values.shape[:2])} draws and functions, then channels and m numbers",

@@ -64,17 +64,17 @@ _ROUNDING = 8.0
 
 
 class GaussianField(FieldDistribution):
-    """u_i = mean_i + root_i xi + discrepancy_i zeta_i: a Gaussian distribution over n functions.
+    """u_i = mean_i + root_i xi + discrepancy_i zeta_i: a Gaussian distribution over n samples.
 
-    The vector xi ~ N(0, I_k) is shared: it is the uncertain operator, and makes the functions coherent. The vectors
-    zeta_i ~ N(0, I_r) are each function's own: what the operator cannot express of that function, whatever its weights. Data
-    on one function inform the others through xi alone.
+    The shared vector xi ~ N(0, I_k) represents the uncertain operator and makes the samples coherent. The per-sample
+    vectors zeta_i ~ N(0, I_r) represent model discrepancy, which no weights of the operator can express. Data on one
+    sample inform the others through xi only.
 
     Args:
         mean: `(n, c, *grid.shape)`, in physical units.
         root: A root of shape `(n, c, p, k)`, in physical units.
         latent: The name of xi, or a latent; its rank is k.
-        grid: Where the functions are evaluated, with p points.
+        grid: Grid of the samples, with p points.
         discrepancy: A root of shape `(n, c, p, r)`, in physical units, or None.
 
     Raises:
@@ -145,7 +145,7 @@ class GaussianField(FieldDistribution):
 
     @property
     def base_shape(self) -> torch.Size:
-        """`(k + n r,)`: the latent vector that drives all n functions, then each function's own, once if selected twice."""
+        """`(k + n r,)`: the shared latent vector, then the discrepancy vectors of the distinct samples."""
         discrepancy_rank = 0 if self.discrepancy is None else self._functions.number * self.discrepancy.shape[3]
         return torch.Size([self.latent.rank + discrepancy_rank])
 
@@ -159,8 +159,8 @@ class GaussianField(FieldDistribution):
     def cross_covariance(self, other: GaussianField) -> Float[Tensor, "a b"]:
         """The joint covariance between all values of this field and of another of the same latent.
 
-        It is that of the shared part, and for a function that both fields have, selected from one prediction, that of its
-        discrepancy. Discrepancies of two predictions count as independent, whatever their inputs.
+        The sum of the shared part and, for common samples of subsets of one prediction, the discrepancy. Discrepancies of two
+        predictions are independent, even at equal inputs.
 
         Returns:
             Dense `(n * c * p, n' * c' * p')`, in physical units squared.
@@ -168,7 +168,7 @@ class GaussianField(FieldDistribution):
         Raises:
             LatentError: If the latents differ: their dependence is unknown, and assuming independence would be wrong.
         """
-        check_instance(other, GaussianField, "other", remedy="it is what a Gaussian head predicts")
+        check_instance(other, GaussianField, "other", remedy="pass the prediction of a Gaussian head")
         if (other.latent.id, other.latent.rank) != (self.latent.id, self.latent.rank):
             raise LatentError(
                 expected=f"a field driven by {self.latent!r}",
@@ -189,7 +189,7 @@ class GaussianField(FieldDistribution):
     def rsample(
         self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
-        """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`."""
+        """Draw samples; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`."""
         count = sample_size(sample_shape)
         numbers = normal_base_samples(sample_shape, self.base_shape, seed=seed, base_samples=base_samples, name=self.latent.key)
         latents = numbers.to(self.root.device).reshape(count, *self.base_shape)
@@ -229,7 +229,7 @@ class GaussianField(FieldDistribution):
         return of_functions(inherit_image(image, self, functional.labels), self._functions)
 
     def scale(self, factors: Float[Tensor, "..."]) -> GaussianField:
-        """Multiply the deviation by factors; the result has a latent of its own."""
+        """Multiply the deviation by factors; the result has a new latent."""
         factors = check_deviation_factors(factors, self.root.shape[:2] + self.grid.shape)
         per_channel = factors.ndim == 1
         name = ",".join(f"{float(factor):.12g}" for factor in factors) if per_channel else digest(factors)
@@ -248,14 +248,14 @@ class GaussianField(FieldDistribution):
         return of_functions(field, self._functions.anew())
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> GaussianField:
-        """Give every function its own exact linear constraint: u -> u + K (values - A u), with K of each function's own prior.
+        """Impose an exact linear constraint on every sample: u -> u + K (values - A u), with the gain K of the sample's prior.
 
         This is Matheron's rule function by function: mean and draws satisfy the constraint, and no function learns from
         another's. The latent stays the same, so constrained draws are the projections of the unconstrained ones.
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: What A u must be, `(n, c, m)`; lists and arrays will do.
+            values: Values of A u, `(n, c, m)`; tensors, lists or arrays.
 
         Raises:
             ConstraintError: If the distribution has no freedom left to meet the constraint.
@@ -270,7 +270,7 @@ class GaussianField(FieldDistribution):
     def constrain_residual(
         self, residual: Residual, *, noise: float | Tensor = 0.0, iterations: int = 50, tolerance: float = 1e-10
     ) -> GaussianField:
-        """Give every function its own nonlinear constraint residual(u) = 0, by damped Newton steps; see also `constrain`.
+        """Impose a nonlinear constraint residual(u) = 0 on every sample, by damped Newton steps; see also `constrain`.
 
         The mean becomes the most probable function under the prior that obeys the constraint:
         u = mean + root xi with the smallest |xi|^2 / 2, or with the smallest |xi|^2 / 2 + sum of residual^2 / (2 noise).
@@ -280,9 +280,9 @@ class GaussianField(FieldDistribution):
         grid=u.grid).constrain_residual(residual).mean`, with u this field. The latent stays the same.
 
         Args:
-            residual: What vanishes: `(n, c, *grid)` in the mean's dtype to `(n, m)`, every function by itself, built from
+            residual: The residual: `(n, c, *grid)` in the mean's dtype to `(n, m)`, sample by sample, built from
                 differentiable torch operations that `torch.func` can transform. A value per function may be captured.
-            noise: Variance by which the residuals may miss zero, in their units squared: a number, one per residual `(m,)`,
+            noise: Variance of the residuals about zero, in their units squared: a number, one per residual `(m,)`,
                 or `(n, m)`; 0 makes the constraint exact.
             iterations: Newton steps to take at most; linear constraints take one. Where a constraint is far from linear over
                 the distance moved, they may find a local maximum of the density only, or nothing.
@@ -295,7 +295,7 @@ class GaussianField(FieldDistribution):
         Raises:
             ConstraintError: If the steps do not converge, or a linearised constraint cannot be met, as where its derivative is
                 zero.
-            ArgumentError: If the residual mixes functions; if noise is negative, or zero for some residuals only; if iterations
+            ArgumentError: If the residual mixes samples; if noise is negative, or zero for some residuals only; if iterations
                 or tolerance are not positive.
             ShapeError: If the residual is not `(n, m)`.
             DataError: If the residual or its derivative is not finite about the mean.
@@ -330,15 +330,15 @@ class GaussianField(FieldDistribution):
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, noise: float | Tensor = 0.0
     ) -> GaussianField:
-        """Bayes' rule on the latent: all n functions are observed jointly, and each observation informs all of them.
+        """Bayes' rule on the latent: all n samples are observed jointly, and each observation informs all of them.
 
-        The result's `latent` carries what was learned to any other field of the same predictor through
+        The result's `latent` transfers the posterior to any other field of the same predictor through
         [`under`][probneural.distributions.gaussian.GaussianField.under], and reports chi^2 per observation.
 
         Args:
             functional: A, of size m, on this distribution's grid.
             values: The observations of A u, `(n, c, m)`; lists and arrays will do.
-            noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
+            noise: Noise variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
 
         Raises:
             ConstraintError: If there are more exact observations than the rank of the latent, or they contradict; if a function
@@ -356,7 +356,7 @@ class GaussianField(FieldDistribution):
 
     @staticmethod
     def _observation_noise(noise: float | Tensor, residual: Tensor) -> Tensor | None:
-        """Noise variances of a functional's values, `(n, c * m)`, or None where they are exact."""
+        """Noise variances of a functional's values, `(n, c * m)`, or None if they are exact."""
         variance = noise_variance(noise, tuple(residual.shape), residual).flatten(1)
         if not bool((variance > 0).any()):
             return None
@@ -374,10 +374,10 @@ class GaussianField(FieldDistribution):
         With A_i root_i = F_i, A_i discrepancy_i = B_i and N_i = B_i B_i^T + noise, it is informed by r_i = F_i xi + N(0, N_i).
 
         Args:
-            observed: Root of the functional's values, with the discrepancy's beside it if there is one.
+            observed: Root of the functional's values, concatenated with the discrepancy's if there is one.
             residual: r, `(n, c * m)`.
             noise: `(n, c * m)`, or None.
-            rounding: What rounding may make of residuals and rows, each `(n, c * m)`.
+            rounding: Rounding errors of residuals and rows, each `(n, c * m)`.
         """
         if self.discrepancy is not None and isinstance(observed, SideBySideRoot) and not len(residual):
             observed = observed.first
@@ -398,7 +398,7 @@ class GaussianField(FieldDistribution):
             raise ConstraintError(
                 expected=f"at most {self.latent.rank} exact observations, the rank of the latent",
                 got=str(flat.shape[0]),
-                remedy="give noise > 0; or, if each function has a constraint of its own, use constrain",
+                remedy="give noise > 0; or use constrain for one constraint per sample",
             )
         else:
             update = condition_exactly(matrix, flat, rounding=rounding.flatten(), dtype=self._precision)
@@ -406,16 +406,16 @@ class GaussianField(FieldDistribution):
         return update
 
     def _gain(self, observed: SideBySideRoot, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """G_i = B_i^T N_i^-1, and what whitens N_i."""
+        """G_i = B_i^T N_i^-1, and the whitening matrix of N_i."""
         return discrepancy_gain(observed.second.dense().to(torch.float64).flatten(1, 2), noise, dtype=self._precision)
 
     def _with_discrepancy(
         self, observed: SideBySideRoot, update: LatentUpdate, residual: Tensor, noise: Tensor | None, rounding: Rounding
     ) -> GaussianField:
-        """What the numbers say about every zeta_i, once they have informed xi.
+        """Posterior of every zeta_i given the observations and xi.
 
-        zeta_i = G_i (r_i - F_i xi) + S_i zeta_i'. So the field moves by G_i too, and what it keeps of xi is
-        root_i - discrepancy_i G_i F_i: draws of the same xi at other functions stay draws of one operator.
+        zeta_i = G_i (r_i - F_i xi) + S_i zeta_i'. So the mean moves by discrepancy_i G_i r_i, and the root of xi becomes
+        root_i - discrepancy_i G_i F_i: draws of the same xi at other samples remain draws of one operator.
         """
         shared = observed.first.dense().to(torch.float64).flatten(1, 2)
         rows = observed.second.dense().to(torch.float64).flatten(1, 2)
@@ -441,7 +441,7 @@ class GaussianField(FieldDistribution):
         return inherit(field, self)
 
     def under(self, latent: Latent) -> GaussianField:
-        """Return this field given what `latent` has learned from data since it parted from this field's own latent.
+        """Return this field given the data in `latent` that this field's latent does not include.
 
         Raises:
             LatentError: If `latent` was not conditioned from this field's.
@@ -458,12 +458,12 @@ class GaussianField(FieldDistribution):
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
     ) -> Float[Tensor, "..."]:
-        """Log density of observed functions, in nats.
+        """Log density of observed samples, in nats.
 
         Args:
             values: Observations at every grid point, `(n, c, *grid.shape)`.
             noise: Variance of independent observation noise at each point, in physical units squared.
-            joint: Whether to take all values of a function jointly, or each by itself.
+            joint: Joint density of all values of a sample, or the density of each value.
 
         Returns:
             `(n,)` if joint, else `(n, c, *grid.shape)`; float64.
@@ -479,7 +479,7 @@ class GaussianField(FieldDistribution):
         if not joint:
             return log_density_of_values(residual, std=self.standard_deviation.to(residual), noise=variance)
         density = residual.new_empty(len(self))
-        for index in range(len(self)):  # one function at a time: c * p * k entries in float64, or a Gram matrix
+        for index in range(len(self)):  # one sample at a time: c * p * k entries in float64, or a Gram matrix
             root, white = self._each.marginal(index).without_white()
             noisy = variance[index].flatten() + white.flatten().to(variance)
             distance, counted = residual[index].flatten(), self._counted(index)
@@ -499,7 +499,7 @@ class GaussianField(FieldDistribution):
         return self.grid.observed[index].to(torch.float64)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> GaussianField:
-        """Select functions; they stay coherent with the others through the latent."""
+        """Select samples; they stay coherent with the others through the latent."""
         rows = select_rows(index, len(self))
         discrepancy = None if self.discrepancy is None else self.discrepancy.select(rows)
         root = self.root.select(rows)
@@ -508,13 +508,13 @@ class GaussianField(FieldDistribution):
         return of_functions(inherit_rows(field, self, rows), self._functions.select(rows))
 
     def marginal(self, index: int) -> GaussianField:
-        """One function by itself, under a latent of its own where that makes its root smaller."""
+        """The marginal of one sample, with a new latent if that makes its root smaller."""
         index = row_number(index, len(self))
         root = self.root.marginal(index)
         rank = root.shape[3]
         latent = self.latent
         if rank != latent.rank:
-            number = int(self._functions.rows[index])  # where it stands in the prediction, whatever was selected since
+            number = int(self._functions.rows[index])  # index in the original prediction
             content = digest(self._mean[index], root.product(self._mean.new_ones(1, rank)))  # variances may cost much more
             name = f"{latent.id}|marginal-{number}-{content}"
             latent = Latent(id=name, rank=rank, is_shared_across_calls=latent.is_shared_across_calls, source=latent.key)
@@ -528,7 +528,7 @@ class GaussianField(FieldDistribution):
         return of_functions(alone, self._functions.select(slice(index, index + 1)))
 
     def _observed(self, functional: Functional, values: Tensor) -> tuple[Root, Tensor, Tensor]:
-        """Root of a functional's values, discrepancy included, these as a tensor, and their residual in float64."""
+        """Root of a functional's values including discrepancy, the observed values, and their residual in float64."""
         check_functional(functional, grid=self.grid)
         root, values = self._each.push(functional), real_tensor(values, "values")
         check_values(values, root.shape[:3], "the functional's values")
@@ -542,9 +542,9 @@ class GaussianField(FieldDistribution):
         return torch.float32 if torch.float32 in (self._mean.dtype, self.root.dtype) else torch.float64
 
     def _rounding(self, functional: Functional, values: Tensor) -> Rounding:
-        """What rounding alone may make of each of the functional's values and of the rows of its root, `(n, c, m)`, float64.
+        """Rounding errors of the functional's values and of the rows of its root, `(n, c, m)`, float64.
 
-        Values inherit that of the functions' values, and the functional sums p of these in float64.
+        The error of the samples' values, propagated by the functional, which sums p of them in float64.
         """
         with torch.no_grad():
             spread = self._each.magnitude().to(torch.float64)
@@ -556,11 +556,11 @@ class GaussianField(FieldDistribution):
         return Rounding(residuals, ROW_ROUNDING * unit * spread[..., None] * norms)
 
     def _composed(self, mean: Tensor, transform: LowRankUpdate) -> GaussianField:
-        """The field of another mean, after a map of every function's latent vectors that keeps the latent's name."""
+        """The field with another mean, after a map of every sample's latent vectors that preserves the latent's name."""
         root = self._each.compose(transform)
         if self.discrepancy is not None and isinstance(root, SideBySideRoot):
             shared, discrepancy = root.first, root.second
-        else:  # a root may have two parts of its own
+        else:  # the root may be a concatenation of two
             shared, discrepancy = root, None
         field = GaussianField(mean, shared, latent=self.latent, grid=self.grid, discrepancy=discrepancy)
         return of_functions(inherit(field, self), self._functions.anew())
@@ -579,10 +579,10 @@ def around(u: GaussianField, mean: Float[Tensor, "n c *grid"]) -> GaussianField:
 
 
 def _check_update(update: LatentUpdate) -> None:
-    """Raise a ConstraintError unless what was learned is finite."""
+    """Raise a ConstraintError unless the posterior is finite."""
     if not bool(torch.isfinite(update.shift).all() and torch.isfinite(update.chi2).all()):
         raise ConstraintError(
-            expected="observations whose distance from the mean, in standard deviations, float64 holds squared",
+            expected="observations whose squared distance from the mean, in standard deviations, is finite in float64",
             got="a larger one",
             remedy="check the observations and their noise, which is a variance",
         )

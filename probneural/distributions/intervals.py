@@ -18,17 +18,17 @@ from probneural.linear_algebra.conditioning import increment
 from probneural.linear_algebra.densities import LOG_TWO_PI, log_density, log_density_of_gram, log_density_without_noise
 
 ENOUGH_MEMBERS = 100
-"""Effective members from which an empirical field has quantiles of its own; below, they are those of a Gaussian."""
+"""Minimum number of effective members for empirical quantiles; with fewer, quantiles are Gaussian."""
 _HALVINGS = 200
 """Steps of the bisection at most: components may be far apart, or a quantile at zero."""
 _RESOLVED = torch.finfo(torch.float64).eps
-"""Width of the bracket, relative to the quantile and the least deviation, at which the bisection ends."""
+"""Relative width of the final bracket of the bisection, in units of the quantile and the smallest deviation."""
 _ROUNDING = 1e-12
-"""Distance of a quantile from a certain component, relative to both, within which it is that component."""
+"""Relative distance from a zero-variance component within which a quantile equals that component."""
 _LARGEST_DENSE = 2**24
-"""Entries of one function's root up to which densities are computed from the root itself (128 MiB in float64)."""
+"""Maximum number of entries of one sample's root for densities by the dense root (128 MiB in float64)."""
 _CHUNK_ELEMENTS = 2**20
-"""Values compared at once (8 MiB in float64)."""
+"""Number of values per comparison (8 MiB in float64)."""
 
 
 class Interval(NamedTuple):
@@ -53,13 +53,13 @@ class Interval(NamedTuple):
         return self.upper - self.lower
 
     def contains(self, values: Tensor | Field | Sequence[Any]) -> Bool[Tensor, "n c *grid"]:
-        """Which values lie inside, ends included; one that is NaN does not.
+        """Mask of the values inside, ends included; NaN is outside.
 
         Args:
             values: True or measured values, `(n, c, *grid)`: a field, a tensor, or lists and arrays.
 
         Raises:
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
             ShapeError: If they have another shape; nothing is broadcast.
         """
         checked = real_tensor(values.values if isinstance(values, Field) else values, "values").to(self.lower)
@@ -76,7 +76,7 @@ def check_probabilities(q: float | Sequence[float] | Tensor) -> Float64[Tensor, 
     """Return one probability, or several of them, in float64 on the CPU.
 
     Raises:
-        ArgumentError: If they are no numbers between 0 and 1, or have more than one axis.
+        ArgumentError: If they are not numbers between 0 and 1, or have more than one axis.
     """
     remedy = "the median is 0.5"
     if not isinstance(q, bool):
@@ -111,9 +111,9 @@ def member_quantiles(
     probability, and quantiles between members are interpolated; beyond the outermost ones they are those.
 
     Args:
-        members: In float64.
+        members: Members, float64.
         weights: Probabilities of the members, on their device.
-        probabilities: Of the quantiles.
+        probabilities: Probabilities of the quantiles.
         noise_std: Standard deviation of the noise.
 
     Raises:
@@ -155,10 +155,10 @@ def mixture_quantiles(
     proportion to its density there. Weights are constants.
 
     Args:
-        means: Of the components.
-        std: Their standard deviations; zero is legal.
-        weights: Their probabilities, of a shape that broadcasts against the values.
-        probabilities: Of the quantiles.
+        means: Means of the components.
+        std: Standard deviations of the components; zero is allowed.
+        weights: Probabilities of the components, broadcastable to the values.
+        probabilities: Probabilities of the quantiles.
     """
     if not len(probabilities):
         return means.new_empty(0, *means.shape[1:])
@@ -216,7 +216,7 @@ def _bisected(means: Tensor, std: Tensor, weights: Tensor, probabilities: Tensor
 def log_density_of_values(
     residual: Float64[Tensor, "*values"], *, std: Float64[Tensor, "*values"], noise: Float64[Tensor, "*values"]
 ) -> Float64[Tensor, "*values"]:
-    """Log density of each value by itself, in nats.
+    """Marginal log density of each value, in nats.
 
     Args:
         residual: Distances from the mean, in physical units.
@@ -235,12 +235,12 @@ def log_density_of_values(
 def log_density_of_function(
     root: Root | None, residual: Float64[Tensor, " cp"], *, noise: Float64[Tensor, " cp"], dtype: torch.dtype
 ) -> Float64[Tensor, ""]:
-    """Log density of one function's values, in nats, from its root, or from its Gram matrix if that is much smaller.
+    """Log density of one sample's values, in nats, from its root, or from its Gram matrix if that is much smaller.
 
     Args:
-        root: Of that function alone, or None if all of its variance is in the noise.
+        root: Root of that sample, or None if all of its variance is in the noise.
         residual: Distances from the mean, channels first, in physical units.
-        noise: Variances of what is independent from value to value, in those units squared.
+        noise: Variances of the white noise, in those units squared.
         dtype: Dtype that root and mean were computed in.
 
     Raises:
@@ -253,7 +253,7 @@ def log_density_of_function(
         density = log_density_of_gram(root.gram()[0], residual, noise, dtype=dtype)
         if bool(density.isnan()):
             raise ArgumentError(
-                expected="a variance in every direction that can be told from zero beside the largest one",
+                expected="a variance in every direction that is not negligible compared with the largest one",
                 got=f"less, in a covariance of {size} values with {rank} latent dimensions",
                 remedy="pass a larger observation variance as noise, or take the density of a functional's values",
             )

@@ -19,28 +19,28 @@ from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.randomness import check_seed, stream
 
 _SHARES_NUMBERS: ContextVar[bool] = ContextVar("shares_numbers", default=False)
-"""Whether draws of one seed have the same random numbers, whatever is drawn."""
+"""Whether draws of one seed share their random numbers across predictors."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Latent:
     """A standard normal vector xi in R^rank with a name.
 
-    Two Gaussian fields whose latents have the same `id` are driven by the same xi: they are the same function draw, at other
-    inputs or on other grids. A conditioned latent remembers how its parent's vector follows from its own,
+    Two Gaussian fields whose latents have the same `id` depend on the same xi: their draws are one function, at other
+    inputs or on other grids. A conditioned latent stores the affine map from its vector to its parent's,
     xi_parent = shift + S xi, with S symmetric and kept as the few directions that data have informed.
 
     Args:
         id: The name; it survives copies and files.
         rank: Length k of the vector.
-        parent: What this latent was conditioned from.
+        parent: The latent before conditioning.
         shift: `(rank,)`, float64, dimensionless.
         transform: S, of r directions in R^rank, float64, dimensionless.
         chi2: Squared standardised residual per observation of the data conditioned on; near 1 where prior and noise agree
             with the data.
-        is_shared_across_calls: Whether later calls of the predictor have the same latent. Otherwise it belongs to the functions
+        is_shared_across_calls: Whether all calls of the predictor share the latent. Otherwise it is specific to the samples
             of one call: processes have a dimension for every one of them.
-        source: Name of the latent or predictor that this one comes from, which keys random numbers; by default its `id`.
+        source: Name of the original latent or predictor, which keys random numbers; by default its `id`.
     """
 
     id: str
@@ -113,7 +113,7 @@ def digest(*tensors: Tensor) -> str:
 
 @contextmanager
 def common_random_numbers() -> Iterator[None]:
-    """Give draws of one seed the same random numbers, whatever is drawn."""
+    """Share the random numbers of draws of one seed across predictors."""
     token = _SHARES_NUMBERS.set(True)
     try:
         yield
@@ -138,7 +138,7 @@ class Seeds:
     """Seeds of coherent draws from a named latent.
 
     Args:
-        seeds: One for each draw, or one for each sample.
+        seeds: One seed per draw, or one per sample.
         name: Name of the latent, which keys its random numbers.
         of_discrepancy: Whether the vector of the discrepancy is drawn, and not the shared one.
         part: Position of a component in a sum of independent roots.
@@ -178,8 +178,8 @@ def checked_seeds(seeds: Sequence[int], *, each: bool, samples: int) -> tuple[in
     """Return the seeds of draws as a tuple.
 
     Raises:
-        ArgumentError: If one is no non-negative integer.
-        ShapeError: If each sample has its own seed, and their numbers differ.
+        ArgumentError: If a seed is not a non-negative integer.
+        ShapeError: If the number of seeds per sample differs from the number of samples.
     """
     checked = tuple(check_seed(seed) for seed in check_sequence(seeds, "seeds", remedy="write draw([0, 1, 2])"))
     if check_flag(each, "each") and len(checked) != samples:
@@ -188,11 +188,11 @@ def checked_seeds(seeds: Sequence[int], *, each: bool, samples: int) -> tuple[in
 
 
 class SelectedFunctions(NamedTuple):
-    """Which functions a field is of, so that a discrepancy is known again in what is selected from one prediction.
+    """Identity of the samples of a field, which identifies their discrepancies in subsets of one prediction.
 
     Attributes:
-        prediction: Whose functions they are; compared by identity.
-        rows: Their numbers there, `(n,)`, on the CPU.
+        prediction: The prediction of the samples; compared by identity.
+        rows: Indices of the samples in the prediction, `(n,)`, on the CPU.
     """
 
     prediction: object
@@ -203,17 +203,17 @@ class SelectedFunctions(NamedTuple):
         return SelectedFunctions(self.prediction, self.rows[rows if isinstance(rows, slice) else rows.cpu()])
 
     def anew(self) -> SelectedFunctions:
-        """The same functions in a field of which no other is known to share discrepancies."""
+        """The same samples in a field that shares no discrepancies with others."""
         return SelectedFunctions(object(), self.rows)
 
     @property
     def number(self) -> int:
-        """How many they are; what was selected twice counts once."""
+        """Number of distinct samples."""
         return len(self.rows.unique())
 
     @property
     def places(self) -> Int64[Tensor, " n"]:
-        """Where each of them stands among the different ones, `(n,)`, in the order in which they first come."""
+        """Index of each sample among the distinct ones, `(n,)`, in order of first occurrence."""
         _, place = self.rows.unique(return_inverse=True)
         number = torch.arange(len(place), device=place.device)
         first = torch.full_like(number[: self.number], len(number)).scatter_reduce(0, place, number, "amin")
@@ -223,13 +223,13 @@ class SelectedFunctions(NamedTuple):
         """Raise a ConstraintError if one of them was selected twice."""
         if self.number < len(self.rows):
             raise ConstraintError(
-                expected="observations of different functions, where each has a discrepancy",
-                got=f"{len(self.rows)} of {self.number} functions",
+                expected="observations of distinct samples, because each has a discrepancy",
+                got=f"{len(self.rows)} of {self.number} samples",
                 remedy="observe each once: average repeated observations and divide their noise, or stack their functionals",
             )
 
     def shared_with(self, other: SelectedFunctions) -> Int64[Tensor, "m 2"]:
-        """Places here and there of the functions that both have."""
+        """Indices in both sets of their common samples."""
         if self.prediction is not other.prediction:
             return torch.zeros(0, 2, dtype=torch.int64, device="cpu")
         return (self.rows[:, None] == other.rows).nonzero()

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussian fields: several posteriors, one of which is right."""
+"""Mixtures of Gaussian fields."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ _LARGEST_EXPONENT = 700.0
 
 
 class MixtureField(FieldDistribution):
-    """p(u) = Σ_k w_k N(u; m_k, C_k): each draw comes from one of the components, as a whole function.
+    """p(u) = Σ_k w_k N(u; m_k, C_k): each drawn field comes from one component.
 
-    Everything is exact: mean and variance, within components and between them, densities of whole functions by a sum
+    All quantities are exact: mean and variance (within and between components), joint densities of samples by a sum
     over components, distribution functions and quantiles of every value by root search, functionals component by component.
 
     With one weight per component, a draw takes all n functions from the same component: it is one operator. With one per
     component and function, a draw's functions share one uniform number, which each compares with its own weights.
 
     Args:
-        components: m Gaussian fields of the same functions on one grid; a mixture among them counts as its components.
-        weights: `(m,)`, or `(m, n)` where they depend on the function; not negative, dimensionless, normalised here; equal by
+        components: m Gaussian fields of the same samples on one grid; mixtures are expanded into their components.
+        weights: `(m,)`, or `(m, n)` if they depend on the sample; not negative, dimensionless, normalised internally; equal by
             default.
 
     Raises:
         DataError: If a component is no Gaussian field or mixture, there are none, or weights are negative, not finite, or all
             zero.
-        GridError: If components live on different grids.
+        GridError: If the grids of components differ.
         ShapeError: If components or weights do not fit together.
 
     Reference:
@@ -103,7 +103,7 @@ class MixtureField(FieldDistribution):
         return self._components
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.components[0])
 
     @property
@@ -121,13 +121,13 @@ class MixtureField(FieldDistribution):
         return functools.reduce(torch.add, terms)
 
     def _held(self) -> list[bool]:
-        """Which components have any weight, or a derivative by it: of the others, nothing need exist."""
+        """Mask of components with non-zero weight or with a gradient of their weight; the others are not evaluated."""
         if not len(self) or (self.weights.requires_grad and torch.is_grad_enabled()):
             return [True] * len(self.weights)
         return (self.weights.reshape(len(self.weights), -1) > 0).any(1).tolist()
 
     def _component_means(self) -> list[Float[Tensor, "n c *grid"]]:
-        """Means of all components; override where they need not be made for it."""
+        """Means of all components; override it if they are available without evaluating the components."""
         return [field.mean for field in self.components]
 
     def _component_variances(self) -> list[Float[Tensor, "n c *grid"]]:
@@ -175,13 +175,13 @@ class MixtureField(FieldDistribution):
 
     @property
     def base_shape(self) -> torch.Size:
-        """`(1 + k_1 + ... + k_m,)`: a number that chooses the component, then what drives each of them."""
+        """`(1 + k_1 + ... + k_m,)`: a number that selects the component, then the latent vectors of the components."""
         return torch.Size([1 + sum(field.base_shape[0] for field in self.components)])
 
     def rsample(
         self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
-        """Draw functions; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`.
+        """Draw samples; see the base class. Base samples are standard normal, `(*sample_shape, *base_shape)`.
 
         A draw is differentiable through the component that it came from; the choice is not.
         """
@@ -222,7 +222,7 @@ class MixtureField(FieldDistribution):
         return ",".join(field.latent.key for field in self.components)
 
     def _draw_at(self, uniform: Float64[Tensor, " s"], seeds: Sequence[int], *, each: bool) -> Float[Tensor, "..."]:
-        """Draws whose components follow from uniform numbers."""
+        """Draws with components selected by uniform numbers."""
         numbers = torch.arange(len(seeds), device="cpu")
         chosen = choose(self.weights.detach().cpu(), uniform, len(self))
         chosen = chosen[numbers, numbers] if each else chosen
@@ -240,12 +240,12 @@ class MixtureField(FieldDistribution):
     def cdf(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Float[Tensor, "..."] = 0.0
     ) -> Float64[Tensor, "n c *grid"]:
-        """The distribution function of every value by itself, Σ w_k Φ((y - m_k) / √(v_k + noise)).
+        """The marginal distribution function of every value, Σ w_k Φ((y - m_k) / √(v_k + noise)).
 
         Where a component has no variance and y is its mean, the middle of the jump is taken.
 
         Args:
-            values: Where to evaluate, `(n, c, *grid)`, in physical units.
+            values: Arguments of the distribution function, `(n, c, *grid)`, in physical units.
             noise: Variance of the noise of the measurement that is predicted, as in `quantile`.
 
         Returns:
@@ -284,12 +284,12 @@ class MixtureField(FieldDistribution):
     def log_prob(
         self, values: Float[Tensor, "n c *grid"], *, noise: float | Tensor = 0.0, joint: bool = True
     ) -> Float[Tensor, "..."]:
-        """Log density of observed functions, log Σ w_k N(y; m_k, C_k + noise), in nats.
+        """Log density of observed samples, log Σ w_k N(y; m_k, C_k + noise), in nats.
 
         Args:
             values: Observations at every grid point, `(n, c, *grid.shape)`.
             noise: Variance of independent observation noise at each point, in physical units squared.
-            joint: Whether to take all values of a function jointly, or each by itself.
+            joint: Joint density of all values of a sample, or the density of each value.
 
         Returns:
             `(n,)` if joint, else `(n, c, *grid.shape)`; float64.
@@ -311,14 +311,14 @@ class MixtureField(FieldDistribution):
         return inherit_image(self._changed(lambda field: field.apply(functional), self.weights), self, functional.labels)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> MixtureField:
-        """Give every function its own exact linear constraint, in every component; see `GaussianField.constrain`.
+        """Impose an exact linear constraint on every sample, in every component; see `GaussianField.constrain`.
 
-        Bayes' rule weighs the components anew, function by function: w_k N(y; A m_k, A C_k A^T), normalised. So a component
-        under which a function's values are far from what it expected has little to say about that function from then on.
+        Bayes' rule updates the weights, sample by sample: w_k N(y; A m_k, A C_k A^T), normalised. A component under which a
+        sample's values are improbable gets a small weight for that sample.
 
         Args:
             functional: A, of size m, on this distribution's grid.
-            values: What A u must be, `(n, c, m)`; lists and arrays will do.
+            values: Values of A u, `(n, c, m)`; tensors, lists or arrays.
 
         Returns:
             A mixture with weights of each function, `(k, n)`.
@@ -331,7 +331,7 @@ class MixtureField(FieldDistribution):
         return inherit(MixtureField(constrained, self._given(functional, values)), self)
 
     def _given(self, functional: Functional, values: Float[Tensor, "n c m"]) -> Float64[Tensor, "m n"]:
-        """Weights of components once A u is known, of each function by itself."""
+        """Posterior weights of components given A u, per sample."""
         images = self.apply(functional).components
         try:
             evidence = torch.stack([field.log_prob(real_tensor(values, "values").view_as(field.mean)) for field in images])
@@ -345,7 +345,7 @@ class MixtureField(FieldDistribution):
         return terms / terms.sum(0)
 
     def scale(self, factors: Float[Tensor, "..."]) -> MixtureField:
-        """Multiply the deviation from the mixture's mean by factors: components widen, and move apart."""
+        """Multiply the deviation from the mixture's mean by factors: the components' deviations and distances scale."""
         mean = self.mean
         checked = check_deviation_factors(factors, tuple(mean.shape))
         spread = spread_over(checked, mean)
@@ -369,13 +369,13 @@ class MixtureField(FieldDistribution):
         return inherit(matched, self)
 
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> MixtureField:
-        """Select functions of every component."""
+        """Select samples of every component."""
         rows = select_rows(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, rows]
         return inherit_rows(self._changed(lambda field: field[rows], weights), self, rows)
 
     def marginal(self, index: int) -> MixtureField:
-        """One function by itself, under latents of its own where that makes roots smaller."""
+        """The marginal of one sample, with new latents if that makes roots smaller."""
         index = row_number(index, len(self))
         weights = self.weights if self.weights.ndim == 1 else self.weights[:, index : index + 1]
         return inherit_rows(self._changed(lambda field: field.marginal(index), weights), self, index)
@@ -386,13 +386,13 @@ class MixtureField(FieldDistribution):
 
 
 class LazyMixtureField(MixtureField):
-    """A mixture whose components are evaluated when they are first read; a draw evaluates its own component alone.
+    """A mixture with lazily evaluated components; a draw evaluates its component only.
 
     Args:
         component: Evaluates component k of all samples, or of the samples in `rows`.
         weights: `(m,)`, dimensionless, with the sum 1.
         samples: Number of samples n.
-        grid: Where the components are evaluated.
+        grid: Grid of the components.
         source: Name of the predictor.
     """
 
@@ -448,7 +448,7 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
     Args:
         weights: `(m,)`, or `(m, n)`; None for equal ones.
         count: Number of components m.
-        functions: n, or None where weights cannot depend on the function.
+        functions: Number n of samples, or None if weights cannot depend on the sample.
 
     Raises:
         ShapeError: If they have another shape.
@@ -458,7 +458,7 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
         return torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu")
     mass = real_tensor(weights, "weights").to(torch.float64)
     if tuple(mass.shape) not in {(count,), (count, functions)}:
-        alternative = "" if functions is None else f", or ({count}, {functions}) for each function its own"
+        alternative = "" if functions is None else f", or ({count}, {functions}) for one per sample"
         raise ShapeError(
             expected=f"weights ({count},), one per component{alternative}",
             got=str(tuple(mass.shape)),
@@ -541,7 +541,7 @@ def pooled(
     Args:
         components: m fields of the same functions on one grid, with means m_k and variances v_k, in physical units.
         weights: w: `(m,)`, `(m, n)` or `(m, n, c, p)`, not negative, with the sum 1 over the components, dimensionless.
-        name: Of the components' latents and the numbers ζ together, in this order.
+        name: Name of the components' latents and the numbers ζ together, in this order.
         is_shared_across_calls: Whether later calls have the same ones.
     """
     mass = weights if weights.ndim == 4 else weights.reshape(len(weights), -1, 1, 1)

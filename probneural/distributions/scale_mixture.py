@@ -1,4 +1,4 @@
-"""One Gaussian field at several scales, which of them being unknown."""
+"""Scale mixtures of one Gaussian field."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from probneural.functionals import Functional
 class ScaleMixtureField(MixtureField):
     """p(u) = Σ_k w_k N(u; m, s_k² C): deviations from the mean of a Gaussian field, times a random number.
 
-    Such a field is elliptical: it has the correlations of the Gaussian one, and heavier tails. It is a mixture like others,
-    whose components have their work in common: functionals, deviations and draws cost as much as those of one field.
+    The field is elliptical: it has the correlations of the Gaussian field, and heavier tails. It is a mixture whose
+    components share their computations: functionals, deviations and draws cost as much as those of one field.
 
     Args:
-        field: N(m, C), of n functions.
+        field: N(m, C), of n samples.
         scales: s_k of deviations, `(k,)`, positive, dimensionless.
-        weights: `(k,)`, or `(k, n)` where they depend on the function; as in a mixture.
+        weights: `(k,)`, or `(k, n)` if they depend on the sample; as in a mixture.
 
     Raises:
         DataError: If the field is not Gaussian, or weights are negative, not finite or all zero.
-        ArgumentError: If scales are no vector, or one is not positive and finite.
+        ArgumentError: If scales are not a vector, or one is not positive and finite.
         ShapeError: If there is not one weight for each scale.
 
     Examples:
@@ -53,19 +53,19 @@ class ScaleMixtureField(MixtureField):
 
     @property
     def components(self) -> tuple[GaussianField, ...]:
-        """The field at each scale; made when they are asked for, since most questions do not need them."""
+        """The field at each scale, evaluated lazily."""
         if self._scaled is None:
             ones = torch.ones(self.field.mean.shape[1], dtype=torch.float64)
             self._scaled = tuple(self.field.scale(scale * ones) for scale in self.scales.tolist())
         return self._scaled
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.field)
 
     @property
     def variance_factor(self) -> Float64[Tensor, "n *ones"]:
-        """Σ w_k s_k², by which variances are those of the field; `(n, 1, ...)` or `(1, ...)`, dimensionless."""
+        """Σ w_k s_k², the ratio of the mixture's variance to the field's; `(n, 1, ...)` or `(1, ...)`, dimensionless."""
         return self._factor.expand(len(self)).reshape(len(self), *(1,) * (1 + len(self.grid.shape)))
 
     @property
@@ -96,13 +96,13 @@ class ScaleMixtureField(MixtureField):
 
     @property
     def base_shape(self) -> torch.Size:
-        """`(1 + k,)`: a number that chooses the scale, then what drives the field."""
+        """`(1 + k,)`: a number that selects the scale, then the latent vector of the field."""
         return torch.Size([1 + self.field.base_shape[0]])
 
     def rsample(
         self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:
-        """Draw functions; see the base class. A draw is differentiable through the field; the choice of the scale is not."""
+        """Draw samples; see the base class. A draw is differentiable through the field, not through the choice of the scale."""
         field = self.field
         numbers, chosen = self._chosen(sample_shape, seed=seed, base_samples=base_samples)
         count = len(numbers)
@@ -137,7 +137,7 @@ class ScaleMixtureField(MixtureField):
         return ScaleMixtureField(change(self.field), self.scales, weights=weights)
 
     def constrain(self, functional: Functional, values: Float[Tensor, "n c m"]) -> ScaleMixtureField:
-        """Give every function its own exact linear constraint; the farther off its values were, the wider what is left."""
+        """Impose an exact linear constraint on every sample; large residuals increase the posterior scale."""
         constrained = self.field.constrain(functional, values)
         return inherit(ScaleMixtureField(constrained, self.scales, weights=self._given(functional, values)), self)
 

@@ -1,4 +1,4 @@
-"""Forecasts that go beyond draws: closed forms of uncertainty in time, and what observations in time say about the states."""
+"""Forecasts in closed form, and data assimilation."""
 
 from probneural.distributions.forecasts.members import StepInputs
 from probneural.forecasts.ensembles import EnsembleKalmanFilter, EnsembleKalmanSmoother

@@ -1,4 +1,4 @@
-"""An ensemble that takes observations in while it is rolled out, and what comes of it."""
+"""Ensemble assimilation during a roll-out, and its results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Step = Callable[[Tensor], Tensor]
 
 
 def check_function(step: object, inputs: StepInputs | None) -> Step:
-    """Return a function of states, which takes nothing beside the last state.
+    """Return a function of the last state only.
 
     Raises:
         ArgumentError: If the step cannot be called, or inputs are given.
@@ -38,14 +38,14 @@ def check_function(step: object, inputs: StepInputs | None) -> Step:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FunctionMembers:
-    """Members whose step is a function.
+    """Ensemble members with a user-defined step.
 
     Args:
-        function: From states `(n, c, *grid)` to the next ones.
+        function: Map from states `(n, c, *grid)` to the next ones.
         start: States at lead 0.
-        initial: Their distribution.
-        count: How many members s.
-        seed: Of starts.
+        initial: Distribution of the states at lead 0.
+        count: Number s of members.
+        seed: Seed of the starts.
         history: One state makes the next.
     """
 
@@ -67,12 +67,12 @@ class FunctionMembers:
         seed: int,
         inputs: StepInputs | None,
     ) -> FunctionMembers:
-        """Check what the members start from.
+        """Check the start of the members.
 
         Raises:
             ArgumentError: If the step cannot be called, there is no initial distribution, or something beside the states.
             ShapeError: If the initial distribution is of other states.
-            DataError: If start or initial distribution are none.
+            DataError: If start or initial distribution is of another type.
         """
         function = check_function(step, inputs)
         check_field(start, "start")
@@ -118,9 +118,9 @@ Source = Members | FunctionMembers
 
 
 class EnsembleAnalysis(EnsembleForecast):
-    """An ensemble at all leads, before and after the observations of each: what filters and smoothers return.
+    """An ensemble at all leads, before and after the observations of each: the result of filters and smoothers.
 
-    It is a forecast: scores, calibrators and figures take it. All leads are held in memory. What can be asked of several
+    It is a forecast: scores, calibrators and plots accept it. All leads are stored in memory. For methods on several
     leads, and files, are in [`EnsembleForecast`][probneural.distributions.EnsembleForecast]; they are of the analyses. Those of
     a filter know the observations up to their own lead, so what is asked of several leads of it (an average over time) is not
     the posterior given all observations: ask a smoother.
@@ -128,7 +128,7 @@ class EnsembleAnalysis(EnsembleForecast):
     Args:
         analyses: Members at leads 0 to `steps`, `(s, n, c, *grid)` each, given the observations.
         forecasts: The same before the observations of that lead.
-        start: What the ensemble was started from.
+        start: Start of the ensemble.
         chi2: Per lead with observations, the squared standardised residual per number of each function, `(n,)`: near 1 where
             the ensemble's covariance and the noise agree with the observations.
 
@@ -151,7 +151,7 @@ class EnsembleAnalysis(EnsembleForecast):
 
     @property
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
         return self.start.grid
 
     @property
@@ -168,7 +168,7 @@ class EnsembleAnalysis(EnsembleForecast):
         """The members' states at a lead, given the observations: of a filter up to that lead, of a smoother all of them.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead does not exist.
         """
         return EmpiricalField(self._analyses[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
 
@@ -176,7 +176,7 @@ class EnsembleAnalysis(EnsembleForecast):
         """The members' states at a lead, given the observations of the leads before it.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead does not exist.
         """
         return EmpiricalField(self._forecasts[check_integer(lead, "lead", least=0, most=self.steps)], grid=self.grid)
 
@@ -187,7 +187,7 @@ class EnsembleAnalysis(EnsembleForecast):
         return {"observed_leads": sorted(self.chi2)}
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return self._analyses[0].shape[1]
 
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed
 
 _LARGEST = 8192
-"""Points of a grid whose distances are formed (512 MiB)."""
+"""Maximum number of points for a distance matrix (512 MiB)."""
 
 
 def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -32,7 +32,7 @@ def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     It looks like a Gaussian of standard deviation √(3/40) ≈ 0.27, and is positive definite in up to three dimensions.
 
     Args:
-        distance: At least 0, as a fraction of the distance at which it vanishes; dimensionless.
+        distance: Distance >= 0, as a fraction of the radius at which the correlation vanishes; dimensionless.
 
     Reference:
         Gaspari and Cohn (1999), Construction of correlation functions in two and three dimensions, equation 4.10, with c = 1/2.
@@ -52,7 +52,7 @@ def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
     """Correlations of the values at any two points of a grid, by their distance; the shorter way around on periodic axes.
 
     Args:
-        grid: Of p points.
+        grid: Grid of p points.
         radius: Distance from which on values do not correlate, in the grid's units; at most half of a periodic axis, so that
             the correlations remain positive definite.
 
@@ -100,7 +100,7 @@ class EnsembleKalmanMethod(ABC):
     draws: str = "trajectory"
     seed: int = 0
     _is_filter: ClassVar[bool] = False
-    """Whether the analysis of a lead depends on the observations up to that lead alone."""
+    """Whether the analysis of a lead depends only on the observations up to that lead."""
 
     def __post_init__(self) -> None:
         """Check the settings."""
@@ -125,26 +125,26 @@ class EnsembleKalmanMethod(ABC):
         initial: FieldDistribution | None = None,
         inputs: StepInputs | None = None,
     ) -> EnsembleAnalysis:
-        """Roll an ensemble out, and take the observations in where they were made.
+        """Roll an ensemble out, and assimilate the observations at their leads.
 
-        Functions are apart: observations of one say nothing about another.
+        Samples are independent: observations of one do not inform another.
 
         Args:
             step: A predictor, whose draws are the members' operators; or any function from states `(n, c, *grid)` to the next
                 ones, to which all members go together, as s * n functions.
             start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
-            observations: In any order.
+            observations: Observations in any order.
             steps: The largest lead of the analysis.
-            initial: Distribution of the states at lead 0: each member starts from its own draw.
-            inputs: What a step of a predictor takes beside the last state, as in `predictor.rollout`.
+            initial: Distribution of the states at lead 0: one draw per member.
+            inputs: Inputs of a predictor's step other than the last state, as in `predictor.rollout`.
 
         Returns:
             The members at all leads, a `Forecast`.
 
         Raises:
             ArgumentError: If a setting or an observation's lead is out of range, or all members would be equal.
-            ShapeError: If channels or numbers of functions do not fit.
-            GridError: If parts live on different grids.
+            ShapeError: If the number of channels or samples does not match.
+            GridError: If grids differ.
             DataError: If a part is of a wrong kind, or states are not finite.
             ForecastError: If a predictor's states are not finite.
         """
@@ -202,23 +202,23 @@ class EnsembleKalmanMethod(ABC):
 class EnsembleKalmanFilter(EnsembleKalmanMethod):
     """Ensemble Kalman filter: the state at each lead, given the observations up to that lead.
 
-    Members are rolled out; where there are observations, each member moves by Kalman's gain with the members' covariance P,
+    Members are rolled out; at leads with observations, each member is updated by the Kalman gain with the covariance P,
 
         u <- u + P A^T (A P A^T + R)^-1 (y - A u).
 
-    Where steps are linear, errors Gaussian and members many, it is Kalman's filter. Few members know the covariance badly:
-    between distant points it is mostly chance, which `localisation` removes, and it is too small, which `inflation` mends.
-    Numbers are taken in one after the other, and the deviations are contracted so that the covariance is exactly Kalman's,
-    given P. The update moves states; a member's operator stays the one that was drawn. The closed form,
-    [`propagate`][probneural.forecasts.propagate] and `condition`, moves operators too.
+    For linear steps, Gaussian errors and many members, it is the Kalman filter. With few members the covariance is inaccurate:
+    spurious between distant points, which `localisation` removes, and too small, which `inflation` corrects.
+    Numbers are assimilated serially, and the deviations are contracted so that the covariance is exactly the Kalman filter's,
+    given P. The update changes states; a member's operator is fixed. The closed form,
+    [`propagate`][probneural.forecasts.propagate] and `condition`, updates operators too.
 
     Args:
-        members: How many s, at least 2.
+        members: Number s of members, at least 2.
         inflation: Factor of the members' deviations before each update, at least 1; dimensionless.
-        localisation: Distance from which on covariances count as zero, in the grid's units; None for none. Covariances are
-            multiplied by Gaspari and Cohn's correlation, so functionals of any shape are localised as sensors are.
-        draws: `"trajectory"`: a member of a predictor is one operator at all steps. `"step"`: a fresh one at every step.
-        seed: Of draws and starts.
+        localisation: Distance beyond which covariances are zero, in the grid's units; None for no localisation. Covariances
+            are multiplied by Gaspari and Cohn's correlation, for sensors and any other functionals.
+        draws: `"trajectory"`: one operator per member for all steps. `"step"`: a new one at every step.
+        seed: Seed of draws and starts.
 
     Raises:
         ArgumentError: If a setting is out of range.
@@ -239,11 +239,11 @@ class EnsembleKalmanSmoother(EnsembleKalmanMethod):
     The filter, whose update moves the members' states at earlier leads too, by their covariance with what is observed.
 
     Args:
-        members: How many s, at least 2.
+        members: Number s of members, at least 2.
         inflation: Factor of the deviations of the state at the lead of an observation before each update.
         localisation: Distance from which on covariances count as zero, in the grid's units, at all leads alike; None for none.
-        draws: As of [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
-        seed: As of the filter.
+        draws: Draws, as in [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
+        seed: Seed, as in the filter.
 
     Raises:
         ArgumentError: If a setting is out of range.

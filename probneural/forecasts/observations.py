@@ -31,9 +31,9 @@ class Observation:
         noise: Variance of the measurement, positive, in the values' units squared: a number, one per channel, or one per value.
 
     Raises:
-        DataError: If the functional is none, or a value is not finite.
+        DataError: If `functional` is not a functional, or a value is not finite.
         ShapeError: If values are not `(n, c, m)`.
-        ArgumentError: If the lead is no integer, or the noise not positive.
+        ArgumentError: If the lead is not an integer, or the noise not positive.
     """
 
     functional: Functional
@@ -81,11 +81,11 @@ class ObservedNumbers:
 
 
 def observed_numbers(observation: Observation, grid: Grid, *, shape: tuple[int, int], taper: Tensor | None) -> ObservedNumbers:
-    """An observation as numbers, for states of n functions and c channels on a grid.
+    """Observed numbers, for states of n samples and c channels on a grid.
 
     Raises:
-        GridError: If the functional lives on another grid.
-        ShapeError: If there are other functions or channels.
+        GridError: If the functional has another grid.
+        ShapeError: If the number of samples or channels differs.
         ArgumentError: If the noise does not fit the values.
     """
     functional, values = check_functional(observation.functional, grid=grid), observation.values.cpu()
@@ -122,7 +122,7 @@ def by_lead(observations: Sequence[Observation], steps: float) -> dict[int, list
 def update(
     ensemble: Float[Tensor, "s n a p"], observed: ObservedNumbers
 ) -> tuple[Float[Tensor, "s n a p"], Float64[Tensor, " n"]]:
-    """Kalman's update of all channels, those of other leads included, from what is observed of the last ones.
+    """Kalman update of all channels, including those of other leads, from observations of the last ones.
 
     Args:
         ensemble: Members' values, in physical units.
@@ -132,7 +132,7 @@ def update(
         The updated ensemble, and the squared standardised residual per observation of each function, `(n,)`, dimensionless.
     """
     members, chi2 = [], []
-    for index in range(ensemble.shape[1]):  # one function at a time: gains have a p m numbers each
+    for index in range(ensemble.shape[1]):  # one sample at a time: gains have a p m numbers each
         parts = (observed.values[index], observed.noise[index])
         values, size = _square_root(ensemble[:, index].to(torch.float64), observed, *parts)
         members.append(values)
@@ -160,7 +160,7 @@ def _square_root(members: Tensor, observed: ObservedNumbers, values: Tensor, noi
 
 
 def _covariance(deviations: Tensor, observed: ObservedNumbers, projected: Tensor) -> Tensor:
-    """Covariance of all values with one number, `(a, p)`, from what each point adds to the number, `(s, p)`."""
+    """Covariance of all values with one observed number, `(a, p)`, from each point's contribution to it, `(s, p)`."""
     count = len(deviations) - 1.0
     if observed.taper is None:
         return torch.einsum("sap,s->ap", deviations, projected.sum(-1)) / count
@@ -168,17 +168,16 @@ def _covariance(deviations: Tensor, observed: ObservedNumbers, projected: Tensor
 
 
 def climatology(states: Field, *, functions: int = 1) -> GaussianField:
-    """A prior of states by the mean and covariance of a sample of them, for each of n functions independently of the others.
+    """Gaussian prior of states with the mean and covariance of a sample of states, independent for each of n samples.
 
-    It is what a start is like before anything was observed. The deviations are each function's own, so the states of one
-    say nothing about those of another; of fewer samples than values the covariance is singular.
+    A start without observations. With fewer states than values the covariance is singular.
 
     Args:
         states: The sample, `(s, c, *grid)`, s at least 2: states at all times of training data, for example.
-        functions: n.
+        functions: Number n of samples.
 
     Raises:
-        DataError: If there are fewer than two states, or they are no field.
+        DataError: If there are fewer than two states, or they are not a field.
         ArgumentError: If n is not positive.
 
     Examples:

@@ -22,7 +22,7 @@ from probneural.forecasts.roots import Columns, PropagatedRoot, narrowed
 from probneural.forecasts.trajectories import GaussianTrajectory
 
 _POINTS = 2**16
-"""Grid points that tangents are pushed through at once."""
+"""Number of grid points per chunk of tangents."""
 
 
 @undisturbed()
@@ -38,47 +38,46 @@ def propagate(
     tolerance: float = 0.0,
     inputs: StepInputs | None = None,
 ) -> GaussianTrajectory:
-    """Repeat the step that a predictor predicts, in closed form: mean and root of the states at leads 1 to `steps`.
+    """Propagate a Gaussian state through a predictor's steps in closed form: mean and root at leads 1 to `steps`.
 
     The step is linearised about the trajectory u_k+1 = m(u_k) from `start`,
 
         mean_k+1 = m(u_k) + J(u_k) (mean_k - u_k),    d_k+1 = J(u_k) d_k + R(u_k) xi + D_i(u_k) zeta_i,
 
-    with m the predictor's mean, J its derivative in the state, R its root, and D_i each function's own discrepancy, where the
-    predictor has one. So errors of a step are carried on by the following steps. It is exact where m is affine and R does
-    not depend on the state. Elsewhere it is right to first order in the deviations; compare with `predictor.rollout`, which
-    draws. The start is usually the mean of `initial`; where that is hardly known but well observed later, take the one that
-    [`four_d_var`][probneural.forecasts.four_d_var] finds.
+    with m the predictor's mean, J its derivative in the state, R its root, and D_i the sample's discrepancy, if any. Errors of
+    a step propagate through the following steps. The result is exact if m is affine and R does not depend on the state,
+    otherwise correct to first order in the deviations; compare with the draws of `predictor.rollout`. The start is usually
+    the mean of `initial`; for uncertain starts with accurate later observations, use the result of
+    [`four_d_var`][probneural.forecasts.four_d_var].
 
-    All leads share one latent: an observation at lead 5 moves leads 1 to 20, by
+    All leads share one latent: an observation at lead 5 informs leads 1 to 20, by
     [`condition`][probneural.forecasts.trajectories.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an
-    initial distribution nor a discrepancy it is the predictor's own latent, so that such an observation moves its predictions
-    too.
+    initial distribution nor a discrepancy it is the predictor's latent, so the observation informs its predictions too.
 
-    Cost: a forward-mode derivative of the mean per step and column. Columns are as many as latent dimensions, and as values
-    of the states at most: what exceeds these is left out exactly, by a singular value decomposition.
+    Cost: one forward-mode derivative of the mean per step and column. The number of columns is that of latent dimensions, at
+        most that of state values: a singular value decomposition removes the excess exactly.
 
     Args:
         predictor: Any Gaussian head's or calibrator's; an ensemble counts as the Gaussian of its members' mean and covariance.
         start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
-        steps: How many.
+        steps: Number of steps.
         initial: Distribution of the states at lead 0, `(n, history * c, *grid)`; by default they are those of `start`. If its
             latent is the predictor's, or was conditioned from it, it is the same operator that made the start.
-        draws: `"trajectory"`: one operator at all steps, so that its errors add up. `"step"`: a fresh one at every step, so
+        draws: `"trajectory"`: one operator for all steps, so that its errors accumulate. `"step"`: a new one at every step, so
             that errors of different steps are independent.
-        discrepancy: The same for what is each function's own: `"trajectory"`, kept over all steps, a misfit that does not
-            change along the trajectory; `"step"`, fresh at every step; `"none"` leaves it out. By default as `draws`.
-        tolerance: Fraction of the standard deviation of each step that may be left out for fewer columns, dimensionless.
-        inputs: What a step takes beside the last state, as in `predictor.rollout`.
+        discrepancy: The same for the per-sample discrepancy: `"trajectory"`, constant along the trajectory; `"step"`, new at
+            every step; `"none"` omits it. By default as `draws`.
+        tolerance: Fraction of the standard deviation of each step that truncation may remove, dimensionless.
+        inputs: Inputs of a step other than the last state, as in `predictor.rollout`.
 
     Returns:
         The forecast, without gradients.
 
     Raises:
-        ArgumentError: If a number or a choice is none of those allowed.
-        ShapeError: If channels or numbers of functions do not fit.
-        GridError: If parts live on different grids, or a prediction on another one than its input.
-        DataError: If a part is no field, or not finite.
+        ArgumentError: If a number or a choice is invalid.
+        ShapeError: If the number of channels or samples does not match.
+        GridError: If grids differ, or a prediction has another grid than its input.
+        DataError: If an input is not a field, or not finite.
         UnsupportedError: If predictions are neither Gaussian nor empirical, or the columns do not fit into memory.
 
     Reference:
@@ -107,15 +106,15 @@ class Stepper:
     An ensemble counts as the Gaussian field of its members' mean and covariance.
 
     Args:
-        ensemble: The predictor, how many states it takes, and the channels beside them.
-        latent: What is known of the predictor's latent, or None.
+        ensemble: The predictor, its number of input states, and the other channels.
+        latent: Posterior of the predictor's latent, or None.
     """
 
     ensemble: Members
     latent: Latent | None = None
 
     def conditioned_on(self, latent: Latent) -> Stepper:
-        """The stepper after what a latent has learned, if that was conditioned from the predictor's; this one otherwise."""
+        """The stepper given a latent that was conditioned from the predictor's; otherwise this one."""
         u = self.predict(self.inputs(self.ensemble.starts()[0], 1))
         try:
             shift, _ = latent.relative_to(u.latent)
@@ -132,7 +131,7 @@ class Stepper:
 
         Raises:
             UnsupportedError: If the predictor's fields are neither Gaussian nor empirical.
-            GridError: If they live on another grid than the inputs.
+            GridError: If they have another grid than the inputs.
         """
         u = self.ensemble.predictor(inputs)
         if isinstance(u, EmpiricalField):
@@ -152,9 +151,9 @@ class Stepper:
         return u if self.latent is None else u.under(self.latent)
 
     def tangents(self, inputs: Field, directions: Float[Tensor, "n hc p r"]) -> Float[Tensor, "n c p r"]:
-        """J d of r changes d of each function's last states, with J the derivative of the predicted mean in them.
+        """J d for r directions d of each sample's last states, with J the derivative of the predicted mean in them.
 
-        Functions do not mix, so many tangents go through the mean together, as functions of one call.
+        Samples are independent, so many tangents are evaluated in one call, as samples of a batch.
         """
         functions, channels, points, count = directions.shape
         if count == 0:
@@ -170,7 +169,7 @@ class Stepper:
         return torch.cat(pieces).movedim(0, -1)
 
     def _pushed(self, inputs: Field, tangent: Tensor) -> Tensor:
-        """The derivative of the mean at each function in one direction; by two passes back where a pass forward is missing."""
+        """The derivative of the mean of each sample in one direction; by double backward if forward mode is not supported."""
         try:
             with AUTOGRAD_STATE, forward_ad.dual_level():
                 mean = self.predict(Field(forward_ad.make_dual(inputs.values, tangent), inputs.grid)).mean
@@ -188,7 +187,7 @@ class Stepper:
 
 @dataclass(frozen=True, eq=False)
 class _Predicted:
-    """The mean trajectory, and the predictions along it, of one latent where the operator is kept."""
+    """The mean trajectory and the predictions along it, with one latent for all steps of a fixed operator."""
 
     window: Tensor
     inputs: tuple[Field, ...]
@@ -201,14 +200,14 @@ class _Predicted:
             inputs.append(stepper.inputs(last, lead))
             fields.append(stepper.predict(inputs[-1]))
             last = torch.cat([last, fields[-1].mean.to(last)], dim=1)[:, fields[-1].mean.shape[1] :]
-        if keeps_operator and steps > 1:  # one call for all steps: some heads have a latent for each call
+        if keeps_operator and steps > 1:  # one call for all steps: some heads draw a new latent in each call
             together = stepper.predict(Field.cat(inputs))
             count = len(window)
             fields = [together[slice(step * count, (step + 1) * count)] for step in range(steps)]
         return cls(window, tuple(inputs), tuple(fields))
 
     def discrepancies(self, kind: str) -> list[Root | None]:
-        """What is each function's own, at every step; nothing if it is left out.
+        """The discrepancy of each sample at every step; empty if it is omitted.
 
         Raises:
             UnsupportedError: If only some predictions have a discrepancy.
@@ -225,14 +224,14 @@ class _Predicted:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Plan:
-    """Where in a latent, the shared one or each function's own, the randomness of each step is.
+    """Positions of the randomness of each step in a latent, shared or per sample.
 
     Args:
         start: Columns of the initial distribution.
         rank: Dimensions of the latent.
         offsets: The first dimension of each step's randomness.
-        is_fresh: Whether steps have dimensions of their own.
-        is_shared: Whether functions share the latent.
+        is_fresh: Whether each step has separate dimensions.
+        is_shared: Whether samples share the latent.
     """
 
     start: Columns
@@ -266,7 +265,7 @@ class _Plan:
 
 
 def _plans(predicted: _Predicted, begin: GaussianField | None, *, draws: str, discrepancy: str) -> tuple[_Plan, _Plan]:
-    """Plans of what functions share and of what is each one's own."""
+    """Plans of the shared and of the per-sample latents."""
     latent, window = predicted.fields[0].latent, predicted.window
     is_same = begin is not None and draws != "step" and (begin.latent.id, begin.latent.rank) == (latent.id, latent.rank)
     ranks = [field.latent.rank for field in predicted.fields]

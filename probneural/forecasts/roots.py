@@ -1,4 +1,4 @@
-"""Roots of forecasts in few columns, which are pushed through steps and truncated."""
+"""Low-rank roots of forecasts, propagated through steps and truncated."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LARGEST = 2**28
 
 @dataclass(frozen=True, eq=False)
 class PropagatedRoot(Root):
-    """d_i = B_i V xi + C_i W_i zeta_i: columns that were pushed through steps, and the latent directions that they stand for.
+    """d_i = B_i V xi + C_i W_i zeta_i: propagated columns, and their latent directions.
 
-    All functions share xi; each of the N functions of a forecast has a vector zeta_i of its own. Both are part of one latent
-    vector (xi, zeta_1, ..., zeta_N), so that an observation of function i at one time informs zeta_i, hence the same function
-    at all other times, as well as xi. Nothing of the size of the latent is kept for every point.
+    All samples share xi; each of the N samples of a forecast has a vector zeta_i. Both are part of one latent
+    vector (xi, zeta_1, ..., zeta_N), so that an observation of sample i at one time informs zeta_i, hence the same sample
+    at all other times, as well as xi. No array has the size of the latent times the number of points.
 
     Args:
         columns: B, `(n, c, p, r)`, in physical units.
         rows: V, `(r, k)`, orthonormal, dimensionless; None for the identity.
         own_columns: C, `(n, c, p, q)`, in physical units.
         own_rows: W, `(n, q, l)`, orthonormal for each function, dimensionless; None for the identity.
-        positions: Which of the N functions these n are, `(n,)`.
-        functions: N.
+        positions: Indices of these n among the N samples, `(n,)`.
+        functions: Number N of samples.
     """
 
     columns: Float[Tensor, "n c p r"]
@@ -45,12 +45,12 @@ class PropagatedRoot(Root):
 
     @property
     def rank(self) -> int:
-        """Latent dimensions k that the functions share."""
+        """Number k of shared latent dimensions."""
         return self.columns.shape[3] if self.rows is None else self.rows.shape[1]
 
     @property
     def own_rank(self) -> int:
-        """Latent dimensions l of each function's own."""
+        """Number l of latent dimensions per sample."""
         return self.own_columns.shape[3] if self.own_rows is None else self.own_rows.shape[2]
 
     @property
@@ -89,7 +89,7 @@ class PropagatedRoot(Root):
         return torch.cat([shared, specific.flatten(1)], dim=1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         cotangents = cotangents.to(self.columns)
         shared = self._back(torch.einsum("ncpr,nmcp->nmr", self.columns, cotangents))
         coefficients = self._own_back(torch.einsum("ncpq,nmcp->nmq", self.own_columns, cotangents))
@@ -114,13 +114,13 @@ class PropagatedRoot(Root):
         return replace(self, columns=self.columns * factors, own_columns=self.own_columns * factors)
 
     def select(self, index: slice | Tensor) -> PropagatedRoot:
-        """Select functions; the latent stays that of all."""
+        """Select samples; the latent remains that of all."""
         own_rows = None if self.own_rows is None else self.own_rows[index]
         columns, own_columns = self.columns[index], self.own_columns[index]
         return replace(self, columns=columns, own_columns=own_columns, own_rows=own_rows, positions=self.positions[index])
 
     def marginal(self, index: int) -> DenseRoot:
-        """One function by itself: its columns, each a latent dimension of its own."""
+        """The marginal root of one sample, with one latent dimension per column."""
         return DenseRoot(torch.cat([self.columns[[index]], self.own_columns[[index]]], dim=-1))
 
     def dense(self) -> Float[Tensor, "n c p k"]:
@@ -130,7 +130,7 @@ class PropagatedRoot(Root):
         return torch.cat([shared, placed.flatten(3)], dim=3)
 
     def formed(self) -> tuple[Float[Tensor, "n c p k"], Float[Tensor, "n c p l"]]:
-        """What the functions share, and what is each one's own, with a column for each latent dimension."""
+        """The shared and the per-sample root, with one column per latent dimension."""
         shared = self.columns if self.rows is None else self.columns @ self.rows.to(self.columns)
         if self.own_rows is None:
             return shared, self.own_columns
@@ -161,7 +161,7 @@ class PropagatedRoot(Root):
         return specific if self.own_rows is None else specific @ self.own_rows
 
     def _placed(self, coefficients: Tensor) -> Tensor:
-        """`(n, m, l)` of each function's own latent numbers, among those of all, `(n, m, N, l)`."""
+        """Embed each sample's latent numbers, `(n, m, l)`, among those of all, `(n, m, N, l)`."""
         placed = coefficients.new_zeros(len(coefficients), coefficients.shape[1], self.functions, coefficients.shape[2])
         placed[torch.arange(len(coefficients), device=coefficients.device), :, self.positions] = coefficients
         return placed
@@ -211,12 +211,12 @@ class Columns:
     def step(
         self, pushed: Float[Tensor, "n c p r"], added: Float[Tensor, "n c p a"], *, offset: int, is_fresh: bool
     ) -> Columns:
-        """The columns after a step, which has pushed those before and adds a root.
+        """The columns after a step: the propagated previous columns, and a new root.
 
         Args:
-            pushed: What the step has made of the columns.
+            pushed: The propagated columns.
             added: The root, `(n, c, p, a)`.
-            offset: Which latent dimension is the root's first.
+            offset: Index of the root's first latent dimension.
             is_fresh: Whether no column before has a part along these dimensions.
 
         Raises:
@@ -256,7 +256,7 @@ class Columns:
         unit = torch.where(sizes > 0, sizes, 1.0)
         left_vectors, strengths, right = singular_values((wide / unit).reshape(batch, values, count))
         squares = strengths.square()
-        beyond = squares.flip(-1).cumsum(-1).flip(-1)  # what is lost if this one and all smaller ones are left out
+        beyond = squares.flip(-1).cumsum(-1).flip(-1)  # loss if this one and all smaller ones are truncated
         needed = beyond > tolerance**2 * squares.sum(-1, keepdim=True)
         rank = max(1, int(needed.sum(-1).max()))
         scaled = (left_vectors * strengths[..., None, :]).reshape(functions, channels, points, -1)
@@ -271,12 +271,12 @@ class Columns:
             raise UnsupportedError(
                 expected=f"at most {_LARGEST} numbers in the columns of one lead",
                 got=f"{functions} x {channels} x {points} values with {count} columns each, of a latent of rank {self.rank}",
-                remedy="take fewer functions or a coarser grid at a time, a tolerance > 0, or a predictor of lower rank",
+                remedy="use fewer samples, a coarser grid, a tolerance > 0, or a predictor of lower rank",
             )
 
 
 def narrowed(matrix: Float[Tensor, "n c p k"], *, is_shared: bool) -> Float[Tensor, "n c p r"]:
-    """A root of the same covariance with no more columns than values: of all functions jointly, or of each by itself."""
+    """A root of the same covariance with no more columns than values: joint over all samples, or per sample."""
     functions, channels, points, count = matrix.shape
     batch = 1 if is_shared else functions
     values = functions * channels * points // batch

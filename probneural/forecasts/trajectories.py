@@ -23,21 +23,21 @@ from probneural.grids.axes import Axis
 class GaussianTrajectory(Undisturbed):
     """States u_1, u_2, ... as one Gaussian distribution over space and time: every lead is a field of the same latent.
 
-    What [`propagate`][probneural.forecasts.propagate] returns. So an observation at one lead moves all others, those before
-    as well as those after: smoothing. Draws of one seed are one trajectory, whatever lead they are taken at.
+    The result of [`propagate`][probneural.forecasts.propagate]. An observation at one lead informs all earlier and later
+    leads: smoothing. Draws of one seed are one trajectory over all leads.
 
     Args:
         fields: The states at leads 0 (the start), 1, 2, ..., driven by one latent.
-        start: What the forecast was started from: the last states, `(n, h * c, *grid)`.
+        start: Start of the forecast: the last states, `(n, h * c, *grid)`.
         dropped: Per lead, the fraction of the standard deviation that truncation left out, `(steps + 1,)`.
-        latent: What has been learned; by default the fields' own latent.
+        latent: Posterior latent; by default the fields' latent.
         duration: Time of one step, in the training data's units; None if it is unknown.
 
     Attributes:
         start: The same.
         dropped: The same.
-        latent: What drives all leads.
-        grid: Where the states are evaluated.
+        latent: Latent of all leads.
+        grid: Grid of the states.
         duration: Time of one step.
     """
 
@@ -81,7 +81,7 @@ class GaussianTrajectory(Undisturbed):
         return ((lead, self.at(lead)) for lead in range(1, self.steps + 1))
 
     def under(self, latent: Latent) -> GaussianTrajectory:
-        """The forecast given what a latent has learned that was conditioned from this one's.
+        """The forecast given a latent that was conditioned from this one's.
 
         Raises:
             LatentError: If it was not.
@@ -103,7 +103,7 @@ class GaussianTrajectory(Undisturbed):
             functional: A, of size m, on the forecast's grid.
             values: The observations of A u at that lead, `(n, c, m)`.
             lead: When they were made; 0 is the start.
-            noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
+            noise: Noise variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
 
         Raises:
             ConstraintError: If there are more exact observations than the rank of the latent, or they contradict.
@@ -113,20 +113,20 @@ class GaussianTrajectory(Undisturbed):
         return self.under(self.at(lead).condition(functional, values, noise=noise).latent)
 
     def joint(self, leads: Sequence[int] | None = None) -> GaussianField:
-        """The states of several leads as functions of time and space, to take functionals, densities and constraints of.
+        """The states of several leads as one field in time and space, for functionals, densities and constraints.
 
         Its grid has an axis of time in front, in steps: the state at lead 5 is at coordinate 5. So
         `pn.functionals.sensors(field.grid, [[5.0, 0.25]])` observes lead 5 at x = 0.25, and an integral is over space and time.
 
         Args:
-            leads: Which, rising; by default all from 1 on.
+            leads: Leads in ascending order; by default 1 to `steps`.
 
         Returns:
             A field on a grid of shape `(leads, *grid.shape)`; scattered, `(leads * p,)`, if the states' grid is. If the leads
             are not equally spaced, it is scattered too.
 
         Raises:
-            ArgumentError: If leads are no rising numbers, or the forecast does not reach so far.
+            ArgumentError: If leads are not ascending, or out of range.
         """
         chosen = self._chosen(leads)
         grid = space_time(self.grid, chosen)
@@ -149,7 +149,7 @@ class GaussianTrajectory(Undisturbed):
         return chosen
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self._fields[0])
 
     def __repr__(self) -> str:

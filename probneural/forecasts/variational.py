@@ -34,10 +34,10 @@ class FourDVarAnalysis:
     Attributes:
         start: The states at lead 0 (and before), `(n, h * c, *grid)`, in physical units.
         states: The states at leads 0 to the last observation's, `(leads, n, c, *grid)`, in physical units.
-        latents: The prior's latent vector of each function at the start, `(n, k)`, dimensionless: what functions share in the
-            prior first, then each one's own.
+        latents: The prior's latent vector of each sample at the start, `(n, k)`, dimensionless: the shared part of the prior,
+            then the per-sample part.
         cost: |xi|² / 2 plus half the squared standardised residuals, `(n,)`.
-        has_converged: Whether the gradient of each function's cost is small enough, `(n,)`.
+        has_converged: Whether the gradient of each sample's cost is below the tolerance, `(n,)`.
         iterations: Gauss-Newton steps taken.
     """
 
@@ -50,7 +50,7 @@ class FourDVarAnalysis:
 
     @property
     def converged(self) -> bool:
-        """Whether all functions have."""
+        """Whether all samples have converged."""
         return bool(self.has_converged.all())
 
 
@@ -66,25 +66,25 @@ def four_d_var(
 ) -> FourDVarAnalysis:
     """Find the start of the most probable trajectory, if the step itself is exact: strong-constraint 4D-Var.
 
-    With u_0 = mean + root xi and u_k+1 = m(u_k), it minimises for each function
+    With u_0 = mean + root xi and u_k+1 = m(u_k), it minimises for each sample
 
         |xi|² / 2 + sum over observations of (y - A u_k)² / (2 noise)
 
     by Gauss-Newton steps in xi, each solved by conjugate gradients with derivatives of the whole trajectory, and halved until
-    the cost falls. Where the trajectory explains the observations badly, such steps converge slowly; `converged` tells. Where
-    steps are affine the first one is exact, and the trajectory is the smoother's mean. A step that is uncertain itself wants
-    [`propagate`][probneural.forecasts.propagate] and `condition`, which move the operator too.
+    the cost falls. For large residuals, the steps converge slowly; see `converged`. For affine steps the first one is
+    exact, and the trajectory is the smoother's mean. For uncertain operators use
+    [`propagate`][probneural.forecasts.propagate] and `condition`, which update the operator too.
 
-    Functions are apart: each has a latent vector of its own, whatever they share in the prior. Where the cost has several
+    Samples are independent: each has a separate latent vector, even if they share one in the prior. If the cost has several
     minima, one of them is found.
 
     Args:
-        step: A predictor, of which the mean is taken; or any differentiable function from states `(n, c, *grid)` to the next.
+        step: A predictor, whose mean is used; or any differentiable function from states `(n, c, *grid)` to the next.
         initial: Prior of the states at lead 0, `(n, history * c, *grid)`.
-        observations: In any order.
-        iterations: Gauss-Newton steps at most.
+        observations: Observations in any order.
+        iterations: Maximum number of Gauss-Newton steps.
         tolerance: On the norm of the cost's gradient in xi, relative to that at the prior's mean, or to 1; dimensionless.
-        inputs: What a step of a predictor takes beside the last state, as in `predictor.rollout`.
+        inputs: Inputs of a predictor's step other than the last state, as in `predictor.rollout`.
 
     Returns:
         The start and its trajectory, and whether the steps converged.
@@ -92,7 +92,7 @@ def four_d_var(
     Raises:
         ArgumentError: If a number is out of range.
         ShapeError: If channels or numbers of functions do not fit.
-        GridError: If parts live on different grids.
+        GridError: If grids differ.
         DataError: If a part is of a wrong kind, states are not finite, or the step has no derivatives.
 
     Reference:
@@ -137,7 +137,7 @@ def _advance(
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """The cost of starts of all functions, and its Gauss-Newton steps."""
+    """The cost of the starts of all samples, and its Gauss-Newton steps."""
 
     initial: GaussianField
     root: Root
@@ -173,7 +173,7 @@ class _Window:
 
     @torch.no_grad()
     def cost(self, latents: Tensor) -> Float64[Tensor, " n"]:
-        """The cost of each function's start."""
+        """The cost of each sample's start."""
         return 0.5 * (latents.square().sum(1) + self.residuals(latents).square().sum(1))
 
     def minimised(self, iterations: int, tolerance: float) -> FourDVarAnalysis:
@@ -224,7 +224,7 @@ class _Window:
         return gradient, step
 
     def _searched(self, latents: Tensor, direction: Tensor, gradient: Tensor, cost: Tensor) -> tuple[Tensor, Tensor]:
-        """Each function's step, halved until its cost falls by a ten-thousandth of what the gradient promises."""
+        """Backtracking line search per sample, with Armijo constant 1e-4."""
         length = torch.ones_like(cost)
         promised = (gradient * direction).sum(1)
         best, lowest = latents, cost

@@ -17,7 +17,7 @@ from probneural.grids import Grid, check_on_grid
 from probneural.grids.axes import transfer
 
 _NORM_ROWS = 256
-"""Rows of a functional's matrix formed at once."""
+"""Number of rows of a functional's matrix per chunk."""
 
 _ROUNDING = 1e-12
 """Entries of a functional, relative to its largest, that count as none."""
@@ -29,7 +29,7 @@ class Functional(Undisturbed, ABC):
     Functionals add, subtract, and scale by numbers; [`stack`][probneural.functionals.stack] puts several side by side.
 
     Attributes:
-        grid: Where the fields live.
+        grid: Grid of the fields.
         labels: Names of the m numbers, for figures and tables; None if they have none, as sums and multiples.
     """
 
@@ -55,7 +55,7 @@ class Functional(Undisturbed, ABC):
         Distributions are pushed forward by their `apply`.
 
         Raises:
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
             ShapeError: If the values do not end in the grid's shape.
         """
         numbers = real_tensor(values, "values")
@@ -68,7 +68,7 @@ class Functional(Undisturbed, ABC):
         The inner product on fields is the plain sum over grid points, without quadrature weights.
 
         Raises:
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
             ShapeError: If the last axis does not have length m.
         """
         tensor = real_tensor(numbers, "numbers")
@@ -76,7 +76,7 @@ class Functional(Undisturbed, ABC):
             raise ShapeError(
                 expected=f"numbers of shape (..., {self.size})",
                 got=str(tuple(tensor.shape)),
-                remedy="pass what the call returns",
+                remedy="pass the result of the call",
             )
         return self._adjoint(tensor)
 
@@ -94,7 +94,7 @@ class Functional(Undisturbed, ABC):
         """The same functional with other names, one for each of its numbers.
 
         Raises:
-            ArgumentError: If the names are no texts, or there is another number of them.
+            ArgumentError: If the names are not strings, or their number differs.
 
         Examples:
             >>> from probneural.functionals import integral
@@ -126,7 +126,7 @@ class Functional(Undisturbed, ABC):
 class MatrixFunctional(Functional):
     """A functional given by its matrix, `(m, p)`, float64, over the grid's p points, and names of its numbers, if any.
 
-    On a batch of grids with points of their own the matrix is `(n, m, p)`, and values are `(..., n, c, p)`.
+    On a batch of n grids the matrix is `(n, m, p)`, and values are `(..., n, c, p)`.
     """
 
     grid: Grid
@@ -153,7 +153,7 @@ class MatrixFunctional(Functional):
                 raise GridError(
                     expected="a functional of observed values alone",
                     got="one that reads masked points of the grid",
-                    remedy="read at grid points that are not masked; what is predicted there: predict with query=grid.unmasked",
+                    remedy="use points that are not masked; or predict with query=grid.unmasked",
                 )
 
     @property
@@ -162,7 +162,7 @@ class MatrixFunctional(Functional):
         return self.matrix.shape[-2]
 
     def row_norms(self, *, order: int = 2) -> Float64[Tensor, "*n m"]:
-        """Norms of the rows of the matrix, of each sample's if samples have points of their own; see the base class."""
+        """Norms of the rows of the matrix, or of each sample's matrix on a batch of grids; see the base class."""
         return self.matrix.norm(check_integer(order, "order"), dim=-1)
 
     def _forward(self, values: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ class Stack(Functional):
 
 
 def on_each(grid: Grid, make: Callable[..., Functional], *arguments: Sequence[object] | Tensor) -> Functional:
-    """The functional of each sample's grid, on a batch of grids with points of their own.
+    """One functional per sample, on a batch of grids.
 
     Args:
         grid: The batch.
@@ -304,7 +304,7 @@ def check_functional(functional: object, name: str = "functional", *, grid: Grid
 
     Raises:
         DataError: If it is not a functional.
-        GridError: If it lives on another grid than a given one.
+        GridError: If its grid differs from the given one.
     """
     is_map = callable(functional) and not isinstance(functional, Functional | type)
     remedy = "build one: pn.functionals.sensors(grid, [[0.5]])"
@@ -327,7 +327,7 @@ def check_labels(labels: object, size: int, *, name: str = "labels") -> tuple[st
     """Return names of m numbers; one text will do for one number.
 
     Raises:
-        ArgumentError: If they are no texts, or there is another number of them.
+        ArgumentError: If they are not strings, or their number differs.
     """
     texts = (labels,) if isinstance(labels, str) else check_sequence(labels, name, remedy="give a list of texts")
     if len(texts) != size or not all(isinstance(text, str) for text in texts):
@@ -350,8 +350,8 @@ def stack(functionals: Sequence[Functional]) -> Functional:
     """Put functionals on one grid side by side: sizes add up.
 
     Raises:
-        ArgumentError: If it is no list, or one entry is no functional.
-        GridError: If there are none, or their grids differ.
+        ArgumentError: If it is not a list, or an entry is not a functional.
+        GridError: If the list is empty, or grids differ.
         DataError: If one is something else.
 
     Examples:

@@ -33,7 +33,7 @@ from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE
 _LINE_NODES = 12
 """Gauss-Legendre nodes on a piece of line within one cell, where polynomials have degree 15 at most in three dimensions."""
 _CHUNK_ELEMENTS = 2**22
-"""Entries of interpolation matrices formed at once (32 MiB)."""
+"""Number of entries of interpolation matrices per chunk (32 MiB)."""
 
 
 def integral(grid: Grid) -> Functional:
@@ -186,7 +186,7 @@ def _weights_inside(
         raise GridError(
             expected=f"a region with points of {grid!r}",
             got=f"none inside {_described(where, lower, upper)}",
-            remedy="widen the region, or refine the grid",
+            remedy="enlarge the region, or refine the grid",
         )
     return weights, volume
 
@@ -285,7 +285,7 @@ def derivative(
 
     Args:
         grid: A uniform grid.
-        axis: Which space dimension to differentiate along.
+        axis: Index of the space dimension to differentiate along.
         order: Order of the derivative, at least 1.
         at: Coordinates, `(m, d)`; every grid point by default.
 
@@ -314,7 +314,7 @@ def derivative(
         )
     line = grid.axes[axis]
     highest = min(POLYNOMIAL_DEGREE, line.size - 1)
-    if order > highest and not line.periodic:  # the interpolant's derivative is zero there, which is no one's derivative
+    if order > highest and not line.periodic:  # the interpolant's derivative is zero, not an approximation
         raise ArgumentError(
             expected=f"an order of at most {highest} along axis {axis}, the degree of its interpolant",
             got=str(order),
@@ -330,7 +330,7 @@ def derivative(
 
 @dataclass(frozen=True, eq=False)
 class ValuesAt(Functional):
-    """Values at some of the grid's points, `(m,)`, which their matrix of ones and zeros would take much memory for."""
+    """Values at a subset of the grid's points, `(m,)`, without a dense selection matrix."""
 
     grid: Grid
     points: Int64[Tensor, " m"]

@@ -28,13 +28,13 @@ Corner = float | Sequence[float] | Tensor
 _AREA_NODES = 8
 """Gauss-Legendre nodes between two latitudes, where a polynomial of degree 5 times a cosine is integrated."""
 _SLACK = 1e-9
-"""Fraction of a length by which coordinates may miss the domain's ends."""
+"""Tolerance of coordinates at the domain's ends, as a fraction of the length."""
 _MOST_PARTS = 32
-"""Parts that a cell is divided into along each axis, at most, to locate the boundary of an indicator function."""
+"""Maximum number of subdivisions of a cell along each axis that locate the boundary of an indicator function."""
 _MOST_POINTS = 2**21
 """Maximum number of points at which that function is evaluated (16 MiB per coordinate)."""
 _WINDOW = 768
-"""Points that an axis' polynomials are read at together."""
+"""Number of points per evaluation of an axis' polynomials."""
 _MARGIN = 2 * (POLYNOMIAL_DEGREE + 1)
 """Nodes to both sides of them, so that the polynomials are those of the whole axis."""
 _MOST_ENTRIES = 2**25
@@ -49,7 +49,7 @@ def gauss_legendre(ends: Float64[Tensor, " k"], count: int) -> tuple[Tensor, Ten
 
 
 def box_corners(grid: Grid, lower: Corner | None, upper: Corner | None) -> tuple[Tensor, Tensor]:
-    """The corners of a box on a uniform grid, `(d,)` each; where one is None, that of the domain.
+    """The corners of a box on a uniform grid, `(d,)` each; None stands for the corner of the domain.
 
     Raises:
         ArgumentError: If a corner is not d finite numbers, or the lower one is not below the upper one.
@@ -108,7 +108,7 @@ def check_order(lower: Tensor, upper: Tensor) -> None:
 
 
 def points_in_box(grid: Grid, lower: Corner | None, upper: Corner | None) -> Tensor:
-    """Which points of any grid lie in a box, ends included, `(p,)`; on periodic axes it may cross the domain's ends.
+    """Mask of the points in a box, ends included, `(p,)`; on periodic axes the box may cross the domain's ends.
 
     Raises:
         ArgumentError: If a corner is not d finite numbers, or the lower one is not below the upper one.
@@ -127,7 +127,7 @@ def points_in_box(grid: Grid, lower: Corner | None, upper: Corner | None) -> Ten
 
 
 def _inside(grid: Grid, low: Tensor, high: Tensor) -> Tensor:
-    """Which points of a uniform grid lie between two corners, up to rounding, periodic axes counted around, `(p,)`."""
+    """Mask of the points of a uniform grid between two corners, up to rounding and modulo periods, `(p,)`."""
     length = torch.tensor(grid.lengths, dtype=torch.float64)
     slack, beyond = _SLACK * length, grid.points - low
     around = torch.remainder(beyond + slack, length) - slack
@@ -185,7 +185,7 @@ def _intervals(axis: Axis) -> int:
 
 
 def _within(axis: Axis, points: Float64[Tensor, " q"]) -> Float64[Tensor, " q"]:
-    """Where to read the interpolant for points: beyond the outermost latitudes, at those."""
+    """Points of evaluation, clipped to the outermost latitudes."""
     if axis.latitudes is None:
         return points
     nodes = axis.coordinates
@@ -238,7 +238,7 @@ def interval_weights(axis: Axis, lower: float, upper: float) -> Float64[Tensor, 
 
 
 def _asked(inside: Indicator, points: Tensor) -> Tensor:
-    return _numbers(inside(points), (len(points),), "what the function returned", "it takes points (q, d) and returns (q,)")
+    return _numbers(inside(points), (len(points),), "the result of the function", "it takes points (q, d) and returns (q,)")
 
 
 def _numbers(values: object, shape: tuple[int, ...], name: str, remedy: str) -> Tensor:
@@ -260,8 +260,8 @@ class Maximum(Undisturbed):
     """The largest value at some of a grid's points; see [`maximum`][probneural.functionals.maximum].
 
     Args:
-        grid: Where the fields live.
-        inside: Which points count, `(p,)`.
+        grid: Grid of the fields.
+        inside: Mask of the region, `(p,)`.
         labels: The name of the number.
     """
 
@@ -279,7 +279,7 @@ class Maximum(Undisturbed):
         """Find the maximum of values `(..., *grid.shape)`, in their dtype and on their device; arrays will do.
 
         Raises:
-            DataError: If they are no real numbers.
+            DataError: If they are not real numbers.
             ShapeError: If the values do not end in the grid's shape.
         """
         numbers = real_tensor(values, "values")
@@ -296,7 +296,7 @@ def maximum(
 
     Masked points are left out.
 
-    It is no linear functional. `maximum(grid)(values)` is the maximum of given fields; of a distribution,
+    It is not linear. `maximum(grid)(values)` is the maximum of given fields; for a distribution,
     `u.apply_by_draws(maximum(grid))` is an empirical distribution with quantiles and intervals, and the maximum of the mean is
     not the mean of the maximum. Between points a field can be larger: predict on a finer grid by `query=`.
 
@@ -312,7 +312,7 @@ def maximum(
         ArgumentError: If both `where` and corners are given, or a corner does not have one finite number per dimension.
         GridError: If a box leaves the domain, or no point is inside.
         ShapeError: If the mask does not have the grid's shape, or the function does not return `(q,)`.
-        DataError: If the mask or the values of the function are no truth values.
+        DataError: If the mask or the values of the function are not boolean.
 
     Examples:
         >>> maximum(Grid.uniform((4,)), upper=[0.3])([[1.0, 2.0, 9.0, 9.0]]).item()
@@ -325,6 +325,6 @@ def maximum(
     inside = inside & grid.observed.flatten()
     if not bool(inside.any()):
         raise GridError(
-            expected=f"a region with points of {grid!r}", got="none inside", remedy="widen the region, or refine the grid"
+            expected=f"a region with points of {grid!r}", got="none inside", remedy="enlarge the region, or refine the grid"
         )
     return Maximum(grid, inside)

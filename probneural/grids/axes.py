@@ -115,8 +115,8 @@ def transfer(
 
     Args:
         values: Values at the source's nodes along one dimension, real numbers.
-        source: Where the values are.
-        target: Where to evaluate.
+        source: Axis of the values.
+        target: Axis of evaluation.
         dim: The dimension.
         order: Derivative to evaluate; 0 is the value.
         transposed: Whether to apply the transposed map instead, from an axis to itself.

@@ -137,7 +137,7 @@ def _first_longitude(origin: float, step: float) -> float:
 
 
 def _unwrapped(longitudes: NDArray[Any]) -> NDArray[Any]:
-    """Longitudes that go on where they start anew: 340, 350, 0, 10 becomes 340, 350, 360, 370."""
+    """Unwrapped longitudes: 340, 350, 0, 10 becomes 340, 350, 360, 370."""
     starts = np.concatenate([[False], np.diff(longitudes.astype(np.float64)) < -0.5 * CIRCLE])
     return np.where(np.cumsum(starts) == 1, longitudes + CIRCLE, longitudes) if starts.sum() == 1 else longitudes
 

@@ -163,8 +163,8 @@ class Grid(Undisturbed):
         at its outermost points. Longitudes that go around make a periodic axis.
 
         Args:
-            latitudes: In degrees, ascending and equispaced, two or more.
-            longitudes: In degrees, likewise.
+            latitudes: Latitudes in degrees, ascending and equispaced, two or more.
+            longitudes: Longitudes in degrees, ascending and equispaced, two or more.
             latitude_first: Whether latitude is the first axis of the values, and longitude the second.
 
         Returns:
@@ -196,11 +196,11 @@ class Grid(Undisturbed):
         """Return the same points in degrees, weighted by areas of the sphere: see [`latlon`][probneural.grids.Grid.latlon].
 
         Args:
-            latitude: Which axis is latitude.
+            latitude: Index of the latitude axis.
 
         Raises:
             GridError: If the grid is scattered, or that axis is periodic, leaves the sphere or has one point.
-            ArgumentError: If there is no such axis.
+            ArgumentError: If the axis does not exist.
         """
         number = check_integer(latitude, "latitude", least=0, most=self.dimension - 1)
         axis = check_grid(self, uniform=True).axes[number]
@@ -263,7 +263,7 @@ class Grid(Undisturbed):
 
         Raises:
             ShapeError: If the two do not have the shapes above.
-            DataError: If points are not finite, or cells are no integers, out of range, degenerate, or repeated.
+            DataError: If points are not finite, or cells are not integers, out of range, degenerate, or repeated.
 
         Examples:
             >>> square = Grid.mesh([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [[0, 1, 2], [1, 2, 3]])
@@ -290,7 +290,7 @@ class Grid(Undisturbed):
             The batch, of points `(n, p, d)`.
 
         Raises:
-            GridError: If there is none, one is uniform, or they differ in dimension or kind of cells.
+            GridError: If the list is empty, a grid is uniform, or dimensions or kinds of cells differ.
         """
         listed = check_sequence(grids, "grids", remedy="give a list with one grid per sample")
         parts = [part for grid in listed for part in check_grid(grid, "grids").singles()]
@@ -314,7 +314,7 @@ class Grid(Undisturbed):
         )
 
     def singles(self) -> list[Grid]:
-        """The grids of a batch with points of their own, without padding; itself, if it is one grid."""
+        """The grids of a batch without padding; for a single grid, the grid itself."""
         if not self.has_points_per_sample:
             return [self]
         points, weights = self._unmasked_tensors
@@ -336,7 +336,7 @@ class Grid(Undisturbed):
         """Facets of a mesh that belong to one cell only, `(b, k - 1)`: indices of their points.
 
         Raises:
-            GridError: If this is no mesh, or a batch.
+            GridError: If this is not a mesh, or a batch.
         """
         if self._cells is None or self.has_points_per_sample:
             raise GridError(expected="one mesh", got=repr(self), remedy="make it by Grid.mesh(points, cells)")
@@ -384,7 +384,7 @@ class Grid(Undisturbed):
 
     @property
     def has_points_per_sample(self) -> bool:
-        """Whether this is a batch of grids whose points differ."""
+        """Whether this is a batch of grids with different points."""
         return self._points is not None and self._points.ndim == 3
 
     def masked(self, observed: Tensor) -> Grid:
@@ -455,7 +455,7 @@ class Grid(Undisturbed):
 
     @property
     def first(self) -> Grid:
-        """The grid of the first sample of a batch with points of their own, without padding; else one for all samples."""
+        """The grid of the first sample of a batch, without padding; otherwise the grid of all samples."""
         return self.select(slice(0, 1)).singles()[0] if self.has_points_per_sample else self.shared
 
     @property
@@ -564,12 +564,12 @@ class Grid(Undisturbed):
 
     @property
     def periodic(self) -> tuple[bool, ...]:
-        """Which axes are periodic; all False for scattered points."""
+        """Whether each axis is periodic; all False for scattered points."""
         return tuple(axis.periodic for axis in self.axes) or (False,) * self.dimension
 
     @property
     def endpoint(self) -> tuple[bool, ...]:
-        """Which axes include their right end point; all False for scattered points."""
+        """Whether each axis includes its right end point; all False for scattered points."""
         return tuple(axis.endpoint for axis in self.axes) or (False,) * self.dimension
 
     @property

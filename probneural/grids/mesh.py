@@ -11,9 +11,9 @@ from torch import Tensor
 from probneural.errors import DataError, GridError, ShapeError
 
 _DEGENERATE = 1e-12
-"""Volume of a simplex in units of its longest edge to the power of its dimension, up to which it is degenerate."""
+"""Largest volume of a degenerate simplex, in units of its longest edge to the power of its dimension."""
 _SLACK = 1e-9
-"""Barycentric coordinate below zero up to which a location counts as inside a cell."""
+"""Tolerance of negative barycentric coordinates of points inside a cell."""
 
 
 def cell_volumes(points: Float64[Tensor, "p d"], cells: Int64[Tensor, "m k"]) -> Float64[Tensor, " m"]:
@@ -50,7 +50,7 @@ def check_cells(points: Float64[Tensor, "p d"], cells: Tensor) -> Int64[Tensor, 
 
     Raises:
         ShapeError: If they are not `(m, k)` with k from 2 to d + 1.
-        DataError: If they are no integers, name points that do not exist, are degenerate, or occur twice.
+        DataError: If they are not integers, out of range, degenerate, or occur twice.
     """
     if cells.dtype == torch.bool or cells.is_floating_point() or cells.is_complex():
         raise DataError(expected="cells of integers", got=str(cells.dtype), remedy="give the indices of each cell's points")

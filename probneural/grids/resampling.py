@@ -16,11 +16,11 @@ from probneural.grids.grid import Grid, check_grid, check_on_grid
 from probneural.grids.mesh import barycentric
 
 _CHUNK_ELEMENTS = 2**21
-"""Largest interpolation matrix built at once (16 MiB in float64)."""
+"""Largest number of entries of an interpolation matrix (16 MiB in float64)."""
 
 
 def interpolation_matrix(grid: Grid, points: Tensor, *, orders: Sequence[int] | None = None) -> Tensor:
-    """Return the matrix that reads the interpolant of a field (or a partial derivative of it) at points.
+    """Return the matrix that evaluates the interpolant of a field, or its partial derivative, at points.
 
     Args:
         grid: A uniform grid, or one mesh, of p points in d dimensions.
@@ -84,20 +84,19 @@ def along_axis(values: Tensor, matrix: Tensor, axis: int) -> Tensor:
 def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
     """Evaluate the interpolant of values on one grid at the points of another.
 
-    The interpolant is trigonometric on periodic axes, so a field whose frequencies the source resolves is moved exactly, up
-    or down; elsewhere it is a local polynomial of degree 5. On a mesh it is linear in each cell, and goes on so beyond it.
+    The interpolant is trigonometric on periodic axes, exact for fields that the source grid resolves; on other axes it is a
+    local polynomial of degree 5. On a mesh it is linear in each cell, with linear extrapolation beyond the boundary.
 
     Args:
         values: `(..., *source.shape)`; `(..., n, c, p)` for a batch of n meshes.
         source: A uniform grid, a mesh, or a batch of meshes.
-        target: Any grid in the same domain, or a batch of as many.
+        target: A grid in the same domain, or a batch of n grids.
 
     Returns:
         `(..., *target.shape)`.
 
     Raises:
-        GridError: If the source is scattered or has a mask, the target is no grid, or the grids have different dimensions or
-            domains.
+        GridError: If the source is scattered or has a mask, `target` is not a grid, or the dimensions or domains differ.
         ShapeError: If the values do not fit the source grid.
     """
     check_on_grid(values, source)
@@ -153,7 +152,7 @@ def background(grid: Grid, *, size: int, margin: float) -> Grid:
 
     Args:
         grid: The meshes.
-        size: Number of points, about.
+        size: Approximate number of points.
         margin: Extent of the box beyond the points at both ends of an axis, in units of their extent.
     """
     points = grid.points[grid.weights > 0]

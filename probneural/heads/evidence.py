@@ -1,4 +1,4 @@
-"""The evidence of a Gaussian approximation in noise and prior precision, of all weights or layer by layer."""
+"""The evidence of a Gaussian approximation in noise and prior precision, global or per layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.errors import EvidenceError
 
 _LAYER_SPAN = 34.0
-"""Logarithms of hyper-parameters, relative to where the search starts, between which maxima are sought."""
+"""Search interval of log hyper-parameters, relative to the starting point."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class LayeredEvidence:
 
     Args:
         log_determinant: log det(G/s2 + T) of (log s2, log tau `(l,)`), differentiable, float64.
-        names: What the layers are called.
-        sizes: k_l, numbers of parameters.
-        squared_norms: W_l, of the trained weights.
-        observations: N, the number of effective observations in all.
+        names: Names of the layers.
+        sizes: k_l, number of parameters per layer.
+        squared_norms: W_l, squared norms of the trained weights.
+        observations: N, the total number of effective observations.
         residual_sum_of_squares: E, the sum of squared residuals at unit noise variance.
 
     Reference:
         MacKay (1992), Bayesian interpolation, section 4; several priors as in Tipping (2001), Sparse Bayesian learning.
-        Found by quasi-Newton steps on the logarithms instead of fixed-point ones.
+        Deviation: quasi-Newton steps in the logarithms instead of fixed-point iterations.
     """
 
     log_determinant: Callable[[Tensor, Tensor], Tensor]
@@ -50,11 +50,11 @@ class LayeredEvidence:
         return -0.5 * (fit + penalty + self.log_determinant(log_noise, log_priors))
 
     def maximise(self, *, start: tuple[float, float], noise: float | None = None) -> tuple[float, Float64[Tensor, " l"]]:
-        """Return the noise (kept if given) and the prior precisions `(l,)` of largest evidence.
+        """Return the noise (unchanged if given) and the prior precisions `(l,)` of largest evidence.
 
         Args:
-            start: Noise and prior precision to start from, best those of the evidence with one precision for all layers.
-            noise: Keep this one.
+            start: Starting values of noise and prior precision, best the maximum with one precision for all layers.
+            noise: Fixed noise, or None.
 
         Raises:
             EvidenceError: If the evidence has no maximum in some layer's precision, or in the noise.
@@ -101,9 +101,9 @@ class LayeredEvidence:
 
 
 _SPAN = (-46.0, 46.0)
-"""Logarithms of hyper-parameters, relative to their natural scale, between which maxima are sought."""
+"""Search interval of log hyper-parameters, relative to their natural scale."""
 _NEAR = 1e-3
-"""Distance in logarithms from a minimum of values within which the root of the slope is sought."""
+"""Half width, in logarithms, of the interval around the smallest value in which the root of the slope is sought."""
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,20 @@ class Evidence:
 
     with k = sum over j of n_j.
 
-    Exact where the model is linear in w and the weights are the posterior mean; elsewhere the Laplace approximation around
+    Exact if the model is linear in w and the weights are the posterior mean; otherwise the Laplace approximation around
     the trained weights.
 
     Args:
-        eigenvalues: g_j, of the curvature at unit noise variance, `(k,)`, float64, >= 0.
-        observations: N, the number of effective observations in all.
+        eigenvalues: g_j, eigenvalues of the curvature at unit noise variance, `(k,)`, float64, >= 0.
+        observations: N, the total number of effective observations.
         residual_sum_of_squares: E, the sum of squared residuals at unit noise variance.
-        squared_norm: W, of the trained weights.
-        multiplicities: n_j, `(k,)`, float64, >= 0: how many directions have each eigenvalue; one each by default. Those of a
-            stochastic quadrature are not integers.
+        squared_norm: W, squared norm of the trained weights.
+        multiplicities: n_j, multiplicities of the eigenvalues, `(k,)`, float64, >= 0; 1 by default. Not integers for a
+            stochastic quadrature.
 
     Reference:
-        MacKay (1992), Bayesian interpolation, section 4. Deviation: noise and prior are found together, on the ratio
-        tau s2, for which the best s2 is known in closed form.
+        MacKay (1992), Bayesian interpolation, section 4. Deviation: joint maximisation over noise and prior, in the ratio
+        tau s2, for which the best s2 has a closed form.
     """
 
     eigenvalues: Float64[Tensor, " k"]
@@ -151,10 +151,10 @@ class Evidence:
         return -0.5 * (fit + penalty + float(self._sum((self.eigenvalues / noise + prior).log())))
 
     def maximise(self, *, noise: float | None = None, prior: float | None = None) -> tuple[float, float]:
-        """Return (noise, prior) of largest evidence, keeping whichever is given.
+        """Return (noise, prior) of largest evidence; given values are fixed.
 
         Raises:
-            EvidenceError: If the evidence has no maximum: residuals that vanish, weights that vanish, or no curvature.
+            EvidenceError: If the evidence has no maximum: zero residuals, weights or curvature.
         """
         if noise is not None and prior is not None:
             return noise, prior
@@ -174,7 +174,7 @@ class Evidence:
         return best, ratio / best
 
     def _ratio(self) -> float:
-        """The tau s2 of largest evidence once s2 = (E + tau s2 W)/N is put in."""
+        """The tau s2 of largest evidence at s2 = (E + tau s2 W)/N."""
         from scipy.optimize import minimize_scalar  # takes a third of a second to import
 
         centre = math.log(float(self.eigenvalues.max()))
@@ -236,9 +236,10 @@ class Evidence:
 
 
 def _refined(slope: Callable[[float], float], optimum: float) -> float:
-    """A minimum that values locate to the root of rounding, as the root of the slope, which rounding moves by itself alone.
+    """The minimum, refined as a root of the slope.
 
-    So sums that several processes share, and round differently, lead to the same hyper-parameters.
+    Values locate a minimum to sqrt(epsilon) only, the slope to epsilon. So sums over distributed ranks, which round
+    differently, lead to the same hyper-parameters.
     """
     from scipy.optimize import brentq
 

@@ -1,4 +1,4 @@
-"""Training residuals: their size, and the number of independent observations that a field of them is worth."""
+"""Training residuals: mean squares, and the effective number of observations per field."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from probneural.heads.training_data import TrainingData
 from probneural.randomness import stream
 
 NOISE_FLOOR = 1e-12
-"""Least noise variance that is measured, in units of the outputs' variance: with none, observations have no density."""
+"""Lower bound of the estimated noise variance, in units of the outputs' variance; with zero noise the density is undefined."""
 _KEPT_FUNCTIONS = 2048
-"""Functions whose residuals are kept, so that all their inner products can be formed."""
+"""Maximum number of samples whose residuals are stored for all inner products."""
 _KEPT_VALUES = 2**23
-"""Values of residuals that are kept (64 MiB)."""
+"""Maximum number of stored residual values (64 MiB)."""
 _POINTS = 2048
-"""Points up to which the second moment of residuals is formed: 32 MiB per channel."""
+"""Maximum number of points for the exact second moment of residuals: 32 MiB per channel."""
 _GROUPS = 1024
-"""Groups of points whose second moment stands for that of more points: 8 MiB per channel."""
+"""Number of groups of points in the count sketch of the second moment: 8 MiB per channel."""
 _TINY = torch.finfo(torch.float64).tiny
 
 
 class ResidualSums:
-    """Sums over the residuals of n functions, given a few at a time; what is kept does not grow with n.
+    """Streaming sums over the residuals of n samples; memory does not grow with n.
 
-    The number of effective observations per field and channel, whatever the grid, is the participation ratio (tr C)^2 / tr C^2
-    of the covariance operator C of the residuals r_i with the grid's quadrature. The traces are estimated from pairs of
-    different fields (a U-statistic), so that few fields do not look like few observations:
+    The number of effective observations per field and channel, independent of the grid, is the participation ratio
+    (tr C)^2 / tr C^2 of the covariance operator C of the residuals r_i with the grid's quadrature. The traces are estimated
+    from pairs of different fields (a U-statistic), which removes the bias of few fields:
 
         m = sum over i != j of |r_i|^2 |r_j|^2 / sum over i != j of <r_i, r_j>^2.
 
-    Up to 2,048 functions (and 8 million values) are kept, and all pairs formed. Of more functions it is the second moment
-    S = sum of r_i r_i^T that is kept, whose squared norm is the sum of all <r_i, r_j>^2: the same number up to rounding.
-    On grids of more than 2,048 points the second moment is that of 1,024 sums over random groups of points with random signs
-    (a count sketch); what such sums add to the inner products on average is subtracted. The standard error is then about 1 %
-    where m is up to a few hundred, and 3 % where m is the number of points.
+    Up to 2,048 samples (and 8 million values) are stored, and all pairs formed. For more samples the second moment
+    S = sum of r_i r_i^T is stored, whose squared norm is the sum of all <r_i, r_j>^2: the same number up to rounding.
+    On grids of more than 2,048 points S is the second moment of 1,024 sums over random groups of points with random signs
+    (a count sketch), corrected for the sketch's mean bias. Its standard error is about 1 % if m is up to a few hundred, and
+    3 % if m is the number of points.
 
-    Where samples have masks of their own, inner products are divided by the mean overlap of two masks.
+    With one mask per sample, inner products are divided by the mean overlap of two masks.
 
     Args:
-        data: Whose residuals.
+        data: Data set of the residuals.
         channels: Number of channels c.
-        unit: Of the sums of squares, `(c,)`, in physical units; by default 1.
+        unit: Unit of the sums of squares, `(c,)`, in physical units; by default 1.
 
     Attributes:
-        squares: Sum over the functions given so far of the mean square over the domain, `(c,)`, in units squared.
+        squares: Sum over the samples so far of the mean square over the domain, `(c,)`, in units squared.
 
     Reference:
         The participation ratio; see docs/design.md for why it replaces the number of grid points. Charikar, Chen and
@@ -64,7 +64,7 @@ class ResidualSums:
         self.data = data
         self.unit = torch.ones_like(zeros) if unit is None else unit.to(zeros)
         self.squares = zeros.clone()
-        self._roots = zeros.new_zeros(points)  # sums of roots of weights, where samples have masks of their own
+        self._roots = zeros.new_zeros(points)  # sums of roots of weights, with one mask per sample
         self._next = data.first
         self._kept: Tensor | None = None
         self._groups: tuple[Tensor, Tensor] | None = None
@@ -82,7 +82,7 @@ class ResidualSums:
         self._at_points = zeros.new_zeros(2, channels, points)  # of r_i^2 and of r_i^4
 
     def add(self, residuals: Float64[Tensor, "b c *grid"], *, grid: Grid) -> None:
-        """Add the residuals of the next functions, on their grid."""
+        """Add the residuals of the next samples, on their grid."""
         scaled = residuals.flatten(2) / self.unit[:, None]
         self.squares += grid.mean(grid.fill(scaled.unflatten(2, grid.shape)).flatten(2).square()).sum(0)
         roots = grid.sample_weights.to(scaled).sqrt()
@@ -104,7 +104,7 @@ class ResidualSums:
         self._sums += torch.stack([norms.sum(0), norms.square().sum(0)])
 
     def finish(self) -> None:
-        """Add up the sums of all processes: every one calls it, once, after its last residuals."""
+        """Sum over all ranks: a collective call, once, after the last residuals."""
         if self.data.grid.is_batch:
             self.data.summed(self._roots)
         parts = [self._kept] if self._kept is not None else [self._moment, self._sums, self._at_points]
@@ -143,13 +143,13 @@ def _from_pairs(rows: Float64[Tensor, "n c p"]) -> Float64[Tensor, " c"]:
 
 
 def _ratio(independent: Tensor, alike: Tensor) -> Tensor:
-    """Their ratio; 1 where nothing is independent."""
+    """Ratio of the two sums; 1 for a vanishing denominator."""
     alike = alike.clamp_min(_TINY)
     return torch.where(independent > 0, independent / alike, torch.ones_like(alike))
 
 
 def given_per_channel(value: float | Tensor | None, channels: int, *, name: str) -> Float64[Tensor, " c"] | None:
-    """Expand a setting that is one positive number, or one per channel; None stays None.
+    """Expand a positive number, or one per channel, to `(c,)`; None stays None.
 
     Raises:
         ArgumentError: If it is neither, or not positive and finite.
@@ -161,16 +161,16 @@ def given_per_channel(value: float | Tensor | None, channels: int, *, name: str)
         raise ArgumentError(
             expected=f"{name} as one number or one per channel ({channels},)",
             got=f"shape {tuple(numbers.shape)}",
-            remedy=f"leave {name}=None to have it learned",
+            remedy=f"leave {name}=None to learn it",
         )
     return numbers.reshape(-1).expand(channels).clone()
 
 
 def given_noise(value: float | Tensor | None, channels: int, *, dtype: torch.dtype) -> Float64[Tensor, " c"] | None:
-    """Expand a noise variance likewise, if the dtype of predictions holds variances of its size.
+    """Expand a noise variance to `(c,)`, and check that the dtype of predictions represents it.
 
     Raises:
-        ArgumentError: If it does not, or the value is no variance.
+        ArgumentError: If it overflows or underflows, or the value is not a variance.
     """
     numbers = given_per_channel(value, channels, name="noise")
     if numbers is not None:
@@ -182,8 +182,8 @@ def given_precision(value: object, shapes: Sequence[tuple[int, ...]], *, remedy:
     """Check prior precisions, which may be infinite; on the CPU.
 
     Raises:
-        ArgumentError: If they are no positive numbers.
-        ShapeError: If they have none of the shapes.
+        ArgumentError: If they are not positive numbers.
+        ShapeError: If they have another shape.
     """
     numbers = real_tensor(value, "prior_precision", dtype=torch.float64, error=ArgumentError).detach().cpu()
     if tuple(numbers.shape) not in ((), *shapes):
@@ -198,6 +198,6 @@ def given_precision(value: object, shapes: Sequence[tuple[int, ...]], *, remedy:
 
 
 def check_some(inputs: Field) -> None:
-    """Raise a DataError if there is no input at all: operators cannot transform empty batches."""
+    """Raise a DataError for an empty batch, which operators cannot transform."""
     if len(inputs) == 0:
         raise DataError(expected="at least one input", got="none", remedy="leave out empty batches")

@@ -1,4 +1,4 @@
-"""Training data of heads: the pairs of this process, in the operator's dtype and on its device, read a few at a time."""
+"""Training data of heads: the pairs of this rank, in the operator's dtype and on its device, read in chunks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FitMethod = TypeVar("FitMethod", bound=Callable[..., Predictor])
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """The pairs that a head learns from, and which of all processes' pairs they are.
+    """Training pairs of a head, and their place among the pairs of all ranks.
 
     Attributes:
-        pairs: Those of this process: all of them where it is alone.
-        functions: Number n of pairs of all processes together.
-        first: How many come before this process's own.
+        pairs: Pairs of this rank; all pairs without torch.distributed.
+        functions: Total number n of pairs of all ranks.
+        first: Index of this rank's first pair.
     """
 
     pairs: Dataset
@@ -42,45 +42,45 @@ class TrainingData:
 
     @property
     def inputs(self) -> FieldSource:
-        """This process's input functions."""
+        """This rank's inputs."""
         return self.pairs.inputs
 
     @property
     def outputs(self) -> FieldSource:
-        """This process's output functions."""
+        """This rank's outputs."""
         return self.pairs.outputs
 
     @property
     def grid(self) -> Grid:
-        """Where the outputs live, and the weights that all of them have: see `Grid.mean_weights`."""
+        """Grid of the outputs with mean weights; see `Grid.mean_weights`."""
         return self.pairs.outputs.grid
 
     @property
     def query(self) -> Grid | None:
-        """The outputs' grid where it differs from the inputs', without masks, which do not matter to operators."""
+        """The outputs' grid without masks, if it differs from the inputs'; else None."""
         grid = self.grid.unmasked
         return None if grid == self.pairs.inputs.grid.unmasked else grid
 
     @property
     def is_sharded(self) -> bool:
-        """Whether other processes hold other pairs, so that sums run over all of them."""
+        """Whether pairs are divided among ranks, so that sums run over all ranks."""
         return self.functions != len(self.pairs)
 
     def batches(self, size: int) -> Iterator[FieldPairs]:
-        """Read this process's pairs, `size` at a time."""
+        """Read this rank's pairs in chunks of `size`."""
         return batches(self.pairs, size)
 
     def some(self, count: int) -> FieldPairs:
-        """Read the first few of this process's pairs."""
+        """Read the first few of this rank's pairs."""
         return self.pairs[: min(count, len(self.pairs))]
 
     def evenly_spread(self, count: int) -> FieldPairs:
-        """Read a few of this process's pairs, evenly spread, the first and the last among them."""
+        """Read a few of this rank's pairs, evenly spaced, including the first and the last."""
         last = len(self.pairs) - 1
         return self.pairs[torch.linspace(0, last, min(count, last + 1)).round().long()]
 
     def summed(self, local: Tensor) -> Tensor:
-        """Add up the sums of all processes, in place; float64."""
+        """Sum over all ranks, in place; float64."""
         return sum_over_processes(local) if self.is_sharded else local
 
     def with_inputs_of(self, dtype: torch.dtype) -> TrainingData:
@@ -93,7 +93,7 @@ class TrainingData:
         A channel that does not vary has scale 1.
 
         Raises:
-            DataError: If float64 does not hold their squares: heads know variances.
+            DataError: If their squares overflow or underflow in float64.
         """
         total = statistics(self.outputs)
         if self.is_sharded:
@@ -105,7 +105,7 @@ class TrainingData:
 
 
 def owned(data: TrainingData) -> Dataset:
-    """Data of one dtype that a training function may change: copies of what is in memory."""
+    """Data of one dtype that a training function may change: copies of data in memory."""
     if not isinstance(data.pairs, FieldPairs):
         return data.pairs.to(data.inputs.dtype).to(data.inputs.device)
     inputs, outputs = data.pairs.inputs, data.pairs.outputs.to(data.inputs.dtype)
@@ -114,17 +114,17 @@ def owned(data: TrainingData) -> Dataset:
 
 
 def training_data(data: object, operator: nn.Module | None, *, is_shared: bool = True) -> TrainingData:
-    """Return pairs as a head takes them: detached, on an operator's device, inputs in its real dtype.
+    """Return training pairs of a head: detached, on the operator's device, inputs in its real dtype.
 
     Args:
-        data: What the user gave, the same on all processes.
-        operator: Whose parameters tell dtype and device, if it has any; by default the wider dtype of the two sides, and the
+        data: The user's data, equal on all ranks.
+        operator: Its parameters define dtype and device; without parameters, the wider dtype of the two sides and the
             outputs' device.
-        is_shared: Whether processes take a part each; by default, where there are several.
+        is_shared: Whether pairs are divided among ranks; by default, if there are several ranks.
 
     Raises:
-        GridError: If samples have meshes of their own that differ between inputs and outputs.
-        DataError: If data are no pairs, none, fewer than there are processes, not finite, or beyond the operator's dtype.
+        GridError: If the per-sample meshes of inputs and outputs differ.
+        DataError: If data are not pairs, are empty, fewer than ranks, not finite, or out of range of the operator's dtype.
     """
     pairs = check_dataset(data)
     if pairs.outputs.grid.has_points_per_sample and pairs.outputs.grid != pairs.inputs.grid:
@@ -150,7 +150,7 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
 
 
 def _converted(pairs: Dataset, dtype: torch.dtype, device: torch.device) -> Dataset:
-    """The same pairs on a device, inputs in a dtype: at once if they are in memory, when they are read otherwise."""
+    """The same pairs on a device, inputs in a dtype; lazily unless they are in memory."""
     if isinstance(pairs, FieldPairs):
         return replace(pairs, inputs=pairs.inputs.to(dtype).to(device), outputs=pairs.outputs.to(device))
     return _ConvertedData(pairs.data if isinstance(pairs, _ConvertedData) else pairs, dtype, device)
@@ -158,12 +158,12 @@ def _converted(pairs: Dataset, dtype: torch.dtype, device: torch.device) -> Data
 
 @dataclass(frozen=True, eq=False)
 class _ConvertedData:
-    """A data set whose pairs are converted when they are read.
+    """A data set that converts pairs on reading.
 
     Attributes:
-        data: Where they are read.
-        input_dtype: Of the inputs; outputs keep theirs.
-        device: Of both.
+        data: Source of the pairs.
+        input_dtype: Dtype of the inputs; outputs are not converted.
+        device: Device of inputs and outputs.
     """
 
     data: Dataset
@@ -214,10 +214,10 @@ class _ConvertedData:
 
 
 def recorded(fit: FitMethod) -> FitMethod:
-    """Decorate a head's `fit(operator, data)`: its predictor records the pairs that trained the operator and the head.
+    """Decorate a head's `fit(operator, data)`: the predictor records the training pairs of operator and head.
 
     Warns:
-        DataWarning: If the head does not train the operator, and it was never trained or was trained on other data.
+        DataWarning: If the head does not train the operator, and the operator is untrained or was trained on other data.
     """
 
     @functools.wraps(fit)
@@ -233,10 +233,10 @@ def recorded(fit: FitMethod) -> FitMethod:
 
 
 def _warn_of_training(operator: object, old: TrainingRecord | None, new: TrainingRecord, *, keys: Tensor) -> None:
-    """Warn if an operator was never trained, or trained on other windows or, by its record of the same grid, other pairs.
+    """Warn if an operator is untrained, or was trained on other windows or on other pairs of the same grid.
 
     Args:
-        operator: Of the head.
+        operator: The head's operator.
         old: Record of the operator; None if it has none.
         new: Record of the head's data.
         keys: Row keys of the head's data, `(n, k)`: of contents, then of the trajectory and of states.
@@ -270,5 +270,5 @@ def check_predicted(values: Tensor) -> None:
 
 
 def in_memory(source: FieldSource) -> Field:
-    """Read all functions of a source, for methods that need all of them at once."""
+    """Read all samples of a source into memory."""
     return source if isinstance(source, Field) else source[:]

@@ -1,4 +1,4 @@
-"""The Gaussian of a family that is nearest to the posterior of all weights, by stochastic variational inference in Pyro."""
+"""Gaussian stochastic variational inference over all weights, with Pyro."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 
 LOW_RANK = "low_rank"
-"""Independent weights plus some directions."""
+"""Family: independent weights plus a low-rank term."""
 _WINDOW = 250
-"""Steps between looks at the bound."""
+"""Number of steps per window of the bound."""
 _RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
-"""Learning rates, one after the other."""
+"""Schedule of learning rates."""
 _PARTICLES = 2
-"""Draws per step."""
+"""Number of draws per step."""
 _SCALE = 0.1
-"""First standard deviations, in units of those of the Gaussian approximation."""
+"""Initial standard deviations, in units of those of the Gaussian approximation."""
 _DRAWS, _AT_ONCE = 64, 8
-"""Draws of the Gaussian approximation whose mean squares are the units, and how many at once."""
+"""Number of draws of the Gaussian approximation for the units (root mean squares), and number per chunk."""
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkTarget:
-    """Minus the log density of all weights, up to a constant, whose mean over batches is that of all data.
+    """Negative log density of all weights, up to a constant, as an unbiased estimate from a batch.
 
-    With N functions and batches of b,
+    With N samples and batches of b,
 
-        U(w) = N / b sum over functions of the batch and c of m_c / (2 s_c^2 |D|) * integral of (y - f(w))^2
+    U(w) = N / b sum over samples of the batch and c of m_c / (2 s_c^2 |D|) * integral of (y - f(w))^2
                + 1/2 sum over j of tau_j w_j^2.
 
     Attributes:
         problem: Operator, data and given hyper-parameters.
-        laplace: The Gaussian approximation that hyper-parameters, starting points and scales come from.
-        batch_size: b, at most N.
+        laplace: The Gaussian approximation; source of hyper-parameters, starting points and scales.
+        batch_size: Batch size b, at most N.
     """
 
     problem: WeightProblem
@@ -64,7 +64,7 @@ class NetworkTarget:
 
     @classmethod
     def of(cls, operator: nn.Module, data: Dataset, *, laplace: Laplace, batch_size: int) -> NetworkTarget:
-        """Fit the Gaussian approximation, and take over what it found.
+        """Fit the Gaussian approximation, and adopt its hyper-parameters.
 
         Raises:
             UnsupportedError: If its structure has no factorised covariance.
@@ -99,7 +99,7 @@ class NetworkTarget:
 
     @cached_property
     def prior_precision(self) -> Float64[Tensor, " P"]:
-        """tau; zero for weights that the prior fixes, which do not move."""
+        """Prior precision tau; zero for weights that the prior fixes, which do not move."""
         assert self.problem.prior is not None
         prior = self.problem.prior.to(self.centre)
         return torch.where(prior.isinf(), 0.0, prior)
@@ -120,7 +120,7 @@ class NetworkTarget:
         return 0.5 * (fraction * squares + (self.prior_precision * vector.square()).sum())
 
     def batches(self, seed: int, number: int) -> Iterator[Tensor]:
-        """Rows of one batch after the other, all functions once before any comes twice; without end."""
+        """Endless iterator over rows of batches; each epoch is a permutation of all samples."""
         generator = stream(seed, "weight batches", number)
         while True:
             order = torch.randperm(self.problem.data.functions, generator=generator)
@@ -130,7 +130,7 @@ class NetworkTarget:
     def largest_curvature(self, *, iterations: int = 12) -> float:
         """Largest eigenvalue of R^T H R, with H the Gauss-Newton approximation at the trained weights.
 
-        It is 1 where the Gaussian approximation is exact. Power iteration approaches it from below.
+        It is 1 if the Gaussian approximation is exact. Power iteration approaches it from below.
         """
         problem, generator = self.problem, stream(0, "stiffest direction")
         direction = torch.randn(self.root.rank, generator=generator, dtype=torch.float64, device="cpu").to(self.centre)
@@ -148,31 +148,31 @@ _LAPLACE = Laplace(show_progress=False)
 
 @dataclass(frozen=True)
 class BayesianOperator:
-    """The Gaussian posterior of all weights that is nearest in KL(q | p), by variational inference in Pyro.
+    """Gaussian variational posterior of all weights, minimising KL(q | p) with Pyro.
 
     Likelihood, noise variance s_c^2, prior precision tau_j and effective observations m_c are those of `Laplace`,
 
-        -log p(w | y) = sum over functions and c of m_c / (2 s_c^2 |D|) * integral of (y - f(w))^2
+        -log p(w | y) = sum over samples and c of m_c / (2 s_c^2 |D|) * integral of (y - f(w))^2
                         + 1/2 sum over j of tau_j w_j^2 + constant,
 
-    and the head fits one first, for the hyper-parameters that are not given and for the scales of the weights.
+    and the head fits a `Laplace` first, for the free hyper-parameters and the scales of the weights.
 
     Predictions are linearised at the mean of q, as those of `Laplace`; `predictor.sampled(members, seed=...)` evaluates
-    operators with drawn weights. Independent weights have the standard deviations of each given all others, so they are too
-    small. `report["bound"]` is the evidence lower bound, in nats.
+    operators with drawn weights. `"mean_field"` underestimates marginal standard deviations: they are those of each weight
+    conditional on all others. `report["bound"]` is the evidence lower bound, in nats.
 
-    The optimiser is Adam, with two draws per step, each on a batch of functions, in units of the standard deviations of the
+    The optimiser is Adam, with two draws per step, each on a batch of samples, in units of the standard deviations of the
     Gaussian approximation. Learning rates are divided by the root of the largest curvature in those units. Every 250 steps the
-    parameters are averaged over the later half. Where the bound, the mean over half a window, gains less than twice its
+    parameters are averaged over the later half. If the bound, the mean over half a window, gains less than twice its
     standard error, the learning rate falls to the next of 0.1, 0.03, 0.01, 0.003 and 0.001; after the last, it has converged.
 
     Args:
-        family: `"mean_field"`, independent weights; or `"low_rank"`, independent weights plus some directions.
+        family: `"mean_field"`, independent weights; or `"low_rank"`, independent weights plus a low-rank term.
         steps: Maximum number of steps.
-        rank: Directions of `"low_rank"`.
-        laplace: The Gaussian approximation, with hyper-parameters given or learned by its evidence; with its `parameters`
-            as those that vary. Its evidence decides how wide the posterior is; where the noise is known, give it.
-        batch_size: Functions per gradient.
+        rank: Rank of `"low_rank"`.
+        laplace: The Gaussian approximation, with hyper-parameters given or learned by its evidence; its `parameters` are
+            the weights that vary. Its evidence sets the width of the posterior; pass the noise if it is known.
+        batch_size: Number of samples per gradient.
         seed: Random seed.
         show_progress: Whether to show a progress bar.
 
@@ -211,13 +211,13 @@ class BayesianOperator:
             data: Training pairs.
 
         Returns:
-            A predictor of Gaussian fields. A `ConvergenceWarning` is given if the bound still rises after the last step.
+            A predictor of Gaussian fields. A `ConvergenceWarning` is issued if the bound still rises after the last step.
 
         Raises:
             ImportError: If Pyro is not installed.
-            UnsupportedError: If the Gaussian approximation cannot be had, or has no factorised covariance.
+            UnsupportedError: If the Gaussian approximation fails, or has no factorised covariance.
             EvidenceError: If the evidence determines no noise or prior.
-            ArgumentError: If a setting is out of range, or the operator is no module.
+            ArgumentError: If a setting is out of range, or the operator is not a module.
             ShapeError: If the operator's outputs do not fit the data's.
             DataError: If the data are not finite pairs.
         """
@@ -230,12 +230,12 @@ class BayesianOperator:
 
 
 def _variational_posterior(target: NetworkTarget, head: BayesianOperator) -> tuple[LaplacePredictor, bool]:
-    """Optimise a Gaussian over weights; return the predictor, and whether it has converged.
+    """Optimise a Gaussian over weights; return the predictor, and whether the bound has converged.
 
     Raises:
         ImportError: If Pyro is not installed.
     """
-    try:  # imported when it is needed and not before
+    try:  # optional dependency, imported on use
         import pyro
         import pyro.infer.autoguide
     except ModuleNotFoundError as error:
@@ -275,7 +275,7 @@ class _Coordinates:
         self.centre = torch.zeros_like(self.units)
 
     def physical(self, values: Float64[Tensor, " f *k"]) -> Float64[Tensor, "P *k"]:
-        """Values of the weights that move in physical units, among zeros of all others."""
+        """Values of the weights that move, in physical units; zero for the other weights."""
         units = self.units.reshape(-1, *(1,) * (values.ndim - 1))
         whole = values.new_zeros(len(self.target.centre), *values.shape[1:])
         return whole.index_copy(0, self.free, units * values)
@@ -290,7 +290,7 @@ class _Coordinates:
         return float(likelihood + prior + self.units.log().sum())
 
     def model(self, pyro: Any, seed: int) -> Callable[[], None]:
-        """The joint density of x and the data, each call on the next batch."""
+        """The joint density of x and the data; each call uses the next batch."""
         rows, constant = self.target.batches(seed, 0), self.constant
 
         def model() -> None:
@@ -312,7 +312,7 @@ def _guide(pyro: Any, model: Callable[[], None], head: BayesianOperator, start: 
         if head.family == LOW_RANK
         else AutoDiagonalNormal(model, **settings)
     )
-    guide()  # which makes its parameters
+    guide()  # creates its parameters
     return guide
 
 
@@ -322,11 +322,11 @@ def _optimised(
     """Run stochastic variational inference.
 
     Args:
-        pyro: The module.
-        guide: The family with its model, for Pyro; a module.
+        pyro: The module `pyro`.
+        guide: The Pyro guide with its model; a module.
         steps: Maximum number of steps.
         rate: Factor of all learning rates.
-        tick: Called after every step.
+        tick: Callback after every step.
 
     Returns:
         The bound after every window, in nats, and whether it has converged.
@@ -375,7 +375,7 @@ def _predictor(
     columns: Float64[Tensor, "f r"] | None,
     report: dict[str, float],
 ) -> LaplacePredictor:
-    """Weights of that Gaussian around its mean, linearised there."""
+    """Weight posterior of the variational Gaussian, linearised at its mean."""
     problem, diagonal = target.problem, DiagonalWeights(coordinates.physical(std))
     root: WeightRoot = diagonal
     if columns is not None:

@@ -1,4 +1,4 @@
-"""The Gaussian posterior of weights: what every structure returns, and how a dense one follows from its curvature."""
+"""The Gaussian posterior of weights: the result of every structure, and the dense posterior of a curvature matrix."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class WhitenedHyperparameters:
     Attributes:
         noise: The noise scale.
         scales: Precision of each direction in the whitened basis, `(P,)`.
-        prior_precision: Of each parameter, `(P,)`.
-        log_evidence: In nats.
+        prior_precision: Prior precision of each parameter, `(P,)`.
+        log_evidence: Log evidence, in nats.
     """
 
     noise: float
@@ -46,10 +46,10 @@ def learn(
     """Maximise the evidence of a curvature with these eigenvalues, one prior precision for all or one per group.
 
     Args:
-        problem: What is given and what is to be learned.
-        eigenvalues: Of the whitened curvature at noise scale 1, in a basis that does not mix groups.
+        problem: Fixed and free hyper-parameters of the evidence.
+        eigenvalues: Eigenvalues of the whitened curvature at noise scale 1, in a basis that does not mix groups.
         groups: Group of each direction, and of each parameter; parameter tensors by default.
-        names: What the groups are called.
+        names: Names of the groups.
 
     Raises:
         EvidenceError: If the evidence determines no noise or prior.
@@ -78,15 +78,15 @@ def learn(
 
 @dataclass(frozen=True, eq=False)
 class WeightPosterior:
-    """N(centre, R R^T), with the hyper-parameters it belongs to.
+    """N(centre, R R^T) and its hyper-parameters.
 
     Attributes:
         root: R, in weight units; zero for weights that the prior fixes.
-        noise: Observation variance, in the units of the curvature's.
-        prior_precision: `(P,)`, float64, per weight unit squared.
-        log_evidence: In nats.
-        evidence_error: Its standard error where it is estimated, in nats.
-        report: What the structure found out, by name: ranks, bounds, residuals.
+        noise: Observation variance, in the units of the curvature's noise variance.
+        prior_precision: Prior precision, `(P,)`, float64, per weight unit squared.
+        log_evidence: Log evidence, in nats.
+        evidence_error: Standard error of an estimated log evidence, in nats.
+        report: Diagnostics of the structure by name: ranks, bounds, residuals.
     """
 
     root: WeightRoot
@@ -98,28 +98,28 @@ class WeightPosterior:
 
 
 class Structure(ABC):
-    """What `Laplace` assumes of the weights' covariance; abstract.
+    """Structure of the weights' covariance in `Laplace`; abstract.
 
     Attributes:
         name: Shorthand for the structure with its defaults.
-        is_sum: Whether it follows from sums over functions, of which several processes take a part each.
+        is_sum: Whether the curvature is a sum over samples that distributed ranks can divide among them.
     """
 
     name: ClassVar[str]
     is_sum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check numbers that may be left out."""
+        """Check optional numbers."""
         for name in ("probes", "rank"):
             if getattr(self, name, None) is not None:
                 assign(self, **{name: check_integer(getattr(self, name), name)})
 
     @abstractmethod
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
-        """Fit the covariance, and what hyper-parameters are not given.
+        """Fit the covariance and the free hyper-parameters.
 
         Args:
-            problem: The operator's weights, its residuals and what is given.
+            problem: The operator's weights and residuals, and the fixed hyper-parameters.
             seed: Random seed of starts and projections.
             show_progress: Whether to show progress bars.
 
@@ -139,8 +139,8 @@ class FitSummary:
         noise: Observation variance per channel, `(c,)`, float64, in output units squared.
         prior_precision: `(P,)`, float64, per parameter unit squared.
         effective_observations: Independent observations per field and channel, `(c,)`, float64, dimensionless.
-        log_evidence: In nats, of the training outputs.
-        log_evidence_error: Its standard error where it is estimated, in nats.
+        log_evidence: Log evidence of the training outputs, in nats.
+        log_evidence_error: Standard error of an estimated log evidence, in nats.
         report: Diagnostics of the structure by name: ranks, bounds, residuals.
     """
 
@@ -162,15 +162,15 @@ def weight_posterior(
     noise: float | None,
     prior: Float64[Tensor, " P"] | None,
 ) -> WeightPosterior:
-    """Solve for (curvature / noise + diag(prior))^-1 around `centre`, learning by evidence what is None.
+    """Solve for (curvature / noise + diag(prior))^-1 around `centre`; arguments that are None maximise the evidence.
 
-    The prior is whitened away first, so infinite precisions are exact and all of it takes one eigendecomposition. The root is
-    the symmetric one of the whitened weights: no library's choice of eigenvectors changes draws.
+    In whitened weights (unit prior) infinite precisions are exact, and one eigendecomposition suffices. The root is the
+    symmetric one of the whitened weights, so draws do not depend on the library's choice of eigenvectors.
 
     Args:
         curvature: Gauss-Newton matrix at unit noise variance.
         centre: The trained weights.
-        observations: Number of effective observations in all.
+        observations: Total number of effective observations.
         residual_sum_of_squares: Sum of squared residuals at unit noise variance.
         noise: Observation variance, or None to learn it.
         prior: Prior precision of each weight, or None to learn one for all.

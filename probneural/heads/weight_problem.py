@@ -26,17 +26,17 @@ from probneural.heads.training_data import TrainingData, check_predicted, in_mem
 from probneural.pairs import FieldPairs
 
 _BATCH_POINTS = 2**16
-"""Grid points evaluated at once."""
+"""Number of grid points per evaluation."""
 _TRACED = 2**27
-"""Functions times points times parameters from which products are worth a second of tracing."""
+"""Number of samples times points times parameters from which tracing (about a second) saves time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """What a user gives of the hyper-parameters; the evidence finds the rest.
+    """Hyper-parameters fixed by the user; the evidence determines the remaining ones.
 
     Attributes:
-        noise: 1 if the observation variance is given (the unit then is that variance), else None.
+        noise: 1 if the observation variance is given (that variance is then the unit), else None.
         prior: Prior precision of each parameter, `(P,)`, float64, or None.
         learns_layers: Whether to learn one prior precision per parameter tensor rather than one for all.
     """
@@ -56,13 +56,12 @@ class WeightProblem:
 
     Attributes:
         operator: A copy in evaluation mode.
-        layout: Which parameters vary.
-        data: Training pairs on the operator's device: those of this process.
+        layout: The parameters that vary.
+        data: Training pairs of this rank, on the operator's device.
         effective_observations: m, `(c,)`, float64 on the CPU.
-        variance_unit: `(c,)`, float64, physical units squared.
-        squared_residuals: Sum over all functions of the mean square over the domain of outputs minus the operator's, `(c,)`,
-            in physical units squared.
-        given: Hyper-parameters that are not learned.
+        variance_unit: Unit of variances, `(c,)`, float64, physical units squared.
+        squared_residuals: Sum over all samples of the mean square residual over the domain, `(c,)`, in physical units squared.
+        given: Fixed hyper-parameters.
     """
 
     operator: nn.Module
@@ -80,7 +79,7 @@ class WeightProblem:
 
     @property
     def query(self) -> Grid | None:
-        """Grid of the outputs where it differs from the inputs'."""
+        """Grid of the outputs if it differs from the inputs', else None."""
         return self.data.query
 
     @property
@@ -105,12 +104,12 @@ class WeightProblem:
 
     @property
     def observations(self) -> float:
-        """Number of effective observations in all."""
+        """Total number of effective observations."""
         return float(self.effective_observations.sum()) * self.data.functions
 
     @property
     def grid(self) -> Grid:
-        """Where the outputs live."""
+        """Grid of the outputs."""
         return self.data.grid
 
     @property
@@ -121,27 +120,27 @@ class WeightProblem:
 
     @property
     def prior_std(self) -> Float64[Tensor, " P"]:
-        """Prior standard deviations, zero where the prior fixes a parameter; ones where the prior is to be learned."""
+        """Prior standard deviations, zero for fixed parameters; ones for a free prior."""
         if self.prior is None:
             return torch.ones(self.layout.size, dtype=torch.float64, device=self.vector.device)
         return self.prior.to(self.vector.device).rsqrt()
 
     @property
     def groups(self) -> Tensor:
-        """Number of the parameter tensor that each coordinate belongs to, `(P,)`."""
+        """Index of the parameter tensor of each coordinate, `(P,)`."""
         sizes = torch.tensor([shape.numel() for shape in self.layout.shapes])
         return torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(self.vector.device)
 
     @property
     def whitened_centre(self) -> Float64[Tensor, " P"]:
-        """The trained weights in units of their prior standard deviations, zero where the prior fixes them."""
+        """The trained weights in units of their prior standard deviations, zero for fixed parameters."""
         prior_std = self.prior_std
         centre = self.vector.to(torch.float64)
         return torch.where(prior_std > 0, centre / torch.where(prior_std > 0, prior_std, 1.0), 0.0)
 
     @property
     def offset(self) -> float:
-        """What the variance units subtract from the log evidence, in nats."""
+        """Contribution of the variance units to the log evidence, in nats."""
         logarithms = self.effective_observations.to(self.variance_unit) * self.variance_unit.log()
         return 0.5 * self.data.functions * float(logarithms.sum())
 
@@ -190,10 +189,9 @@ class WeightProblem:
 
     @cached_property
     def in_double_precision(self) -> WeightProblem:
-        """The same problem in float64, or itself if the operator does not run there.
+        """The same problem in float64, or itself if the operator does not support it.
 
-        Data that determine a direction ten million times better than the prior hide, in float32, all those that they determine
-        up to a hundred times better.
+        In float32, an eigenvalue of 1e7 times the prior precision hides eigenvalues up to a hundred times the prior precision.
         """
         if self.vector.dtype == torch.float64:
             return self
@@ -202,12 +200,12 @@ class WeightProblem:
         try:
             with torch.no_grad():
                 evaluate(operator, data.inputs[:1], self.query)
-        except (RuntimeError, DataError):  # it makes tensors of its own dtype on the way
+        except (RuntimeError, DataError):  # it creates tensors of a fixed dtype
             return self
         return replace(self, operator=operator, data=data)
 
     def with_own_inputs(self) -> WeightProblem:
-        """The same problem in memory of its own, for what is computed from the inputs after the fit."""
+        """A copy of the problem, for computations from the inputs after the fit."""
         inputs = in_memory(self.data.inputs)
         pairs = FieldPairs(Field(inputs.values.clone(), inputs.grid), in_memory(self.data.outputs))
         return replace(self, data=replace(self.data, pairs=pairs))
@@ -220,23 +218,23 @@ class WeightProblem:
         return self.single_product(vectors)
 
     def single_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s P"]:
-        """The same where a few vectors are all: nothing is traced."""
+        """The same for a few vectors, without tracing."""
         prior_std = self.prior_std.to(vectors)
         return gauss_newton_vector_product(self.curvature, self.vector, vectors * prior_std) * prior_std
 
     @cached_property
     def _linearisation(self) -> Linearisation | None:
-        """Of large problems, where tracing the operator costs less than it saves over some hundred products."""
+        """Whether the problem is large, so that tracing saves time over a few hundred products."""
         work = self.data.functions * self.grid.size * self.layout.size
         return Linearisation(self.curvature, self.vector, term=gauss_newton_term(self.curvature)) if work > _TRACED else None
 
     def residuals(self) -> Iterator[tuple[FieldPairs, Float64[Tensor, "b c p"]]]:
-        """Read this process's pairs, as many at a time as products do, with outputs minus the operator's own."""
+        """Read this rank's pairs in the chunks of products, with their residuals."""
         for batch in self.data.batches(self.curvature.batches.size):
             yield batch, residuals_of(self.operator, batch, self.query).flatten(2)
 
     def rows(self, *, probes: int | None = None, seed: int = 0) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
-        """Rows of the Gauss-Newton matrix, whitened by the prior: those of this process's functions, at every call."""
+        """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples."""
         rows = GaussNewtonRows(
             self.operator,
             self.layout,
@@ -251,7 +249,7 @@ class WeightProblem:
 
 
 def _doubled(tensor: Tensor) -> Tensor:
-    """A tensor in double precision; complex ones stay complex, integers what they are."""
+    """A tensor in double precision; complex tensors stay complex, integers unchanged."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
@@ -267,12 +265,12 @@ def prepare(
     effective_observations: float | Tensor | None,
     is_shared: bool = True,
 ) -> WeightProblem:
-    """Check everything a user gives, evaluate the residuals, and choose units.
+    """Validate the user's settings, evaluate the residuals, and choose units.
 
-    With `is_shared`, several processes take a part of the data each; otherwise each takes all.
+    With `is_shared`, the data are divided among ranks; otherwise each rank uses all data.
 
     Raises:
-        ArgumentError: If a setting is out of range, or a name fits no parameter.
+        ArgumentError: If a setting is out of range, or a name matches no parameter.
         ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
         DataError: If the data are not finite pairs.
     """
@@ -308,7 +306,7 @@ def prepare(
 
 @torch.no_grad()
 def residuals_of(operator: nn.Module, batch: FieldPairs, query: Grid | None) -> Float64[Tensor, "b c *grid"]:
-    """Outputs of some pairs minus the operator's own, in float64.
+    """Residuals of some pairs, outputs minus predictions, in float64.
 
     Raises:
         ShapeError: If the operator's outputs do not fit the data's.
@@ -328,7 +326,7 @@ def residuals_of(operator: nn.Module, batch: FieldPairs, query: Grid | None) -> 
 def _prior(
     given: float | Tensor | Mapping[str, Tensor | float] | str | None, layout: ParameterVector
 ) -> Float64[Tensor, " P"] | None:
-    """Spread a given prior precision over all parameters; None where it is learned."""
+    """Expand a given prior precision to all parameters; None if it is learned."""
     if given is None or isinstance(given, str):
         return None
     if isinstance(given, Mapping):

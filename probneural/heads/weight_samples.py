@@ -1,4 +1,4 @@
-"""Operators with weights of their own, each evaluated as it is: ensembles, and posteriors that are not linearised."""
+"""Sets of operators with different weights: ensembles, and samples of posteriors without linearisation."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from probneural.randomness import stream
 from probneural.registry import stored
 
 _BATCH_POINTS = 2**16
-"""Members times functions times grid points evaluated at once."""
+"""Number of members times samples times grid points per evaluation."""
 _VMAP_POINTS = 2**11
-"""Functions times grid points up to which members are evaluated together: vmap saves the overhead of calls and no work."""
+"""Maximum number of samples times grid points for vmap over members, which saves call overhead only."""
 
 
 @stored(on_cpu=("effective_observations",))
 class WeightSampledPredictor(Predictor):
     """An ensemble of operators that differ in their weights; its predictions are empirical fields, one sample per member.
 
-    Few points are evaluated for many members at once (`torch.func.vmap`), where that can follow the operator; many points
-    are evaluated one member after the other. Sizes alone decide, so bits repeat.
+    For few points members are evaluated together (`torch.func.vmap`), if the operator supports it; for many points
+    sequentially. The choice depends on sizes only, so results are reproducible.
 
     Args:
-        operator: Gives everything but the chosen parameters and the buffers that differ, in evaluation mode.
-        layout: Which parameters vary.
-        vectors: Their values, `(s, P)`.
+        operator: Operator in evaluation mode; defines everything except `vectors` and `buffers`.
+        layout: The parameters that vary.
+        vectors: Values of these parameters, `(s, P)`.
         noise: Observation variance per channel, `(c,)`, in physical units squared.
         domain: The grid of the training inputs.
         in_channels: Channels of the inputs.
@@ -103,7 +103,7 @@ class WeightSampledPredictor(Predictor):
         )
 
     def _all_members(self, inputs: Field, query: Grid | None) -> Float[Tensor, "s n c *grid"]:
-        """All members at all inputs, in parts of bounded memory."""
+        """All members at all inputs, in chunks of bounded memory."""
         points = max(inputs.grid.size, inputs.grid.size if query is None else query.size)
         step = min(max(1, _BATCH_POINTS // points), len(inputs))
         width = 1
@@ -113,7 +113,7 @@ class WeightSampledPredictor(Predictor):
         return torch.cat(parts, dim=1)
 
     def _draws(self, inputs: Field, query: Grid | None, seeds: tuple[int, ...], *, each: bool) -> Float[Tensor, "..."]:
-        """The members of seeds: each operator is called once for all inputs that it maps."""
+        """The members of seeds; each operator is called once for all its inputs."""
         step = max(1, _BATCH_POINTS // max(inputs.grid.size, inputs.grid.size if query is None else query.size))
         members = drawn_members(torch.ones(self.members), seeds, name=self._key)
         outputs: dict[int, Tensor] = {}
@@ -133,7 +133,7 @@ class WeightSampledPredictor(Predictor):
         return self.layout.unflatten(self.vectors[member]) | {name: values[member] for name, values in self.buffers.items()}
 
     def _samples(self, inputs: Field, query: Grid | None, width: int) -> Float[Tensor, "s n c *grid"]:
-        """All members, `width` at a time."""
+        """All members, in chunks of `width`."""
         if width == 1:
             return torch.stack([self._evaluate(self._state(member), inputs, query) for member in range(self.members)])
 
@@ -147,22 +147,22 @@ class WeightSampledPredictor(Predictor):
 
     @cached_property
     def _is_followed_by_vmap(self) -> bool:
-        """Whether members that are evaluated together are those evaluated one by one, at a random input."""
+        """Whether joint and sequential evaluation of members agree at a random input."""
         shape = (1, self.in_channels, *self.domain.shape)
         values = torch.randn(shape, generator=stream(0, "vmap check"), dtype=torch.float64, device="cpu")
         inputs = Field(values.to(self.device, self.dtype), self.domain)
         with torch.no_grad():
             try:
                 one_by_one, together = (self._samples(inputs, None, width) for width in (1, self.members))
-            except (ProbneuralError, RuntimeError, TypeError, ValueError):  # of modules that refuse the input, or vmap
+            except (ProbneuralError, RuntimeError, TypeError, ValueError):  # of modules that do not accept the input, or vmap
                 return False
         rounding = torch.finfo(self.dtype).eps ** 0.5 * one_by_one.abs().max()
-        return bool((together - one_by_one).abs().max() <= rounding)  # a module may have a state that vmap does not see
+        return bool((together - one_by_one).abs().max() <= rounding)  # vmap ignores hidden state of a module
 
 
 @torch.no_grad()
 def with_state(module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy with these values of parameters and buffers; others stay."""
+    """A copy with these values of parameters and buffers; the remaining ones are unchanged."""
     copied = copy.deepcopy(module)
     for name, tensor in (*copied.named_parameters(), *copied.named_buffers()):
         if name in state:

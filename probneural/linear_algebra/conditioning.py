@@ -68,7 +68,7 @@ class Decomposition(NamedTuple):
         u: U, `(..., m, r)`.
         values: S, `(..., r)`.
         vt: V^T, `(..., r, k)`.
-        change: Of the rows, `(..., m, k)`.
+        change: Change of the rows, `(..., m, k)`.
     """
 
     u: Float64[Tensor, "... m r"]

@@ -1,4 +1,4 @@
-"""Linear systems by conjugate gradients, many at once: to a residual that is checked, or up to negative curvature."""
+"""Batched conjugate gradients, to a verified residual or up to negative curvature."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def solve(
         preconditioner: An approximate inverse of A on rows, symmetric positive definite. For A = G + I and orthonormal
             eigenvectors V of G with the largest eigenvalues, `LowRankUpdate(V^T, 1 / (1 + eigenvalues)).product`.
         tolerance: On each relative residual ||b - A x|| / ||b||, dimensionless.
-        max_iterations: Products with A, at most, besides the last check.
+        max_iterations: Maximum number of products with A before the final check.
 
     Returns:
         Solutions in b's dtype, with their residuals.

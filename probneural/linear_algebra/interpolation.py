@@ -27,7 +27,7 @@ def trigonometric_matrix(
 
     Args:
         size: Number of nodes on one period.
-        points: Where to evaluate, in the units of `length`.
+        points: Points of evaluation, in the units of `length`.
         length: The period.
         origin: Coordinate of the first node.
         order: Derivative to evaluate; 0 is the value.
@@ -83,7 +83,7 @@ def evaluate_trigonometric(
 
     Args:
         values: Nodal values along the last axis, of float32 or float64.
-        points: Where to evaluate, in the units of `length`.
+        points: Points of evaluation, in the units of `length`.
         length: The period.
         origin: Coordinate of the first node.
     """
@@ -121,7 +121,7 @@ def polynomial_matrix(
 
     Args:
         nodes: Increasing equispaced coordinates.
-        points: Where to evaluate; outside the nodes the nearest stencil extrapolates.
+        points: Points of evaluation; outside the nodes the nearest stencil extrapolates.
         order: Derivative to evaluate; 0 is the value.
         degree: Degree of the local polynomial, lowered to the number of nodes minus one.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from probneural.randomness import stream
 
 _CHUNK_ELEMENTS = 2**24
-"""Entries taken to float64 at once (128 MiB)."""
+"""Number of entries per conversion to float64 (128 MiB)."""
 
 
 def singular_values(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ Map = Callable[[Tensor], Tensor]
 _BLOCK = 256
 """Columns summed in single precision: the rounding of their sums is a tenth of that of the numbers."""
 _CHUNK = 2**17
-"""Columns whose sums are kept at once."""
+"""Number of columns per chunk of sums."""
 
 
 def apply(product: Map, rows: Float[Tensor, "s P"], *, size: int) -> Float[Tensor, "s Q"]:
@@ -99,7 +99,7 @@ def orthonormal(rows: Float[Tensor, "s P"], *, against: Float[Tensor, "m P"] | N
     rows = _projected(
         (mixing[:, is_resolved] * values[is_resolved].rsqrt()).mT.to(rows) @ rows, against
     )  # removes the rounding
-    # By the factor of their own inner products: a Q of long float32 columns has norms that are off by hundreds of roundings.
+    # Cholesky orthonormalisation: QR of long float32 columns leaves norm errors of hundreds of epsilon.
     factor = torch.linalg.cholesky(inner(rows, rows))
     return torch.linalg.inv(factor).to(rows) @ rows
 

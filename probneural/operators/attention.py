@@ -48,7 +48,7 @@ class AttentionOperator(Operator):
         depth: Number of blocks; 2 or more with latents.
         heads: Number of attention heads.
         latents: M, the number of learned states between input and output; None for full attention.
-        seed: Names the initial weights; by default they come from torch's global generator.
+        seed: Seed of the initial weights; by default torch's global generator is used.
 
     Attributes:
         box: The box around all points, with `origin` and `lengths`, `(d,)`, in the units of the coordinates. `pn.fit` takes it
@@ -106,8 +106,8 @@ class AttentionOperator(Operator):
 
         Args:
             values: `(n, in_channels, *grid)`, in physical units.
-            grid: Where they live: one grid for all samples or a batch; by default a uniform periodic grid of the box.
-            query: Where to evaluate the output: one grid or a batch of as many; any points in the box.
+            grid: Grid of the inputs: one for all samples or a batch; by default a uniform periodic grid of the box.
+            query: Grid of the outputs: one or a batch of n; any points in the box.
 
         Raises:
             ShapeError: If the values are not `(n, in_channels, *grid)`.

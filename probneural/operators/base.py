@@ -41,9 +41,9 @@ class Operator(nn.Module, ABC):
         """Map `(n, in_channels, *grid)` to `(n, out_channels, *query)`.
 
         Args:
-            values: Input functions, in physical units.
-            grid: Where they live; by default a uniform grid on the unit domain.
-            query: Where to evaluate the output; by default where the inputs live.
+            values: Inputs, in physical units.
+            grid: Grid of the inputs; by default a uniform grid on the unit domain.
+            query: Grid of the outputs; the inputs' grid by default.
         """
 
     def configuration(self) -> dict[str, Any]:
@@ -60,13 +60,13 @@ class Operator(nn.Module, ABC):
 
     @abstractmethod
     def fit_normalizers(self, *train: Dataset) -> None:
-        """Take the units from training data, one set or several side by side; called by `pn.fit` before the first step."""
+        """Fit the normalisers to one or several training data sets; called by `pn.fit` before the first step."""
 
 
 def initial_weights(seed: int | None) -> AbstractContextManager[object]:
     """Draw the weights of the layers made in this context from a seed, or from torch's global generator if it is None.
 
     Raises:
-        ArgumentError: If the seed is no non-negative integer.
+        ArgumentError: If the seed is not a non-negative integer.
     """
     return nullcontext() if seed is None else seeded(seed, "weights")

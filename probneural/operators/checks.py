@@ -22,13 +22,13 @@ def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.d
             remedy=f"convert the data, pairs.to({dtype}), or the operator, operator.to({values.dtype})",
         )
     if 0 in values.shape:
-        raise ShapeError(expected="at least one function", got=str(tuple(values.shape)), remedy="leave out empty batches")
+        raise ShapeError(expected="at least one sample", got=str(tuple(values.shape)), remedy="leave out empty batches")
     if values.ndim != 2 + dimension or values.shape[1] != channels:
         axes = ", ".join(["points"] * dimension)
         raise ShapeError(
             expected=f"values of shape (n, {channels}, {axes})",
             got=str(tuple(values.shape)),
-            remedy="channels come second, grid axes last",
+            remedy="axis 1 is channels, grid axes are last",
         )
 
 
@@ -40,7 +40,7 @@ def check_where(grid: Grid | None, query: Grid | None) -> None:
 
 
 def check_samples(grid: Grid, values: Tensor) -> None:
-    """Raise a ShapeError if a batch of grids with points of their own is not one for each sample of the values."""
+    """Raise a ShapeError if a batch of grids does not have one grid per sample of the values."""
     if grid.has_points_per_sample and len(grid.weights) != len(values):
         raise ShapeError(
             expected=f"one grid for each of {len(values)} samples",

@@ -1,4 +1,4 @@
-"""The deep operator network: coefficients of the input times basis functions of the point."""
+"""The deep operator network: coefficients from the input times basis functions of position."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ _LAYERS = HiddenLayers()
 class DeepONet(Operator):
     """u_c(x) = sum over k of w_ck b_ck(a) t_ck(x) + w_c: a branch network b of the input, a trunk network t of the point.
 
-    The branch sees the input at fixed sensors, on any input grid, or without sensors at any points of the domain, which may
-    differ from sample to sample: see `SensorBranch` and `PointBranch`. The trunk sees a point by the sine and cosine of its
-    phase on periodic axes, so the output closes up there, and by its coordinate scaled to [-1, 1] on others; it is evaluated
-    once per point for all inputs, and the branch once per input for all points. Nothing is interpolated in the output, whose
-    points may be any, in another domain and dimension than the input's.
+    The branch takes the input at fixed sensors, on any input grid, or without sensors at any points of the domain, which may
+    differ between samples: see `SensorBranch` and `PointBranch`. The trunk takes the sine and cosine of a point's phase on
+    periodic axes, so the output is periodic, and its coordinate scaled to [-1, 1] on others; it is evaluated once per point
+    for all inputs, and the branch once per input for all points. The output is not interpolated; its points are arbitrary,
+    also in another domain and dimension than the input's.
 
-    Output channels share the hidden layers of both networks; the products b t, and the weights w of the read-out, are a
-    channel's own. It begins as the plain sum. A posterior of the last layer sees the products: n x c x K x p numbers for n
-    inputs and p points, as many as an `FNO` has whose projection is c x K channels wide. They are formed for it alone.
+    Output channels share the hidden layers of both networks; the products b t, and the weights w of the read-out, are
+    separate per channel. The initial read-out is the plain sum. The features of a last-layer posterior are the products:
+    n x c x K x p numbers for n inputs and p points, as for an `FNO` with projection c x K; they are formed only for it.
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
-    rate goes further; fronts take more `frequencies`, which the training outputs' grid must resolve. It does not
-    commute with translations, so where the problem does it takes more data than an `FNO`.
+    rate is better; fronts need more `frequencies`, which the training outputs' grid must resolve. It does not
+    commute with translations, so for translation-invariant problems it needs more data than an `FNO`.
 
     Args:
         in_channels: Channels of the inputs.
         out_channels: Channels of the outputs.
-        sensors: Where the branch sees the inputs, which therefore live on uniform grids of the sensors' domain that cover them,
+        sensors: Sensor grid of the branch; inputs are on uniform grids of the sensors' domain that cover the sensors,
             or at the sensors. None: at the inputs' own points, which lie in the domain.
         domain: A uniform grid of any size on the domain of the outputs, of which only origin, lengths and periodicity count;
             by default the sensors.
         basis: K, the number of products per output channel.
         layers: Hidden layers of branch and trunk.
         frequencies: Harmonics of a periodic axis that the trunk is shown.
-        seed: Names the initial weights; by default they come from torch's global generator.
+        seed: Seed of the initial weights; by default torch's global generator is used.
 
     Raises:
         ArgumentError: If a size is not a positive integer.
-        GridError: If the sensors are another object, or the domain is no uniform grid.
+        GridError: If the sensors are another object, or the domain is not a uniform grid.
 
     Reference:
         Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators;
@@ -139,7 +139,7 @@ class DeepONet(Operator):
         Args:
             values: Input samples, in physical units.
             points: p points per sample in the domain of the outputs, in its units.
-            grid: Where the inputs live; by default on the sensors' domain, or at scattered sensors.
+            grid: Grid of the inputs; by default on the sensors' domain, or at scattered sensors.
 
         Returns:
             `(n, c2, p)`, in physical units.
@@ -162,13 +162,13 @@ class DeepONet(Operator):
         return self._at_points(self.branch(values, where), points.double())
 
     def _at_points(self, branch: Float[Tensor, "n c k"], points: Float64[Tensor, "n p d"]) -> Float[Tensor, "n c p"]:
-        """Evaluate each sample at points of its own."""
+        """Evaluate each sample at its points."""
         position = point_embedding(points, self.domain, harmonics=self.frequencies).to(branch)
         trunk = self.trunk(position.flatten(0, 1)).unflatten(0, points.shape[:2]).mT
         return self.readout.contract(branch, trunk.unflatten(1, (-1, self.basis)), units=self.output_normalizer)
 
     def reset_parameters(self) -> None:
-        """Draw branch and trunk anew and return the read-out to the plain sum; normalisers keep their units."""
+        """Reinitialise branch and trunk and reset the read-out to the plain sum; normalisers keep their units."""
         self.branch.reset_parameters()
         self.trunk.reset_parameters()
         self.readout.reset_parameters()

@@ -47,19 +47,19 @@ class FNO(Operator):
         width: Channels of the hidden states.
         depth: Number of blocks.
         lifting: Channels between two lifting layers; by default there is one layer.
-        projection: Channels between the two projection layers, which a last-layer posterior has as features.
-        channel_mlp: Hidden channels of the pointwise network M of each block; by default there is none. With 0, M is the
+        projection: Number of channels between the two projection layers, the features of a last-layer posterior.
+        channel_mlp: Number of hidden channels of the pointwise network M of each block; none by default. With 0, M is the
             identity and there is no gate, so that gelu is applied twice, which neuraloperator 2.0 does where it has no M.
         periodic: Whether each axis is periodic.
-        continuation: How other axes go on beyond their ends: `"even"`, `"odd"`, `"periodic"` (see `SpectralConv`), or
+        continuation: Continuation of non-periodic axes: `"even"`, `"odd"`, `"periodic"` (see `SpectralConv`), or
             `"alternating"`, odd in the first block, even in the second, and so on. On elliptic problems in two dimensions
             prefer `"alternating"`, or `"odd"` where outputs vanish on the boundary: about half the error of `"even"`. In
-            one dimension try `"odd"` where inputs and outputs vanish at the ends, which halved the error on the one problem
-            and seed it was tried on; on Darcy flow all were alike.
+            one dimension try `"odd"` if inputs and outputs vanish at the ends; it halved the error in one test (one problem,
+            one seed). On Darcy flow all choices were equal.
         embeds_position: Whether coordinates are added as input channels: sine and cosine of a periodic axis, or with
             `"linear"` coordinates of every axis. Off by default. Give it to problems with boundaries: the error
             was a third on the one problem and seed it was tried on.
-        seed: Names the initial weights; by default they come from torch's global generator.
+        seed: Seed of the initial weights; by default torch's global generator is used.
 
     Raises:
         ArgumentError: If a size is not a positive integer, the dimension is not 1, 2 or 3, or a word is another one.
@@ -169,7 +169,7 @@ class FNO(Operator):
         return super().configuration() | {"projection": self.projection.out_channels}
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew from their initial distributions; normalisers keep their units."""
+        """Reinitialise all weights; normalisers keep their units."""
         for module in self.modules():
             if isinstance(module, (SpectralConv, PointwiseLinear, ChannelMLP)):
                 module.reset_parameters()

@@ -1,4 +1,4 @@
-"""Latent dynamics: how the state of a neural ordinary differential equation is carried to given times."""
+"""Time integration of the latent state of a neural ordinary differential equation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ADAPTIVE = ("dopri5", "bosh3", "dopri8", "adaptive_heun")
 @stored()
 @dataclass(frozen=True, kw_only=True)
 class ODESolver:
-    """How a `NeuralODEOperator` moves in time.
+    """Time integrator of a `NeuralODEOperator`.
 
     Args:
         time: The lead that a plain call returns, and the unit of the latent dynamics, in the unit of the data's times.
@@ -35,7 +35,7 @@ class ODESolver:
         method: `"rk4"`, equal steps of fourth order; or, with steps that adapt to the tolerances, `"dopri5"`, `"bosh3"`,
             `"dopri8"` or `"adaptive_heun"`.
         rtol: Relative tolerance of the adaptive methods.
-        atol: Absolute one, in units of the latent state, which are of order one.
+        atol: Absolute tolerance, in units of the latent state, which are of order one.
         adjoint: Whether gradients integrate the adjoint equation backwards, in memory that does not grow with the steps. They
             then differ from the derivative of the numerical solution by the method's error.
 
@@ -72,7 +72,7 @@ class ODESolver:
         """Return the states at times.
 
         Args:
-            rate: From a state to its change per `time`.
+            rate: Map from a state to its rate of change per `time`.
             start: State at time 0.
             times: Ascending, each once, not negative.
             parameters: Parameters of the rate, for the adjoint's gradients.
@@ -90,7 +90,7 @@ class ODESolver:
         has_tangents = is_transformed() or forward_ad._current_level >= 0
         if self.method != "rk4" and has_tangents:
             raise UnsupportedError(
-                expected='the method "rk4" under transforms of torch.func, by which posteriors over all weights are computed',
+                expected='the method "rk4" under torch.func transforms, as in posteriors over all weights',
                 got=f"{self.method!r}, whose steps depend on the state",
                 remedy='build the operator with solver=ODESolver(method="rk4", steps=...)',
             )
@@ -99,7 +99,7 @@ class ODESolver:
         return self._by_torchdiffeq(rate, start, turns, parameters)
 
     def _in_equal_steps(self, rate: Rate, start: Tensor, turns: list[float]) -> list[Tensor]:
-        """Here, since torchdiffeq writes states into memory that a transform cannot see; the formula is its own."""
+        """Runge-Kutta steps with torchdiffeq's formula, without its in-place writes, which transforms do not support."""
         states: list[Tensor] = []
         number, before = 0, start
         after, slopes = start, (start, start)  # of the step from `number` - 1 to `number`, once there is one
@@ -134,7 +134,7 @@ class ODESolver:
                 path = odeint_adjoint(slope, start, moments, adjoint_params=parameters, **settings)
             else:
                 path = odeint(slope, start, moments, **settings)
-        except AssertionError as error:  # torchdiffeq's, of steps that vanish and states that overflow
+        except AssertionError as error:  # torchdiffeq raises it for vanishing steps and overflow
             raise SolverError(
                 expected=f"latent dynamics that {self.method} integrates with rtol={self.rtol:g} and atol={self.atol:g}",
                 got=f"{str(error).splitlines()[0] if str(error) else 'a step of size zero':.200}",

@@ -1,4 +1,4 @@
-"""Linear regression between functions: the baseline of every other operator."""
+"""Function-on-function linear regression: the baseline of neural operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from probneural.pairs import Dataset, check_dataset, evenly_spread_rows
 from probneural.registry import stored
 
 _MOST_NUMBERS = 2**24
-"""Values per side from which the map is taken at most (128 MiB in float64)."""
+"""Maximum number of values per side for the fit (128 MiB in float64)."""
 
 
 @stored(parts="configuration")
@@ -35,7 +35,7 @@ class LinearRegression(Operator):
         out_channels: Channels of the outputs.
         in_grid: Training grid of the inputs: one for all samples. Other grids need an interpolant, as of cells.
         out_grid: Training grid of the outputs, likewise.
-        components: Number of principal components per output channel; one more feature holds the rest.
+        components: Number of principal components per output channel; one more feature is the remainder.
 
     Raises:
         GridError: If grids differ between samples.
@@ -77,7 +77,7 @@ class LinearRegression(Operator):
         Raises:
             GridError: If grids differ between samples.
             DataError: If there are fewer than two pairs, values are not finite, or their dtype does not hold the map's weights.
-            ArgumentError: If `components` is no positive integer.
+            ArgumentError: If `components` is not a positive integer.
         """
         check_dataset(train, least=2)
         numbers = max(side.channels * side.grid.size for side in (train.inputs, train.outputs))

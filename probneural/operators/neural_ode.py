@@ -1,4 +1,4 @@
-"""An operator whose output is a state in continuous time: latent dynamics, read at any times."""
+"""Neural ordinary differential equations: latent dynamics in continuous time, with outputs at any times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LatentDynamics(nn.Module):
         self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew."""
+        """Reinitialise all weights."""
         for module in (*self.spectral, *self.pointwise):
             module.reset_parameters()
 
@@ -76,8 +76,8 @@ class NeuralODEOperator(Operator):
         width: Channels of the latent state.
         depth: Spectral layers of F; one makes the latent dynamics linear.
         periodic: Whether each axis is periodic; others are continued evenly, see `SpectralConv`.
-        solver: How it moves in time.
-        seed: Names the initial weights; by default they come from torch's global generator.
+        solver: Time integrator.
+        seed: Seed of the initial weights; by default torch's global generator is used.
 
     Raises:
         ArgumentError: If a size is not a positive integer, the dimension is not 1, 2 or 3, or the solver is none.
@@ -146,7 +146,7 @@ class NeuralODEOperator(Operator):
             raise GridError(
                 expected=f"a query of {where.dimension} dimensions, or of {where.dimension + 1} with time first",
                 got=repr(query),
-                remedy="make one by space_time, or ask for times by operator.at_times",
+                remedy="make one by space_time, or pass times to operator.at_times",
             )
         if query.is_uniform:
             times = _checked_times(query.axes[0].coordinates)
@@ -170,8 +170,8 @@ class NeuralODEOperator(Operator):
 
         Args:
             values: Initial states, in physical units.
-            times: In the unit of the solver's `time`, not negative, in any order.
-            grid: Where the values live; by default a uniform grid on the unit domain.
+            times: Times in the unit of the solver's `time`, not negative, in any order.
+            grid: Grid of the values; by default a uniform grid on the unit domain.
 
         Returns:
             `(n, t, out_channels, *grid)`, in physical units.
@@ -188,7 +188,7 @@ class NeuralODEOperator(Operator):
         return torch.stack([outputs[number] for number in numbers.tolist()], dim=1)
 
     def _start(self, values: Tensor, grid: Grid | None, query: Grid | None) -> tuple[Grid, Tensor]:
-        """Where inputs live, and the latent state that they begin as."""
+        """Grid of the inputs, and the initial latent state."""
         check_input(values, channels=self.in_channels, dimension=len(self.modes), dtype=self.readout.weight.dtype)
         check_where(grid, query)
         where = grid_of_values(values, grid, periodic=self.periodic)
@@ -209,7 +209,7 @@ class NeuralODEOperator(Operator):
         return self.output_normalizer.inverse(self.readout(features)).contiguous()
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew; normalisers keep their units."""
+        """Reinitialise all weights; normalisers keep their units."""
         for module in (self.lift, self.encode, self.dynamics, self.projection, self.readout):
             module.reset_parameters()
 
@@ -227,7 +227,7 @@ def space_time(values: Float[Tensor, "n t c *grid"], *, times: Float[Tensor, " t
     Args:
         values: States, one per time.
         times: Ascending, in the unit of the solver's `time`.
-        grid: Where the states live.
+        grid: Grid of the states.
 
     Returns:
         Values `(n, c, t * p)` at points (t, x), time by time.
@@ -249,7 +249,7 @@ def space_time(values: Float[Tensor, "n t c *grid"], *, times: Float[Tensor, " t
         raise ShapeError(
             expected=f"values of shape (n, {len(moments)}, c, {', '.join(map(str, grid.shape))})",
             got=str(tuple(values.shape)),
-            remedy="time comes second, channels third",
+            remedy="axis 1 is time, axis 2 is channels",
         )
     gaps = moments.diff()
     if not bool((gaps > 0).all()):

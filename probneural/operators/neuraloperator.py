@@ -20,7 +20,7 @@ _POSITIONAL = (
     *("n_layers", "lifting_channel_ratio", "projection_channel_ratio", "positional_embedding", "non_linearity", "norm"),
     *("complex_data", "use_channel_mlp", "channel_mlp_dropout", "channel_mlp_expansion", "channel_mlp_skip", "fno_skip"),
 )
-"""Their first arguments in order, which callers may give without names."""
+"""neuraloperator's leading positional arguments in order."""
 
 _DEFAULTS: dict[str, Any] = {
     "n_layers": 4,
@@ -54,7 +54,7 @@ _REFUSED: dict[str, tuple[Any, str]] = {
     "separable": (False, "train with separable=False: our convolutions mix channels"),
     "preactivation": (False, "train with preactivation=False"),
 }
-"""Their arguments that convert at a single value only, and the remedy for others."""
+"""neuraloperator's arguments with a single convertible value, and the remedy for other values."""
 
 
 def from_neuraloperator(
@@ -65,7 +65,7 @@ def from_neuraloperator(
     input_units: tuple[Tensor, Tensor] | None = None,
     output_units: tuple[Tensor, Tensor] | None = None,
 ) -> FNO:
-    """Build our FNO with the weights of a `neuralop.models.FNO` (neuraloperator 2.0), whose outputs it has to rounding.
+    """Build an `FNO` with the weights of a `neuralop.models.FNO` (neuraloperator 2.0); outputs agree up to rounding.
 
     Their default configuration converts, and skips of every kind in the convolutions. Their frequencies of an axis other than
     the last are -n/2 ... n/2 - 1 where their n is even: ours has +n/2 too, with weights of zero.
@@ -78,7 +78,7 @@ def from_neuraloperator(
     inputs and outputs of their model, which `pn.fit` preserves: the scale of the output is 2, and the read-out's weights halve.
 
     Args:
-        model: Their module, or its state dict.
+        model: neuraloperator's module, or its state dict.
         arguments: The keyword arguments that the module was built with, if they are not stored with it: their
             modules and the state dicts made by them do, under `_metadata`.
         periodic: Whether each axis of your data is periodic. Theirs takes every axis as periodic; where yours is not, ours
@@ -213,7 +213,7 @@ class _Architecture:
 
     @property
     def our_modes(self) -> tuple[int, ...]:
-        """Frequencies |k| < m: of the last axis theirs are 0 ... n // 2, of others -(n // 2) ... (n - 1) // 2."""
+        """Frequencies |k| < m; neuraloperator's are 0 ... n // 2 on the last axis, -(n // 2) ... (n - 1) // 2 on others."""
         return tuple(mode // 2 + 1 for mode in self.modes)
 
     def shapes(self, operator: FNO) -> dict[str, tuple[int, ...]]:

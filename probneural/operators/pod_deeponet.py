@@ -19,7 +19,7 @@ from probneural.registry import stored
 
 _LAYERS = HiddenLayers()
 _MOST_NUMBERS = 2**24
-"""Output values from which mean and modes are taken at most (128 MiB in float64), but for four functions per mode."""
+"""Maximum number of output values for mean and modes (128 MiB in float64), at least four samples per mode."""
 
 
 @stored(parts="configuration")
@@ -28,7 +28,7 @@ class PODDeepONet(Operator):
 
     m_c is the mean of the training outputs in channel c and p_c1, p_c2, ... are their principal components about it (proper
     orthogonal decomposition), orthogonal in L2 by quadrature, each scaled by the standard deviation of its coefficient, so the
-    branch network b has numbers of unit variance to learn. Mean and modes are taken once, by `fit_normalizers`, which `pn.fit`
+    branch network b learns numbers of unit variance. Mean and modes are computed once, by `fit_normalizers`, which `pn.fit`
     calls with the training part of its data, and saved with the operator; before that both, and so the output, are zero.
 
     The output is evaluated elsewhere by interpolating the modes, which is exact on periodic axes if the training outputs are
@@ -36,19 +36,19 @@ class PODDeepONet(Operator):
     channel's own only, so a posterior of the last layer covers them: n x c x (K + 1) x p numbers for n inputs and p points.
 
     Good values: the defaults and those of `pn.fit`. For smooth maps, whose error is small, a tenth of that learning
-    rate goes further; `basis` matters little once the modes left out are below the error wanted. It cannot leave the
-    span of its modes: the component outside, such as a front where no training output had one, is lost.
+    rate is better; `basis` has little effect once the omitted modes are below the target error. The output is in the
+    span of the modes: components outside, such as a front at a new position, are lost.
 
     Args:
         in_channels: Channels of the inputs.
         out_channels: Channels of the outputs.
-        sensors: Where the branch sees the inputs, which therefore live on uniform grids of the sensors' domain that cover them,
+        sensors: Sensor grid of the branch; inputs are on uniform grids of the sensors' domain that cover the sensors,
             or at the sensors.
-        out_grid: Where mean and modes are kept: the grid of the training outputs, as a rule. A scattered one can take no
+        out_grid: Grid of mean and modes, usually that of the training outputs. A scattered one supports no
             outputs from other points, and give none there.
         basis: K, the number of modes per output channel, below the number of training pairs.
         layers: Hidden layers of the branch.
-        seed: Names the initial weights; by default they come from torch's global generator.
+        seed: Seed of the initial weights; by default torch's global generator is used.
 
     Attributes:
         mean_function: m, `(out_channels, out_grid.size)`, in units of the output normaliser.
@@ -56,7 +56,7 @@ class PODDeepONet(Operator):
 
     Raises:
         ArgumentError: If a size is not a positive integer, or there are more modes than points.
-        GridError: If sensors or `out_grid` are no grids.
+        GridError: If `sensors` or `out_grid` is not a grid.
 
     Reference:
         Lu et al. (2022), A comprehensive and fair comparison of two neural operators (POD-DeepONet). Deviations: quadrature
@@ -121,13 +121,13 @@ class PODDeepONet(Operator):
         return self.readout.contract(coefficients, functions[None], units=self.output_normalizer)
 
     def reset_parameters(self) -> None:
-        """Draw the branch anew and return the read-out to the plain sum; units, mean and modes stay."""
+        """Reinitialise the branch and reset the read-out to the plain sum; units, mean and modes are unchanged."""
         self.branch.reset_parameters()
         self.readout.reset_parameters()
 
     @property
     def has_units(self) -> bool:
-        """Whether a normaliser, the mean or the modes have left their initial state."""
+        """Whether a normaliser, the mean or the modes have been fitted."""
         return super().has_units or bool((self.mean_function != 0).any() or (self.modes != 0).any())
 
     @torch.no_grad()

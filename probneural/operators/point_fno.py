@@ -36,7 +36,7 @@ class PointFNO(Operator):
         modes: Frequencies |k| < m kept per axis of a box that holds all points; their number is that of coordinates, 1 to 3.
         width: Channels of the hidden states.
         depth: Number of blocks.
-        projection: Channels between the two projection layers, which a last-layer posterior has as features.
+        projection: Number of channels between the two projection layers, the features of a last-layer posterior.
         embeds_position: Whether coordinates, scaled to [-1, 1] on the box, are added as input channels.
         seed: Names the initial weights; by default they come from torch's global generator.
 
@@ -122,8 +122,8 @@ class PointFNO(Operator):
 
         Args:
             values: `(n, in_channels, *grid)`, in physical units.
-            grid: Where they live: one grid for all samples or a batch; by default a uniform periodic grid of the box.
-            query: Where to evaluate the output: one grid or a batch of as many.
+            grid: Grid of the inputs: one for all samples or a batch; by default a uniform periodic grid of the box.
+            query: Grid of the outputs: one or a batch of n.
 
         Raises:
             ShapeError: If the values are not `(n, in_channels, *grid)`.

@@ -35,7 +35,7 @@ class Rollout(Operator):
     Args:
         operator: G, from `h * c` states and the constant channels to c channels. It has the attributes
             `in_channels` and `out_channels`.
-        steps: How often it is applied.
+        steps: Number of applications.
         history: States h in an input of G.
         residual: Whether G gives the increment of the state.
         all_leads: Whether all states are returned, as `steps * c` channels, the first lead first; otherwise the last one.
@@ -44,7 +44,7 @@ class Rollout(Operator):
             the memory of one step and of all states.
 
     Raises:
-        ArgumentError: If the operator is no module, lacks these attributes, or has too few of them; or if a number is no
+        ArgumentError: If the operator is not a module, lacks these attributes, or has too few of them; or if a number is no
             positive integer.
 
     Reference:
@@ -105,7 +105,7 @@ class Rollout(Operator):
             raise ShapeError(
                 expected=f"values of shape (n, {self.in_channels}, points, ...)",
                 got=str(tuple(values.shape)),
-                remedy="channels come second: states, then constant channels",
+                remedy="axis 1 is channels: states, then constant channels",
             )
         states, constant = self._parts(values)
         inside = self._inside(values, grid) if self.keeps_boundary else None
@@ -146,7 +146,7 @@ class Rollout(Operator):
 
     @staticmethod
     def _inside(values: Tensor, grid: Grid | None) -> Tensor:
-        """Which points are not at an end of an axis, `(*grid)`."""
+        """Mask of the points that are not at an end of an axis, `(*grid)`."""
         if grid is None or not grid.is_uniform or all(grid.periodic):
             raise GridError(
                 expected="a uniform grid with an axis that is not periodic, whose boundary values are kept",
@@ -186,5 +186,5 @@ def _interpolated(values: Tensor, grid: Grid | None, query: Grid | None) -> Tens
     if query is None:
         return values
     if grid is None:
-        raise GridError(expected="the values' grid beside a query", got="None", remedy="pass grid= too")
+        raise GridError(expected="the values' grid together with a query", got="None", remedy="pass grid= too")
     return resample(values, grid, query)

@@ -28,7 +28,7 @@ _MESH_MODES = {1: 16, 2: 6, 3: 4}
 _FEW = 30
 """Number of samples below which Gaussian processes are suggested in place of a neural operator."""
 _LEAST = 3
-"""Number of samples below which no head can be fitted."""
+"""Minimum number of samples for a head."""
 _ROWS = 8
 """Number of rows that are read."""
 _ROUNDING = 1e-6
@@ -41,7 +41,7 @@ class Suggestion:
 
     Attributes:
         name: A class of `pn.operators`, or `"KernelOperator"`, a head of `pn.heads` that needs no trained operator.
-        options: Arguments of the constructor beside channels, grids and seed.
+        options: Arguments of the constructor other than channels, grids and seed.
         reason: Why this one, in one sentence.
         arguments: Channels and grids, by the names of the constructor's arguments.
         dtype: Data type of the weights, that of the inputs.
@@ -55,18 +55,18 @@ class Suggestion:
 
     @property
     def is_head(self) -> bool:
-        """Whether the suggestion is a head that is fitted to the data alone, so that no operator is trained."""
+        """Whether the suggestion is a head without an operator."""
         return self.name == KERNEL
 
     def build(self, *, seed: int | None = None) -> Operator:
         """Build the operator, untrained.
 
         Args:
-            seed: Names the initial weights; by default they come from torch's global generator.
+            seed: Seed of the initial weights; by default torch's global generator is used.
 
         Raises:
             UnsupportedError: If the suggestion is a head.
-            ArgumentError: If the seed is no non-negative integer.
+            ArgumentError: If the seed is not a non-negative integer.
         """
         if self.is_head:
             raise UnsupportedError(
@@ -88,7 +88,7 @@ def suggest(data: Dataset) -> Suggestion:
 
     With fewer than 30 samples this is the head [`KernelOperator`][probneural.heads.KernelOperator]; on meshes a `PointFNO`; for
     inputs that are constant in space, or outputs at one point, a `PODDeepONet`; at scattered points and between two domains a
-    `DeepONet`; else an `FNO`, beside boundaries with a position embedding and, in two and three dimensions, alternating
+    `DeepONet`; else an `FNO`, on non-periodic domains with a position embedding and, in two and three dimensions, alternating
     continuation.
 
     Args:
@@ -98,7 +98,7 @@ def suggest(data: Dataset) -> Suggestion:
         Class, options, reason, and `build(seed=)`.
 
     Raises:
-        DataError: If there are fewer than three pairs, or no input or no output differs from the others.
+        DataError: If there are fewer than three pairs, or all inputs or all outputs are equal.
 
     Examples:
         >>> from probneural.fields import Field
@@ -143,7 +143,7 @@ def suggestion(data: Dataset, *, count: int, needs_operator: bool = False) -> Su
 
 
 def default_options(name: str, data: Dataset, *, count: int) -> dict[str, Any]:
-    """Sizes of an operator, and its treatment of boundaries, which follow from the data.
+    """Sizes and boundary treatment of an operator from the data.
 
     Args:
         name: A class of `pn.operators`.
@@ -180,7 +180,7 @@ def data_arguments(name: str, data: Dataset) -> dict[str, Any]:
 
 
 def _neural(data: Dataset, inputs: Tensor, outputs: Tensor) -> tuple[str, str, dict[str, Any]]:
-    """The class of a neural operator, the reason for it, and options beside the default ones."""
+    """Class of the neural operator, reason, and non-default options."""
     grid, out_grid = data.inputs.grid, data.outputs.grid
     if out_grid == grid and grid.cells is not None and grid.dimension in _MESH_MODES:
         return "PointFNO", "the samples are on meshes, where a PointFNO computes Fourier coefficients by quadrature", {}
@@ -239,7 +239,7 @@ def _share_domain(first: Grid, second: Grid) -> bool:
 
 
 def _bounding_box(grid: Grid) -> Grid:
-    """The grid, or the smallest box around scattered points, of length 1 along axes in which they do not differ."""
+    """The grid, or the bounding box of scattered points, of length 1 along degenerate axes."""
     if grid.is_uniform:
         return grid
     low, high = grid.points.amin(0), grid.points.amax(0)

@@ -22,39 +22,39 @@ if TYPE_CHECKING:
     import xarray
 
 UNEVEN = 1e-3
-"""Deviation of an interval of time, relative to the mean interval, that counts as rounding."""
+"""Largest deviation of a time interval, relative to the mean interval, that is treated as rounding."""
 _BLOCKS = 20
 """Maximum number of blocks that a split by blocks cuts the axis of time into."""
 _ROUNDED = 0.1
-"""Largest error of rounding times to decimals, in steps: beyond it, steps count as uneven."""
+"""Largest error of rounding times to decimals, in steps; steps with larger errors are uneven."""
 _TRAJECTORY = 0x7472616A
-"""Distinguishes keys of trajectories from those of states at time 0."""
+"""Offset that distinguishes keys of trajectories from keys of states at time 0."""
 _TOLERANCE = _ROUNDED
 """Rounding of times, in steps."""
 
 _STATE, _TRAJECTORIES = "state_time", "trajectory"
-"""Coordinates of the samples: times of each state, numbered, and identities of trajectories."""
+"""Names of the sample coordinates: the time of each state, and the identity of the trajectory."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WindowClock:
-    """Times of the states that the n pairs of a data set hold, and the trajectory of each pair.
+    """Times of the states of n pairs, and the trajectory of each pair.
 
-    Row r has `history` input states and then its output states. Where an input and its output have the same time, a row has a
-    single time, and the lead is 0.
+    Row r has `history` input states and then its output states. If input and output have the same time, the row has a single
+    time, and the lead is 0.
 
     Args:
-        states: Time of each state of each pair, the inputs' first, `(n, k)`; `(n,)` for pairs of a single time. In the data's
+        states: Time of each state of each pair, inputs first, `(n, k)`; `(n,)` for pairs of a single time. In the data's
             units of time.
-        trajectories: Identity of each pair's trajectory, `(n,)`; by default all pairs belong to one trajectory, which the
-            data set names after its contents. Equal numbers in two data sets mean the same trajectory: number those of
-            another simulation differently, or checks for training data refuse it.
+        trajectories: Identity of each pair's trajectory, `(n,)`; by default all pairs belong to one trajectory, whose identity
+            is a hash of the data. Equal numbers in two data sets mean the same trajectory: use different numbers for
+            different simulations, or checks for training data raise an error.
         history: Number of input states.
-        lead: Steps from the last input state to the first output state.
-        step: Time from one state to the next; None if it is unknown or uneven.
+        lead: Number of steps from the last input state to the first output state.
+        step: Time between consecutive states; None if it is unknown or uneven.
 
     Raises:
-        DataError: If a time is not finite, or identities are no int64 on the CPU.
+        DataError: If a time is not finite, or identities are not int64 on the CPU.
         ShapeError: If there are fewer states than the history, or there is not one identity per pair.
         ArgumentError: If history, lead or step is out of range.
 
@@ -72,7 +72,7 @@ class WindowClock:
     step: float | None = None
 
     def __post_init__(self) -> None:
-        """Check that times, identities and numbers fit together."""
+        """Check that the shapes of times and identities agree."""
         cpu = torch.device("cpu")
         states = real_tensor(self.states, "states", dtype=torch.float64, device=cpu, error=DataError).detach()
         states = states[:, None] if states.ndim == 1 else states
@@ -113,7 +113,7 @@ class WindowClock:
 
     @property
     def description(self) -> str:
-        """Times, trajectories, history and lead in words."""
+        """Text description of times, trajectories, history and lead."""
         if not len(self):
             return "none"
         count = len(self._identities.unique())
@@ -126,12 +126,12 @@ class WindowClock:
 
     @property
     def keys(self) -> Int64[Tensor, "n k"]:
-        """One 64-bit key per state of each pair: equal for equal trajectories and times."""
-        return _mixed(_mixed(self._identities)[:, None] ^ (self.states + 0.0).view(torch.int64))  # + 0.0: one zero, not two
+        """One 64-bit key per state of each pair; states of equal trajectory and time have equal keys."""
+        return _mixed(_mixed(self._identities)[:, None] ^ (self.states + 0.0).view(torch.int64))  # + 0.0: -0.0 becomes 0.0
 
     @property
     def trajectory_keys(self) -> Int64[Tensor, " n"]:
-        """One 64-bit key per pair: equal for equal trajectories whose times have equal steps."""
+        """One 64-bit key per pair; pairs of equal trajectory and time step have equal keys."""
         step = torch.tensor(self.step or 0.0, dtype=torch.float64, device="cpu").view(torch.int64)
         return _mixed(_mixed(self._identities ^ _TRAJECTORY) ^ step)
 
@@ -159,7 +159,7 @@ class WindowClock:
 
 
 def joined_clocks(clocks: Sequence[WindowClock | None]) -> WindowClock | None:
-    """The clock of data sets that come one after the other; None if one has none, or their windows differ."""
+    """The clock of concatenated data sets; None if a data set has no clock, or their windows differ."""
     present = [clock for clock in clocks if clock is not None]
     kinds = {(clock.states.shape[1], clock.history, clock.lead) for clock in present}
     if len(present) != len(clocks) or len(kinds) != 1:
@@ -174,7 +174,7 @@ def joined_clocks(clocks: Sequence[WindowClock | None]) -> WindowClock | None:
 
 
 def identity(name: str) -> int:
-    """A 64-bit integer that follows from a name.
+    """A 64-bit hash of a name.
 
     Examples:
         >>> identity("a.nc") == identity("a.nc"), identity("a.nc") == identity("b.nc")
@@ -187,8 +187,8 @@ def series_clock(times: NDArray[Any], name: str | None = None) -> WindowClock | 
     """The clock of pairs along an axis of time; None if its coordinate holds no finite numbers or dates.
 
     Args:
-        times: One per pair; dates are converted to seconds.
-        name: Of the series; None if the data set names it after its contents.
+        times: Time of each pair; dates are converted to seconds.
+        name: Name of the series; if None, its identity is a hash of the data.
     """
     if times.dtype.kind == "M":
         times = times.astype("datetime64[ms]").astype(np.float64) / 1e3
@@ -200,7 +200,7 @@ def series_clock(times: NDArray[Any], name: str | None = None) -> WindowClock | 
 
 
 def named_clock(clock: WindowClock, fingerprint: str) -> WindowClock:
-    """The same clock with an identity for its trajectory, if it has none yet."""
+    """The same clock; a single trajectory without identity gets this one."""
     if clock.trajectories is not None:
         return clock
     return replace(clock, trajectories=torch.full((len(clock),), identity(fingerprint), dtype=torch.int64, device="cpu"))
@@ -221,9 +221,9 @@ def even_step(times: Float64[Tensor, "... times"]) -> float | None:
 
 
 def rounding_of(times: Float64[Tensor, "... times"]) -> float:
-    """Largest error of an interval between times that are rounded to 2 or 3 decimals; 0 if they are not.
+    """Largest error of an interval between times rounded to 2 or 3 decimals, at most a tenth of the median interval.
 
-    It is limited to a tenth of the median interval.
+    0 for times that are not rounded.
 
     Examples:
         >>> rounding_of(torch.tensor([0.0, 0.33, 0.67, 1.0])), rounding_of(torch.tensor([0.0, 0.3333]))
@@ -248,17 +248,17 @@ def is_time(name: str, attributes: Mapping[str, Any]) -> bool:
 def split_in_time(
     clock: WindowClock, sizes: Sequence[int], *, by: str, embargo: int = 0, generator: torch.Generator | None = None
 ) -> list[Int64[Tensor, " _"]]:
-    """Rows of parts that share no state and lie more than an embargo apart.
+    """Rows of each part of a split in time; parts share no state and are separated by an embargo.
 
     Args:
         clock: Times of all rows.
-        sizes: Rows of each part, before rows are left out; they add up to all rows.
-        by: "time": the first part is the earliest. "blocks": contiguous blocks of time are dealt out at random.
-        embargo: Steps between two parts whose rows are left out. Rows are left out of the later of two parts in the list.
-        generator: Deals out the blocks.
+        sizes: Number of rows of each part before the embargo; their sum is the number of all rows.
+        by: "time": the first part is the earliest. "blocks": contiguous blocks of time are assigned at random.
+        embargo: Number of steps between two parts. Rows closer than that are dropped from the later part in the list.
+        generator: Random number generator of the assignment of blocks.
 
     Returns:
-        Rows of each part in the order of time; a part may be empty.
+        Rows of each part in temporal order; a part may be empty.
 
     Examples:
         >>> clock = WindowClock(torch.arange(10.0)[:, None] + torch.tensor([0.0, 1.0]), lead=1, step=1.0)
@@ -281,7 +281,7 @@ def split_in_time(
 
 
 def _extents(clock: WindowClock) -> tuple[Float64[Tensor, " n"], Float64[Tensor, " n"]]:
-    """First and last state of each row, in steps; in positions among all times where steps are uneven."""
+    """First and last state of each row, in steps; for uneven steps, as ranks among all times."""
     if clock.step is not None:
         positions = clock.states / clock.step
     else:
@@ -297,7 +297,7 @@ def _blocks(
     span: float,
     generator: torch.Generator | None,
 ) -> list[Int64[Tensor, " _"]]:
-    """Rows of parts that are made of whole blocks of neighbouring times."""
+    """Rows of parts that consist of whole blocks of consecutive times."""
     _, rank = times.unique(return_inverse=True)
     length = int(rank.max()) + 1 if len(rank) else 0
     least = sum(size > 0 for size in sizes)
@@ -321,7 +321,7 @@ def _is_apart(
     used_last: Float64[Tensor, " m"],
     distance: float,
 ) -> Tensor:
-    """Which of n intervals are farther than a distance from all of m others."""
+    """Mask of the n intervals that are farther than a distance from all of m other intervals."""
     if not len(used_first):
         return torch.ones(len(first), dtype=torch.bool, device="cpu")
     order = used_first.argsort()
@@ -332,7 +332,7 @@ def _is_apart(
 
 
 def _mixed(bits: Int64[Tensor, "..."]) -> Int64[Tensor, "..."]:
-    """Integers whose bits each depend on all bits of the given ones (the finaliser of SplitMix64)."""
+    """Hash of integers: each bit depends on all input bits (the finaliser of SplitMix64)."""
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         bits = (bits ^ ((bits >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return bits ^ ((bits >> 31) & ((1 << 33) - 1))
@@ -349,7 +349,7 @@ def clock_coordinates(clock: WindowClock | None) -> dict[str, Any]:
 
 
 def read_clock(inputs: xarray.DataArray | xarray.Dataset, sample: str) -> WindowClock | None:
-    """Times from the coordinates that `to_xarray` writes, or from a dimension of samples that is time."""
+    """Times from the coordinates that `to_xarray` writes, or from a time dimension along the samples."""
     if f"{_STATE}0" in inputs.coords and _TRAJECTORIES in inputs.coords:
         count = sum(str(name).startswith(_STATE) for name in inputs.coords)
         states = np.stack([inputs.coords[f"{_STATE}{number}"].values for number in range(count)], axis=1)

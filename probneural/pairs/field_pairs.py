@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class FieldSource(Protocol):
-    """n samples on one grid that are read a few at a time: a `Field` in memory, or one side of a data set on disk."""
+    """n samples on one grid, read in chunks: a `Field` in memory, or one side of a data set on disk."""
 
     @property
     def grid(self) -> Grid:
-        """Where all of them live."""
+        """Grid of all fields."""
 
     @property
     def channels(self) -> int:
@@ -56,7 +56,7 @@ class FieldSource(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the fields that are read are put."""
+        """Device of the fields that are read."""
 
     def __len__(self) -> int:
         """Number of samples n."""
@@ -74,9 +74,9 @@ class FieldSource(Protocol):
 
 @runtime_checkable
 class Dataset(Protocol):
-    """n pairs of samples that are read a few at a time: `FieldPairs` in memory, or a lazy source of `probneural.data`.
+    """n pairs of samples, read in chunks: `FieldPairs` in memory, or a lazy source of `probneural.data`.
 
-    `fit`, heads, calibrators and `score_pairs` take any. They read rows, never all at once.
+    `fit`, heads, calibrators and `score_pairs` accept any. They read rows in chunks.
     """
 
     @property
@@ -89,7 +89,7 @@ class Dataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A short name that follows from the contents, or from a fixed sample of them where they are many."""
+        """A hash of the contents, or of a fixed sample of large contents."""
 
     def __len__(self) -> int:
         """Number of pairs n."""
@@ -101,7 +101,7 @@ class Dataset(Protocol):
         """Choose some pairs without reading them, in the order of the index."""
 
     def split(self, count: int, *, seed: int) -> tuple[Dataset, Dataset]:
-        """Split at random into `count` pairs and the rest, without reading them; in the order of `split_order`."""
+        """Split at random into `count` and the remaining pairs, without reading them; in the order of `split_order`."""
 
     def to(self, target: torch.device | torch.dtype | str, /) -> Dataset:
         """The same pairs, on another device or in another dtype when they are read."""
@@ -125,7 +125,7 @@ class Paired:
         """Check the number of samples, groups and the clock, and name the trajectory of a clock without one."""
         if len(self.inputs) != len(self.outputs):
             raise ShapeError(
-                expected="as many output fields as input fields",
+                expected="equal numbers of input and output fields",
                 got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
                 remedy="pair them one to one",
             )
@@ -176,7 +176,7 @@ class FieldPairs(Paired):
 
     Raises:
         ShapeError: If the numbers of fields differ, or there is not one group, or not one row of the clock, per pair.
-        DataError: If a side is not a `Field`, groups are no integers, or the clock is of another kind.
+        DataError: If a side is not a `Field`, groups are not integers, or the clock is of another kind.
 
     Examples:
         >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
@@ -209,7 +209,7 @@ class FieldPairs(Paired):
             All their pairs, in order; trajectories of two data sets are different ones.
 
         Raises:
-            DataError: If there is none, one is not a `FieldPairs`, or dtypes or devices differ.
+            DataError: If the list is empty, a part is not a `FieldPairs`, or dtypes or devices differ.
             GridError: If the grids differ.
             ShapeError: If the numbers of channels differ.
 
@@ -248,11 +248,11 @@ class FieldPairs(Paired):
             outputs: Output samples, likewise.
             axes: Roles of the axes: n samples, c channels, - an axis of length 1, any other name an axis of space;
                 `"n x y c"`, or `"n x -> n x c"` where outputs differ.
-            grid: Where the inputs live, and the outputs unless there is an `out_grid`; or `periodic` for the unit cube.
-            out_grid: Where the outputs live.
+            grid: Grid of the inputs, and of the outputs without `out_grid`; or `periodic` for the unit cube.
+            out_grid: Grid of the outputs.
             periodic: Whether each axis is periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
-            mask: Which values are missing: True for those that are NaN, or truth values `(*grid,)` or `(n, *grid)` in the
+            mask: Mask of missing values: True for those that are NaN, or bool `(*grid,)` or `(n, *grid)` in the
                 array's order of axes, True at missing points; a tuple of two where inputs and outputs differ. A point where a
                 channel is missing does not count in its sample: see `Grid.masked`.
 
@@ -263,7 +263,7 @@ class FieldPairs(Paired):
             DataError: If values are complex, wider than 64 bits, no numbers, masked, NaN or infinite.
             ShapeError: If a shape does not fit or is ambiguous, or the numbers of samples differ.
             ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
-            GridError: If `grid` or `out_grid` is no Grid.
+            GridError: If `grid` or `out_grid` is not a Grid.
 
         Examples:
             >>> import numpy as np
@@ -310,7 +310,7 @@ class FieldPairs(Paired):
 
         Raises:
             ArgumentError: If both cells and weights are given.
-            ShapeError: If there are not as many of each, or values do not have as many points.
+            ShapeError: If the numbers of samples or points differ.
             DataError: If a mesh is not valid, or values are not finite.
 
         Examples:
@@ -350,7 +350,7 @@ class FieldPairs(Paired):
         periodic: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
     ) -> FieldPairs:
-        """Make pairs of a table of parameters and the fields that belong to them.
+        """Make pairs of a table of parameters and their fields.
 
         Args:
             parameters: `(n, k)`, one sample per row, or `(n,)`; each column in its units.
@@ -359,7 +359,7 @@ class FieldPairs(Paired):
                 `KernelOperator` take; by default they are k channels that are constant on the outputs' grid, which all
                 operators take.
             axes: Roles of the outputs' axes, for example `"n x y c"`.
-            grid: Where the outputs live. In its place, `periodic` for the unit cube.
+            grid: Grid of the outputs. In its place, `periodic` for the unit cube.
             periodic: Whether each axis is periodic.
             dtype: float32 or float64; by default float64 if either array is of it, else float32.
 
@@ -407,7 +407,7 @@ class FieldPairs(Paired):
         dtype: torch.dtype | None = None,
         mask: Mask | tuple[Mask, Mask] = None,
     ) -> FieldPairs:
-        """Make pairs of DataArrays, whose coordinates give the grid.
+        """Make pairs of DataArrays, whose coordinates define the grid.
 
         Dimensions other than `sample` and `channel` are space, in the array's order. Their coordinates must be ascending and
         equispaced within 1e-4 of the spacing, checked in float64. A periodic axis extends one spacing beyond its last point;
@@ -423,7 +423,7 @@ class FieldPairs(Paired):
             sample: The dimension of the n samples.
             channel: The dimension of the channels, if there is one; "channel" by default.
             dtype: float32 or float64; by default float64 if either side is of it, else float32.
-            mask: As for `from_numpy`.
+            mask: Mask of missing values, as in `from_numpy`.
 
         Returns:
             Copies of the values, on the CPU.
@@ -495,14 +495,14 @@ class FieldPairs(Paired):
         * `by="random"`: rows, or whole groups where there are groups, in a random order.
         * `by="time"`: the first part is the earlier `count` rows. Later rows that share a state with the first part, or begin
           `embargo` steps or fewer after its last state, are left out.
-        * `by="blocks"`: contiguous blocks of time are dealt out at random. Rows of the second part that share a state with the
+        * `by="blocks"`: contiguous blocks of time are assigned at random. Rows of the second part that share a state with the
           first, or lie within `embargo` steps of it, are left out.
 
         Args:
-            count: Pairs of the first part. Of groups and blocks, which stay whole, it may have a few more or fewer.
+            count: Number of pairs of the first part; approximate for groups and blocks, which are not split.
             seed: Names a random split, or a split by blocks.
             by: "random", "time" (the first part is the earlier one), or "blocks" (of neighbouring times).
-            embargo: Steps of time between the two parts whose pairs are left out.
+            embargo: Number of time steps between the two parts; pairs within are omitted.
 
         Raises:
             ArgumentError: If either part would be empty, the pairs have no times to split by, or the seed is missing.
@@ -547,7 +547,7 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     """
     if isinstance(data, list | tuple) and data and all(map(_is_dataset, data)):
         raise DataError(
-            expected=f"one Dataset as {name} data, whose functions have one grid",
+            expected=f"one Dataset as {name} data, with one grid for all samples",
             got=f"a {type(data).__name__} of {len(data)}, which only pn.fit takes",
             remedy="give the one on the grid that you predict on; sets of one grid become one by pn.FieldPairs.cat",
         )
@@ -574,7 +574,7 @@ def _is_dataset(data: object) -> bool:
 
 
 def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
-    """Read a data set from its first pair to its last, `size` pairs at a time.
+    """Read a data set in order, in chunks of `size` pairs.
 
     Examples:
         >>> field = Field(torch.zeros(10, 1, 8), Grid.uniform((8,)))
@@ -586,7 +586,7 @@ def batches(data: Dataset, size: int) -> Iterator[FieldPairs]:
 
 
 def _read_groups(inputs: xarray.DataArray | xarray.Dataset) -> Int64[Tensor, " n"] | None:
-    """The coordinate "groups", in whichever dtype; None where there is none."""
+    """The coordinate "groups", in any dtype, or None."""
     if "groups" not in inputs.coords:
         return None
     values = inputs.coords["groups"].values
@@ -609,7 +609,7 @@ _ONE_PER_SAMPLE = "give a list with one entry per sample"
 
 
 def _padded_values(values: Sequence[Tensor], grids: Sequence[Grid], name: str) -> Float[Tensor, "n c p"]:
-    """Values `(c, p_i)` of samples with points of their own, padded to the largest."""
+    """Values `(c, p_i)` of samples with different points, padded to the largest number."""
     tensors = [real_tensor(sample, f"{name} of sample {number}") for number, sample in enumerate(values)]
     for number, (sample, grid) in enumerate(zip(tensors, grids, strict=True)):
         if sample.ndim != 2 or tuple(sample.shape) != (tensors[0].shape[0], grid.size):

@@ -40,8 +40,8 @@ def row_keys(data: Dataset, *, most: int | None = None, with_inputs: bool = Fals
 
     Args:
         data: n pairs; rows are read a few at a time.
-        most: Maximum number of rows that are read at once; by default those that fit into some MiB.
-        with_inputs: Append a column, the hash of the input alone.
+        most: Maximum number of rows per read; by default a few MiB.
+        with_inputs: Append a column, the hash of the input only.
 
     Warns:
         DataWarning: If rows that are read from files hold common fill values.
@@ -133,7 +133,7 @@ class Provenance:
     Args:
         is_calibrated: Whether a calibrator was fitted to the predictor.
         trained_on: Record of the predictor's training pairs; None if unknown.
-        inputs: n input samples; None where the distribution is no longer over the outputs of these inputs.
+        inputs: n input samples; None if the distribution is no longer over the outputs of these inputs.
     """
 
     is_calibrated: bool
@@ -190,10 +190,10 @@ def check_untrained(
     """Raise an error if rows trained the predictor, or warn if the caller allows training data.
 
     Args:
-        keys: Of the rows.
-        record: Of the predictor; None checks nothing.
+        keys: Row keys.
+        record: Training record of the predictor; None skips the check.
         allow_training_data: Whether training rows give a warning in place of the error.
-        purpose: Of the rows, for the message: "calibration", "scores".
+        purpose: Purpose of the rows in the message: "calibration", "scores".
         error: Class of the error.
 
     Warns:
@@ -227,7 +227,7 @@ def check_units(record: TrainingRecord | None, side: Any, *, name: str = "input"
     """Raise a DataError if a channel has another unit than in training.
 
     Args:
-        record: Of the predictor.
+        record: Training record of the predictor.
         side: Inputs or outputs; its `units`, if it has any, are compared. An empty unit is unknown.
         name: "input" or "output".
     """

@@ -22,7 +22,7 @@ Rows = int | slice | Tensor | Sequence[int]
 
 
 def split_order(count: int, *, seed: int) -> Tensor:
-    """The random order of `split`: the first part comes first.
+    """The random order of `split`, the first part first.
 
     Examples:
         >>> sorted(split_order(4, seed=0).tolist())
@@ -36,13 +36,13 @@ def split_rows(
 ) -> tuple[Int64[Tensor, " _"], Int64[Tensor, " _"]]:
     """Rows of the two parts of a random split.
 
-    Windows of one trajectory resemble each other, so a group goes to one part as a whole: the first part has the least number
+    Windows of one trajectory are correlated, so groups are not split: the first part has the smallest number
     of groups that holds `count` rows, in their order.
 
     Args:
         total: Number of rows.
         count: Number of rows in the first part.
-        seed: Names the split.
+        seed: Seed of the split.
         groups: Group of each row; None if rows are independent.
 
     Raises:
@@ -78,15 +78,15 @@ def divided_rows(
     See `FieldPairs.split`; with the name of a coordinate, rows of one value stay together, and values are in a random order.
 
     Args:
-        data: With a length, groups and a clock.
-        count: Rows of the first part.
-        seed: Names the split.
-        by: How to split.
-        embargo: Steps of time between the parts.
-        coordinates: By name, one value per row.
+        data: Data set with a length, groups and a clock.
+        count: Number of rows of the first part.
+        seed: Seed of the split.
+        by: Method of splitting.
+        embargo: Number of time steps between the parts.
+        coordinates: Coordinates by name, one value per row.
 
     Raises:
-        ArgumentError: If either part would be empty, there is no such way to split these rows, or the seed is missing.
+        ArgumentError: If a part would be empty, the method does not apply to these rows, or the seed is missing.
     """
     clock: WindowClock | None = data.clock
     total, names = len(data), coordinates or {}
@@ -134,7 +134,7 @@ def divided_rows(
 
 
 def select_groups(groups: Int64[Tensor, " n"] | None, index: Rows) -> Int64[Tensor, " m"] | None:
-    """Groups of some pairs, on the CPU, wherever the index is; None where there are none.
+    """Groups of some pairs, on the CPU, for an index on any device; None without groups.
 
     Raises:
         IndexError: If a number lies outside the pairs.
@@ -170,7 +170,7 @@ def check_clock(clock: object, count: int) -> WindowClock:
 
 
 def joined_groups(parts: Sequence[Any], clock: WindowClock | None) -> Int64[Tensor, " n"] | None:
-    """Groups of data sets that come one after the other; a pair without one, or a trajectory, is a separate group."""
+    """Groups of concatenated data sets; pairs without a group or trajectory are separate groups."""
     are_single = all(part.clock is None for part in parts) if clock is None else clock.is_series
     if are_single and all(part.groups is None for part in parts):
         return None

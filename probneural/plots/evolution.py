@@ -66,12 +66,12 @@ def fan(
     A draw is the same member, or the same latent, at all leads. The intervals are for each lead by itself.
 
     Args:
-        forecast: Of n samples.
+        forecast: Forecast of n samples.
         functional: The quantity, one number of a state: the value at a point, `pn.functionals.sensors(grid, [[0.25]])`, an
             integral. The first of several.
         truth: The true trajectories.
         index: Number of the sample; negative numbers count from the end.
-        channel: Which of the c channels.
+        channel: Index of the channel.
         draws: Number of draws.
         noise: Variance of the noise of the measured quantity, in its units squared.
         times: Time of each lead, `(steps,)`, since the start; the number of the lead by default.
@@ -80,9 +80,9 @@ def fan(
         The figure.
 
     Raises:
-        DataError: If the forecast is none, or a value is not finite.
+        DataError: If the forecast is invalid, or a value is not finite.
         ArgumentError: If index or channel is out of range, `draws` is negative, or the noise is unusable.
-        GridError: If the functional lives on another grid.
+        GridError: If the functional has another grid.
         ShapeError: If there is not one time per lead.
     """
     _check_forecast(forecast)
@@ -139,10 +139,10 @@ def space_time(
     [`snapshots`][probneural.plots.snapshots].
 
     Args:
-        forecast: Of n samples on a uniform line.
+        forecast: Forecast of n samples on a one-dimensional uniform grid.
         truth: The true trajectories.
         index: Number of the sample; negative numbers count from the end.
-        channel: Which of the c channels.
+        channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         times: Time of each lead, `(steps,)`, equally spaced from the start at 0; the number of the lead by default.
         label: Name of the values, with their unit: "velocity (m/s)".
@@ -152,8 +152,8 @@ def space_time(
         The figure.
 
     Raises:
-        DataError: If the forecast is none, or a value is not finite.
-        GridError: If the grid is no uniform one of one dimension.
+        DataError: If the forecast is invalid, or a value is not finite.
+        GridError: If the grid is not uniform and one-dimensional.
         ArgumentError: If index or channel is out of range, times are not equally spaced, or the noise is unusable.
         ShapeError: If there is not one time per lead.
     """
@@ -204,10 +204,10 @@ def snapshots(
     Rows of values share one colour scale, rows of deviations another one, over all leads.
 
     Args:
-        forecast: Of n samples in the plane, on a uniform grid or at scattered points.
+        forecast: Forecast of n samples in two dimensions, on a uniform grid or at scattered points.
         truth: The true trajectories.
         index: Number of the sample; negative numbers count from the end.
-        channel: Which of the c channels.
+        channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         times: Time of each lead, `(steps,)`; the number of the lead by default.
         label: Name of the values, with their unit: "vorticity (1/s)".
@@ -217,7 +217,7 @@ def snapshots(
         The figure.
 
     Raises:
-        DataError: If the forecast is none, or a value is not finite.
+        DataError: If the forecast is invalid, or a value is not finite.
         GridError: If the grid has not two dimensions.
         ArgumentError: If index or channel is out of range, or the noise is unusable.
         ShapeError: If there is not one time per lead.
@@ -250,7 +250,7 @@ def _draw_snapshots(
     label: str,
     axes: Sequence[str],
 ) -> None:
-    """A row per kind of map, a column per lead."""
+    """One row per kind of map, one column per lead."""
     values = [part[name] for part in maps for name in part if name in ("truth", "mean")]
     largest = max(float(part[name].max()) for part in maps for name in part if name not in ("truth", "mean"))
     for line, name in zip(panels, maps[0], strict=True):

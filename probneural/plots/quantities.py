@@ -1,4 +1,4 @@
-"""Quantities of interest: predicted functionals of fields, beside the truth or data."""
+"""Quantities of interest: predicted functionals of fields, with the truth or data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quantity(
     labels: Sequence[str] | None = None,
     unit: str = "",
 ) -> Figure:
-    """Draw the central intervals of functionals of fields, beside the truth or data.
+    """Draw central intervals of functionals of fields, with the truth or data.
 
     There is a pair of panels per quantity, values and their deviations from the mean, with one interval per sample; of a
     single sample, one pair with one interval per quantity. Dots outside of their interval are marked, and the title counts
@@ -48,7 +48,7 @@ def quantity(
     Args:
         u: The result of `apply` or `apply_by_draws`: n samples, c channels, m values.
         truth: True or measured numbers, `(n, c, m)`, in the quantity's units, as `functional(truth.values)` gives them.
-        channel: Which of the c channels.
+        channel: Index of the channel.
         level: Nominal level of the intervals, between 0 and 1.
         noise: Variance of the noise of measured numbers, in their units squared: a number, one per channel `(c,)`, or one per
             number `(n, c, m)`.
@@ -60,13 +60,13 @@ def quantity(
         The figure.
 
     Raises:
-        DataError: If `u` is no distribution, there are no samples, or a value is not finite.
+        DataError: If `u` is not a distribution, there are no samples, or a value is not finite.
         GridError: If `u` is a field rather than numbers.
         ShapeError: If the truth is not `(n, c, m)`.
         ArgumentError: If the channel is out of range, the level is not between 0 and 1, the noise is unusable, the order is
             another one, names are too few, or there are more than 12 quantities of several samples.
     """
-    check_instance(u, FieldDistribution, "u", remedy="plot what u.apply(functional) returned")
+    check_instance(u, FieldDistribution, "u", remedy="plot the result of u.apply(functional)")
     if u.grid != index_grid(u.grid.size):
         raise GridError(
             expected="the distribution of a functional's numbers",
@@ -77,12 +77,12 @@ def quantity(
     check_choice(order, ("value", "index"), "order")
     column = checked_position(channel, channels, name="channel")
     if not count:
-        raise DataError(expected="at least one function", got="none", remedy="predict some")
+        raise DataError(expected="at least one sample", got="none", remedy="predict some")
     if count > 1 and size > _MOST_PANELS:
         raise ArgumentError(
-            expected=f"at most {_MOST_PANELS} quantities of several functions",
+            expected=f"at most {_MOST_PANELS} quantities of several samples",
             got=f"{size} of {count}",
-            remedy="plot fewer, or one function: u[0]",
+            remedy="plot fewer, or one sample: u[0]",
         )
     label_list = u.labels if labels is None else labels
     names = tuple(map(str, range(size))) if label_list is None else check_labels(label_list, size)
@@ -127,7 +127,7 @@ class _Series:
 
     @property
     def inside(self) -> Tensor:
-        """Which dots lie in their interval."""
+        """Mask of the dots in their interval."""
         assert self.truth is not None
         return (self.lower <= self.truth) & (self.truth <= self.upper)
 
@@ -169,7 +169,7 @@ def _many_functions(series: _Series, names: Sequence[str], *, is_sorted: bool, v
 
 
 def _one_function(series: _Series, names: Sequence[str], *, value: str) -> Figure:
-    """Quantities from top to bottom, values beside their deviations from the mean."""
+    """Quantities from top to bottom, values next to their deviations from the mean."""
     figure = new_figure(WIDTH + 0.8, 1.5 + 0.35 * len(names))
     first, second = figure.subplots(1, 2, sharey=True)
     _draw_pair(first, second, series, is_upright=False)

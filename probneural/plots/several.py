@@ -40,14 +40,14 @@ from probneural.plots.single import (
 )
 
 if TYPE_CHECKING:
-    import probneural.active.loop.history  # whose package imports BoTorch
+    import probneural.active.loop.history  # its package imports BoTorch
 
 _COLOURS = (BLUE, VERMILION, "#009E73", ORANGE, "#CC79A7", SKY)
 _MARKERS = "osD^vP"
 _PANELS = 6
-"""Leads whose rank histograms a figure has room for."""
+"""Maximum number of leads in a figure of rank histograms."""
 _MARKED = 40
-"""Leads up to which each has a marker."""
+"""Maximum number of leads for markers."""
 
 _T = TypeVar("_T")
 
@@ -61,12 +61,12 @@ def spread_skill(
     bins: int = 10,
     unit: str = "",
 ) -> Figure:
-    """Draw error against stated standard deviation, in bins of the latter; on the diagonal if calibrated.
+    """Draw error against predicted standard deviation, in bins of the latter; on the diagonal if calibrated.
 
     Args:
         predictions: Distributions over the same n samples, by name.
         truth: The true samples, `(n, c, *grid)`, on the distributions' grid.
-        channel: Which of the c channels.
+        channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         bins: Number of bins of an equal fraction of the domain.
         unit: Unit of the values.
@@ -75,7 +75,7 @@ def spread_skill(
         The figure. An error or standard deviation of zero is left out of its logarithmic axes.
 
     Raises:
-        DataError: If there is no prediction, one is no distribution, `truth` is not a `Field`, or a value is not finite.
+        DataError: If there are no predictions, one is not a distribution, `truth` is not a `Field`, or a value is not finite.
         GridError: If the grids differ.
         ShapeError: If the numbers of samples or channels differ.
         ArgumentError: If the channel is out of range, the bins are too many, or the noise is unusable.
@@ -104,7 +104,7 @@ def _compared(predictions: Mapping[str, FieldDistribution], truth: Field, noise:
     if not isinstance(predictions, Mapping) or not predictions:
         raise DataError(expected="predictions by name", got=repr(predictions), remedy='{"Laplace": predict(inputs)}')
     for name, u in predictions.items():
-        check_instance(u, FieldDistribution, repr(name), remedy="plot what predictors return")
+        check_instance(u, FieldDistribution, repr(name), remedy="plot predictions of predictors")
     return {
         f"{name} (uncalibrated)" if u.is_uncalibrated else name: compare(u, truth, noise=noise)
         for name, u in predictions.items()
@@ -136,7 +136,7 @@ def active_learning(
         The figure.
 
     Raises:
-        DataError: If there is no history, one is something else, or one has no errors.
+        DataError: If there are no histories, one is of another type, or one has no errors.
     """
     from probneural.active.loop.history import LearningHistory
 
@@ -152,7 +152,7 @@ def active_learning(
             raise DataError(
                 expected=f"errors in the history {name!r}",
                 got="none",
-                remedy="give the learner test= or calibration functions, and run a round",
+                remedy="give the learner test= or calibration samples, and run a round",
             )
         labels, colour = [entry.labels for entry in rounds], series_colour(number)
         error, high, stated = ([getattr(entry.errors, part) for entry in rounds] for part in ("mean", "quantile_95", "stated"))
@@ -175,11 +175,11 @@ def lead_scores(
     names: Sequence[str] = ("relative_l2", "crps", "spread_skill", "simultaneous_coverage"),
     unit: str = "",
 ) -> Figure:
-    """Draw scores against the lead, for one forecast or several; the shade is two standard errors over the functions.
+    """Draw scores against the lead, for one forecast or several; the shade is two standard errors over the samples.
 
     Args:
         scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead], or several by name.
-        names: Which scores, a panel each, in the names of their table: "crps", "energy", "rank_deviation", ...
+        names: Names of the scores, one panel each: "crps", "energy", "rank_deviation", ...
         unit: Unit of the values.
 
     Returns:
@@ -187,7 +187,7 @@ def lead_scores(
 
     Raises:
         DataError: If there are no scores.
-        ArgumentError: If there is no score of such a name.
+        ArgumentError: If a name is not that of a score.
     """
     named = _by_name(scores, LeadScores, "", remedy="score a forecast: pn.metrics.score_by_lead(forecast, truth)")
     names = check_sequence(names, "names", remedy="give a list of scores")
@@ -222,7 +222,7 @@ def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: st
         unit: Unit of the values.
 
     Returns:
-        The figure; shades are two standard errors over the functions, titles the ratio over all leads.
+        The figure; shades are two standard errors over the samples, titles the ratio over all leads.
 
     Raises:
         DataError: If there are no scores.
@@ -244,7 +244,7 @@ def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: st
 
 
 def rank_histograms(scores: LeadScores) -> Figure:
-    """Draw how often the truth has each rank among the members, at up to six leads: flat if calibrated.
+    """Draw rank histograms of the truth among the members, at up to six leads: flat if calibrated.
 
     High at both ends: the members are too close together. High at one end: they are too low or too high. Without members,
     the bars are those of the probability integral transform.
@@ -253,7 +253,7 @@ def rank_histograms(scores: LeadScores) -> Figure:
         scores: The result of [`score_by_lead`][probneural.metrics.score_by_lead].
 
     Returns:
-        The figure; whiskers are two standard errors over the functions.
+        The figure; whiskers are two standard errors over the samples.
 
     Raises:
         DataError: If there are no rank histograms.
@@ -279,11 +279,11 @@ def rank_histograms(scores: LeadScores) -> Figure:
 
 
 def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence[float] | Tensor | None = None) -> Figure:
-    """Draw where the variance of a forecast comes from, against the lead: initial states, operators, both together, noise.
+    """Draw the fractions of a forecast's variance against the lead: initial states, operators, their interaction, noise.
 
     Args:
         shares: The result of `forecast.variance_shares()`.
-        channel: Which of the c channels; negative numbers count from the end.
+        channel: Index of the channel; negative numbers count from the end.
         times: Time of each lead, `(steps,)`; the number of the lead by default.
 
     Returns:
@@ -316,7 +316,7 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
 
 
 def _grid(count: int, *, columns: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, NDArray[Any]]:
-    """A figure with so many panels in rows of a height, one abscissa, and no panel in the spare cells."""
+    """A figure with a number of panels in rows of a height, a shared abscissa, and empty spare cells."""
     rows = math.ceil(count / columns)
     figure = new_figure(max(WIDTH / 2, width), 0.5 + height * rows)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)

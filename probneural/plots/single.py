@@ -1,4 +1,4 @@
-"""One prediction: its fields, its band, its calibration; and one training."""
+"""Plots of one prediction, its band and its calibration, and of the losses of one training run."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from probneural.metrics.comparison import Comparison, compare
 from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
 from probneural.training.callbacks import History
 
-# The colours of Okabe and Ito, which stay apart for every kind of colour vision; maps that are monotone in lightness.
+# Colours of Okabe and Ito, distinct for every kind of colour vision; colour maps of monotone lightness.
 BLUE, SKY, ORANGE, VERMILION = "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 VALUE_MAP, ERROR_MAP = "viridis", "cividis"
 DASHED = (0, (4, 2))
 """Line style of truths and references."""
 WIDTH = 6.4
-"""Inches: a figure fills a column of text at 9 points."""
+"""Figure width in inches: a column of text at 9 points."""
 _BINS = 20
 _DRAWS = 3
-"""Draws on a line; a plane shows the first of them."""
+"""Number of draws in one dimension; in two dimensions the first is shown."""
 
 
 def field(
@@ -63,16 +63,16 @@ def field(
 ) -> Figure:
     """Draw one predicted sample.
 
-    On a line: truth, mean, central interval and three draws, and below them the same as deviations from the mean. In a plane:
-    maps of truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another. Draws are
-    of the sample; interval and standard deviation include observation noise, √(variance + noise), as in
+    In one dimension: truth, mean, central interval and three draws, and below them their deviations from the mean. In two:
+    maps of truth, mean and one draw on one colour scale, and of |truth - mean| and the standard deviation on another. Draws
+    are without observation noise; interval and standard deviation include it, √(variance + noise), as in
     [`coverage`][probneural.metrics.reliability.coverage].
 
     Args:
         u: The distribution, of n samples with c channels, without observation noise.
         truth: The true samples, `(n, c, *grid)`, on the distribution's grid.
-        index: Number of the sample; negative numbers count from the end.
-        channel: Which of the c channels.
+        index: Index of the sample; negative numbers count from the end.
+        channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the interval, between 0 and 1.
         label: Name of the values, with their unit: "velocity (m/s)".
@@ -84,8 +84,8 @@ def field(
     Raises:
         ArgumentError: If index or channel is out of range, the level is not between 0 and 1, `axes` has
             fewer names than the grid dimensions, or the noise is negative or of another shape.
-        GridError: If the grid has neither one nor two dimensions, or the truth lives on another.
-        ShapeError: If the truth has other numbers of samples or channels.
+        GridError: If the grid has neither one nor two dimensions, or the truth has a different grid.
+        ShapeError: If the numbers of samples or channels differ.
         DataError: If `u` is not a distribution, `truth` is not a `Field`, or a value is not finite.
     """
     check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
@@ -126,16 +126,16 @@ def band(
     label: str = "value",
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
-    """Draw one band, and mark where the truth leaves it.
+    """Draw one band and the points of the truth outside it.
 
-    On a line, as a shaded band; in a plane, as maps of truth and mean, and of |truth - mean| and the band's half width, with a
-    dot at each point outside.
+    In one dimension, a shaded band; in two, maps of truth and mean, and of |truth - mean| and the band's half width, with
+    a dot at each point outside.
 
     Args:
         bands: Bands of a calibrated [`Band`][probneural.calibration.bands.conformal.Band] for n samples.
         truth: The true samples, `(n, c, *grid)`, on the bands' grid.
-        index: Number of the sample; negative numbers count from the end.
-        channel: Which of the c channels. A sample is inside a simultaneous band only if all its channels are.
+        index: Index of the sample; negative numbers count from the end.
+        channel: Index of the channel. A sample is inside a simultaneous band only if all its channels are.
         label: Name of the values, with their unit: "velocity (m/s)".
         axes: Names of the coordinates, with their units: "x (m)".
 
@@ -144,8 +144,8 @@ def band(
 
     Raises:
         ArgumentError: If index or channel is out of range, or `axes` has too few names.
-        GridError: If the grid has neither one nor two dimensions, or the truth lives on another.
-        ShapeError: If the truth has other numbers of samples or channels.
+        GridError: If the grid has neither one nor two dimensions, or the truth has a different grid.
+        ShapeError: If the numbers of samples or channels differ.
         DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
     """
     check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
@@ -168,9 +168,9 @@ def band(
 
 
 def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tensor, "..."] = 0.0) -> Figure:
-    """Draw the coverage of central intervals against their level, beside a histogram of the probability integral transform.
+    """Draw the coverage of central intervals against their level, and a histogram of the probability integral transform.
 
-    Both average over functions, channels and, by quadrature, the domain; shading and the bars' whiskers are two
+    Both average over samples, channels and, by quadrature, the domain; shading and the bars' whiskers are two
     standard errors over the samples (values within one sample are dependent). A calibrated prediction lies on the diagonal
     and has a flat histogram; an over-confident one lies below it, with a histogram that is high at both ends.
 
@@ -199,7 +199,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
 
 
 def training(history: History) -> Figure:
-    """Draw losses by epoch on a logarithmic axis, with the epoch marked whose weights were restored, if one was.
+    """Draw losses by epoch on a logarithmic axis, and mark the epoch of the restored weights, if any.
 
     Args:
         history: The history of [`fit`][probneural.training.trainer.fit].
@@ -232,8 +232,8 @@ def png(figure: Figure, *, dpi: float = 200.0) -> bytes:
     """Render a figure; the same figure gives the same bytes.
 
     Args:
-        figure: Any Matplotlib figure.
-        dpi: Pixels per inch, from 10 to 2000; 200 stays sharp at twice its size on the page.
+        figure: Matplotlib figure.
+        dpi: Pixels per inch, from 10 to 2000; 200 is sharp at twice the figure's size.
 
     Returns:
         A PNG image.
@@ -259,7 +259,7 @@ def _check_dimension(grid: Grid, allowed: tuple[int, ...], axes: Sequence[str], 
 
 
 def check_axis_names(axes: Sequence[str], grid: Grid, *, label: str = "") -> None:
-    """Raise an ArgumentError unless there is a name for every axis, and the label is a text."""
+    """Raise an ArgumentError unless every axis has a name and the label is a string."""
     names = check_sequence(axes, "axis names", remedy="name every coordinate")
     if len(names) < grid.dimension or not all(isinstance(name, str) for name in names):
         raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
@@ -292,26 +292,26 @@ def _one(values: Float[Tensor, "n c *grid"], row: int, channel: int) -> Float64[
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure outside of pyplot."""
+    """An empty figure that is not registered with pyplot."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def noted(figure: Figure, is_uncalibrated: bool) -> Figure:
-    """The figure, with the word "uncalibrated" in its lower right corner if that is so."""
+    """The figure; an uncalibrated prediction is labelled "uncalibrated" in the lower right corner."""
     if is_uncalibrated:
         figure.supxlabel("uncalibrated", x=0.99, ha="right", fontsize=9)
     return figure
 
 
 def ink() -> str:
-    """The colour of text in the user's style, so that black curves do not vanish on a dark background."""
+    """The text colour of the user's style, visible on dark backgrounds."""
     return str(matplotlib.rcParams["text.color"])
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:
-    """Put the legend above everything, where it hides nothing."""
+    """Put the legend above the axes."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9, columnspacing=1.2)
 
@@ -340,7 +340,7 @@ def _curves(
     label: str,
     axis: str,
 ) -> Figure:
-    """Curves on a line above their deviations from the mean, with the interval between the edges shaded in both."""
+    """Curves above their deviations from the mean, with the interval shaded in both."""
     grid, mean, truth, draws, outside = sample.grid, sample.mean, sample.truth, sample.draws, sample.outside
     order = grid.points[:, 0].argsort(stable=True)
     x = grid.points[order, 0].numpy()
@@ -372,7 +372,7 @@ def _curves(
 
 
 def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], *, spread: str, label: str, axes: Sequence[str]) -> Figure:
-    """Maps in two rows: values above, errors below, one colour scale a row."""
+    """Maps in two rows, values above errors, one colour scale per row."""
     grid, mean, truth, outside = sample.grid, sample.mean, sample.truth, sample.outside
     values = {} if truth is None else {"truth": truth}
     values |= {"mean": mean} | dict(zip(["one draw"], sample.draws, strict=False))
@@ -394,8 +394,8 @@ def draw_planes(sample: Sample, sd: Float64[Tensor, "*grid"], *, spread: str, la
         for panel in used[1:]:
             panel.tick_params(labelleft=False)
         used[0].set_ylabel(axes[1])
-        scale = used[-1].inset_axes((1.04, 0.0, 0.06, 1.0))  # as tall as the map, which a colour bar of its own is not
-        scale.set_in_layout(len(used) == columns)  # beside an empty cell there is room already
+        scale = used[-1].inset_axes((1.04, 0.0, 0.06, 1.0))  # as tall as the map, unlike a separate colour bar
+        scale.set_in_layout(len(used) == columns)  # an empty cell beside it leaves room already
         figure.colorbar(image, cax=scale, label=name)
         for panel in row[len(maps) :]:
             panel.remove()
@@ -413,7 +413,7 @@ def limits(maps: Collection[Float64[Tensor, "*grid"]]) -> Normalize:
 
 
 def draw_map(axes: Axes, grid: Grid, *, values: NDArray[np.float64], colours: str, scaling: Normalize) -> ScalarMappable:
-    """Values in a plane: cells centred on the points of a uniform grid, triangles of a mesh, dots at scattered points."""
+    """Two-dimensional values: cells centred on uniform grid points, triangles of a mesh, dots at scattered points."""
     if not grid.is_uniform:
         x, y = grid.points.numpy().T
         axes.set_aspect(_aspect(np.ptp(x), np.ptp(y)))
@@ -433,7 +433,7 @@ def draw_map(axes: Axes, grid: Grid, *, values: NDArray[np.float64], colours: st
 
 
 def _aspect(width: float, height: float) -> Literal["equal", "auto"]:
-    """Equal units along both axes unless that would make a sliver, as space-time domains can."""
+    """Aspect ratio: equal units along both axes, except for elongated domains such as long space-time domains."""
     return "equal" if 1.0 <= 3.0 * width / max(height, 1e-300) <= 9.0 else "auto"
 
 
@@ -462,7 +462,7 @@ def _transform(axes: Axes, histogram: Float64[Tensor, "n c bins"]) -> None:
 
 
 def _mean_and_error(fractions: Float64[Tensor, "k n"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean over the samples and two standard errors of it; none for a single sample."""
+    """Mean over the samples and two standard errors; no error for a single sample."""
     count = fractions.shape[1]
     error = 2.0 * fractions.std(1) / count**0.5 if count > 1 else torch.zeros_like(fractions[:, 0])
     return fractions.mean(1).numpy(), error.numpy()

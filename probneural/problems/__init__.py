@@ -1,4 +1,4 @@
-"""Operator-learning problems whose solutions are known exactly."""
+"""Operator-learning problems with exact solutions."""
 
 from probneural.problems.advection import Advection
 from probneural.problems.advection_diffusion import AdvectionDiffusion

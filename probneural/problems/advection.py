@@ -18,7 +18,7 @@ from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.input_distributions import InputDistribution, UniformParameters
 
 _AT_A_JUMP = 1e-12
-"""Distance within which a point counts as lying on a jump, so that rounding never decides between the two sides."""
+"""Largest distance of a point from a jump that is treated as zero, so that rounding does not select a side."""
 
 _OFF_GRID = 1.0371
 """Factor of the speed shift: no usual grid has the resulting displacement as a multiple of its spacing."""
@@ -55,8 +55,8 @@ class Advection(Evolution, GaussianInputProblem):
 
     Args:
         speed: c, in lengths per time.
-        time: t, at which the output is read.
-        initial: Which distribution of u₀.
+        time: Time t of the output.
+        initial: Name of the distribution of u₀.
         space_time: Whether the grid has a second axis, time, from 0 to t.
         widths: Least and largest width of a square, in (0, 1); those above by default.
         random_field: Distribution of g, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
@@ -65,8 +65,7 @@ class Advection(Evolution, GaussianInputProblem):
             (h₁, w, c₁, h₂, c₂, a).
 
     Raises:
-        ArgumentError: If an argument is out of range, widths are given where there is no square, or a random field where there
-            is no g.
+        ArgumentError: If an argument is out of range, widths are given without a square, or a random field without g.
 
     Reference:
         Lu et al. (2022), A comprehensive and fair comparison of two neural operators, the advection problem. De Hoop, Huang,
@@ -106,7 +105,7 @@ class Advection(Evolution, GaussianInputProblem):
 
     @property
     def name(self) -> str:
-        """Name with the distribution of the initial states, the speed, and the widths if they are others."""
+        """Name with the distribution of the initial states, the speed, and non-default widths."""
         where = ", space-time" if self.space_time else ""
         widths = f", widths {self.widths[0]:g} to {self.widths[1]:g}" if self.widths else ""
         return f"Advection, {self.initial.replace('_', ' ')}{widths}, speed {self.speed:g}{where}"
@@ -133,7 +132,7 @@ class Advection(Evolution, GaussianInputProblem):
 
     @property
     def minimum_resolution(self) -> tuple[int, ...]:
-        """What the distribution needs along space, and 3 along time."""
+        """Minimum resolution: that of the distribution along space, 3 along time."""
         return (self.input_distribution.minimum_resolution, 3)[: self.dimension]
 
     def shifts(self) -> dict[str, Problem]:
@@ -154,7 +153,7 @@ class Advection(Evolution, GaussianInputProblem):
         if self.space_time:
             raise UnsupportedError(
                 expected="an output that is the state at one time",
-                got="space_time=True, whose output has an axis of time already",
+                got="space_time=True, whose output already has a time axis",
                 remedy="drop space_time",
             )
 
@@ -183,7 +182,7 @@ class Advection(Evolution, GaussianInputProblem):
         return moved if self.space_time else moved[..., 0]
 
     def _displacements(self, grid: Grid) -> Tensor:
-        """The speed c times the times at which the output is read."""
+        """The speed c times the output times."""
         times = grid.axes[1].coordinates if self.space_time else torch.tensor([self.time], dtype=torch.float64)
         return self.speed * times
 
@@ -203,6 +202,6 @@ class Advection(Evolution, GaussianInputProblem):
             distance = places - middle
             square = top.square() - (slope * (distance - distance.round())).square()
             inside = square > 0.0
-            # The root's derivative is infinite where the bump ends, and must not meet a zero in the backward pass.
+            # The root's derivative is infinite at the ends of the bump; infinity times zero in the backward pass is NaN.
             state = state + torch.where(inside, square, 1.0).sqrt() * inside
         return state.to(coefficients.dtype)

@@ -36,7 +36,7 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
         velocity: c, one number per axis or one for all, in length per time.
         diffusivity: ν, in length squared per time.
         decay: r, per time, at least 0.
-        time: t, at which the output is read.
+        time: Time t of the output.
         dimension: Number of space dimensions d, from 1 to 3.
         random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
             by default GRF(25, 5, 2) with 31 modes per axis.
@@ -105,6 +105,6 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
             angular = 2.0 * math.pi * torch.arange(axis.size // 2 + 1, dtype=torch.float64, device=values.device)
             rates = torch.complex(-self.diffusivity * angular**2, -speed * angular)
             factor = torch.exp(self.time * rates).reshape(-1, *(1,) * (-1 - dim))
-            # The inverse transform drops what becomes imaginary at the Nyquist frequency, a sine that no node sees.
+            # The inverse transform drops the imaginary part at the Nyquist frequency, a sine that vanishes at all nodes.
             values = torch.fft.irfft(torch.fft.rfft(values, dim=dim) * factor, n=axis.size, dim=dim)
         return values * math.exp(-self.decay * self.time)

@@ -19,7 +19,7 @@ _GAUSS_POINTS = 3
 """Gauss-Legendre points per cell: exact for the interpolant, which has degree 5 there."""
 
 _MATRIX_ELEMENTS = 2**22
-"""Largest part of the interpolation matrix built at once (32 MiB)."""
+"""Number of entries of the interpolation matrix per chunk (32 MiB)."""
 
 _STARTS = {"linear": 0.0, "exponential": 1.0, "logistic": 0.5}
 
@@ -45,7 +45,7 @@ class Antiderivative(GaussianInputProblem):
     overflow the exponential.
 
     Args:
-        equation: Which equation.
+        equation: Name of the equation.
         start: s(0): any number for the linear equation (0 by default), not 0 for the exponential one (1), inside (0, 1) for
             the logistic one (1/2).
         random_field: Distribution of v, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];

@@ -22,26 +22,26 @@ from probneural.problems.input_distributions import InputDistribution, check_sam
 from probneural.problems.random_fields import GaussianRandomField
 
 _CHUNK_ELEMENTS = 2**22
-"""Grid values solved at once when sampling (32 MiB in float64)."""
+"""Number of grid values per chunk of solves in sampling (32 MiB in float64)."""
 
 _CUBE_SLACK = 1e-9
-"""How far outside the closed unit cube a design may lie: rounding of the optimiser that proposed it."""
+"""Tolerated distance of a design from the closed unit cube: rounding of optimisers."""
 
 
 class Problem(Undisturbed, ABC):
-    """An operator between functions on a box whose values are known exactly, with a distribution of its inputs; abstract.
+    """An operator between functions on a box with exact solutions and a distribution of inputs; abstract.
 
-    Inputs and outputs live on one grid. A problem draws *coefficients*, so one seed is the same functions on every grid; a
-    resolution that cannot hold the distribution's functions (2K + 1 points on an axis for K modes) is refused. Solutions are
-    computed in float64 and then rounded to the dtype asked for. Everything is dimensionless, unless a problem says otherwise.
+    Inputs and outputs have one grid. A problem draws *coefficients*, so one seed gives the same functions on every grid; a
+    resolution below that of the distribution (2K + 1 points on an axis for K modes) raises an error. Solutions are
+    computed in float64 and then rounded to the requested dtype. All quantities are dimensionless unless documented.
 
     Attributes:
         in_channels: Channels of an input.
         out_channels: Channels of an output.
         lengths: Extent of the box on every axis.
         origin: Lower end of the box on every axis.
-        periodic: Whether the grid's axes are periodic, all or one by one; the others include both end points.
-        is_linear: Whether the solution operator is linear, and so its own derivative.
+        periodic: Whether the grid's axes are periodic, one bool for all or one per axis; non-periodic axes include both ends.
+        is_linear: Whether the solution operator is linear, and hence equal to its derivative.
         design_dim: Number d of coordinates of the design space, see [`encode`][probneural.problems.Problem.encode].
     """
 
@@ -56,7 +56,7 @@ class Problem(Undisturbed, ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What tables call the problem, with the parameter of its equation."""
+        """Name of the problem in tables, with the parameter of its equation."""
 
     @property
     @abstractmethod
@@ -89,7 +89,7 @@ class Problem(Undisturbed, ABC):
     def _differentiate(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         """Map float64 inputs and directions `(n, in_channels, *grid)` to the derivative `(n, out_channels, *grid)`.
 
-        Override where a closed form is cheaper, or where there is no derivative (an UnsupportedError).
+        Override it if a closed form is cheaper, or if there is no derivative (an UnsupportedError).
         """
         if self.is_linear:
             return self._solve(direction, grid)
@@ -152,16 +152,16 @@ class Problem(Undisturbed, ABC):
         Args:
             n: Number of pairs.
             resolution: Points per axis.
-            seed: Seed of the draw; the same seed and n are the same functions at every resolution.
-            dtype: Of the values returned; the arithmetic is float64.
-            device: Where to solve, `"auto"` for CUDA where there is one. The coefficients are drawn on the CPU, so a seed is
+            seed: Seed of the draws; the same seed and n give the same functions at every resolution.
+            dtype: Dtype of the returned values; the arithmetic is float64.
+            device: Device of the solver, `"auto"` for CUDA if available. Coefficients are drawn on the CPU, so a seed gives
                 the same functions on every device.
 
         Returns:
             Pairs on one grid, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
+            ArgumentError: If n is less than 1, or the device does not exist here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         grid, parts = self._drawn(n, resolution=resolution, seed=seed, dtype=dtype, device=device)
@@ -186,14 +186,14 @@ class Problem(Undisturbed, ABC):
             n: Number of functions.
             resolution: Points per axis.
             seed: Seed of the draw.
-            dtype: Of the values returned.
-            device: Where to evaluate them; `"auto"` for CUDA where there is one.
+            dtype: Dtype of the returned values.
+            device: Device of the evaluation; `"auto"` for CUDA if available.
 
         Returns:
             The inputs that `sample` draws with the same arguments, on the device.
 
         Raises:
-            ArgumentError: If n is less than 1, or there is no such device here that computes in float64.
+            ArgumentError: If n is less than 1, or the device does not exist here that computes in float64.
             ResolutionError: If an axis has fewer points than the distribution needs.
         """
         grid, parts = self._drawn(n, resolution=resolution, seed=seed, dtype=dtype, device=device)
@@ -222,7 +222,7 @@ class Problem(Undisturbed, ABC):
 
         Raises:
             GridError: If the grid is not of that kind.
-            ShapeError: If the number of channels is another, or there are no fields.
+            ShapeError: If the number of channels differs, or there are no fields.
             DataError: If a value is not finite.
         """
         self._check_field(inputs, "inputs")
@@ -232,7 +232,7 @@ class Problem(Undisturbed, ABC):
         """The Fréchet derivative of the solution operator at `inputs`, applied to `direction`, exactly.
 
         Args:
-            inputs: Where to differentiate, as in `solve`.
+            inputs: Inputs at which to differentiate, as in `solve`.
             direction: Perturbation of the inputs, of the same shape on the same grid.
 
         Returns:
@@ -240,7 +240,7 @@ class Problem(Undisturbed, ABC):
 
         Raises:
             GridError: If the grids differ, or are not of the problem's kind.
-            ShapeError: If the shapes differ, the number of channels is another, or there are no fields.
+            ShapeError: If the shapes or the number of channels differ, or there are no fields.
             DataError: If a value is not finite.
             UnsupportedError: If the solution operator has no derivative.
         """
@@ -311,7 +311,7 @@ class Problem(Undisturbed, ABC):
         return Grid.uniform(sizes, lengths=self.lengths, origin=self.origin, periodic=self.periodic)
 
     def _chunks(self, coefficients: Tensor, grid: Grid) -> tuple[Tensor, ...]:
-        """Coefficients of as many functions at a time as are solved at once when sampling."""
+        """Coefficients in the chunks of sampling."""
         return coefficients.split(max(1, _CHUNK_ELEMENTS // grid.size))
 
     def _check_resolution(self, sizes: Sequence[int]) -> None:
@@ -320,13 +320,13 @@ class Problem(Undisturbed, ABC):
         if any(size < needed for size, needed in zip(sizes, least, strict=True)):
             needed = str(least[0]) if len({*least}) == 1 else str(least)
             raise ResolutionError(
-                expected=f"at least {needed} points per axis, which is what the distribution of the inputs needs",
+                expected=f"at least {needed} points per axis for the distribution of the inputs",
                 got=str(tuple(sizes)),
                 remedy="raise the resolution, or give the problem a distribution of fewer modes",
             )
 
     def _check_grid(self, grid: Grid) -> None:
-        """Raise a GridError unless a grid is one that `grid` could return, at any resolution; inputs of `solve` live on it."""
+        """Raise a GridError unless a grid of `solve` is a grid of the problem, at any resolution."""
         check_grid(grid)
         dimension = self.dimension
         if not grid.is_uniform or grid.dimension != dimension or grid != self._uniform(grid.shape):

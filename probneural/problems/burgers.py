@@ -17,7 +17,7 @@ from probneural.problems.evolution import Evolution
 from probneural.problems.gaussian_input import GaussianInputProblem
 
 _CHUNK_ELEMENTS = 2**21
-"""Weights held at once, fields x grid points x quadrature points (16 MiB in float64)."""
+"""Number of weights per chunk, fields x grid points x quadrature points (16 MiB in float64)."""
 
 _LEAST_POINTS = 256
 """Quadrature points that are always afforded."""
@@ -26,7 +26,7 @@ _POINTS_PER_WIDTH = 2.5
 """Quadrature points per standard deviation of the narrowest weight; 1.4 would reach rounding error for a Gaussian one."""
 
 _MOST_POINTS = 2**16
-"""Quadrature points beyond which the problem counts as out of reach."""
+"""Maximum number of quadrature points."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Burgers(Evolution, GaussianInputProblem):
 
     Args:
         viscosity: ν, in length squared per time.
-        time: t, at which the output is read.
+        time: Time t of the output.
         random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
             by default GRF(25, 5, 2) with 31 modes.
         design_dim: Coordinates of the design space, at most 2K.
@@ -171,7 +171,7 @@ class Burgers(Evolution, GaussianInputProblem):
         return mass.log() - distance.square() / spread
 
     def _weights(self, potential: Tensor, log_kernel: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the weights p(y | x) of a few fields at a time, `(rows, N, points)`, with the rows they belong to."""
+        """Yield the weights p(y | x) of chunks of fields, `(rows, N, points)`, with their rows."""
         step = max(1, _CHUNK_ELEMENTS // log_kernel.numel())
         for first in range(0, len(potential), step):
             rows = slice(first, first + step)

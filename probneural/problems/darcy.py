@@ -21,7 +21,7 @@ _PANELS_PER_WAVE = 4
 """Least panels per wavelength of the distribution's highest mode (at K = 31, 63 grid points get two panels a cell)."""
 
 _MATRIX_ELEMENTS = 2**22
-"""Largest part of the interpolation matrix built at once (32 MiB)."""
+"""Number of entries of the interpolation matrix per chunk (32 MiB)."""
 
 
 @dataclass(frozen=True)

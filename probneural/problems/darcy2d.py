@@ -20,7 +20,7 @@ from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import divide, eigenvalues
 
 _OUTSIDE = 1e-5
-"""Fraction of a function outside the family that is forgiven: rounding of float32 values."""
+"""Tolerated relative distance of a function from the family: rounding of float32 values."""
 
 
 @dataclass(frozen=True)
@@ -34,28 +34,27 @@ class Darcy2D(GaussianInputProblem):
 
     with (−Δ)⁻¹ exact in sine modes. The map is nonlinear in a, linear in f, non-local in both.
 
-    Inputs have two channels: φ, the *square root* of the permeability, and f. It is the root, because admissible roots
-    form a linear space, that of harmonic polynomials up to `degree` D, so that derivatives within it exist. The distribution is
+    Inputs have two channels: φ, the *square root* of the permeability, and f. Admissible roots form a linear space, the
+    harmonic polynomials up to `degree` D, so directional derivatives within it exist. The distribution is
 
         φ = 1/(2D + 1) Σ_j w_j F(x; θ_j),   log w_j uniform on (−spread, spread),   f = φ h,
 
     with F(·; θ_j) the harmonic polynomial that equals Fejér's kernel of degree D around the angle θ_j on the circle through
-    the corners of the square, and h a Gaussian random field of sine modes. Fejér's kernels are not negative and add up to
-    one, so φ is an average of the weights: positive, whatever they are. Any harmonic polynomial of the degree is such a sum.
+    the corners of the square, and h a Gaussian random field of sine modes. Fejér's kernels are non-negative and sum to
+    one, so φ is a weighted average of positive weights and is positive. Any harmonic polynomial of the degree is such a sum.
 
-    Good values: by default the largest permeability of a draw is about five times its least, and at most e⁴ = 55 times.
+    Contrast: by default the largest permeability of a draw is about five times the smallest, and at most e⁴ = 55 times.
 
-    Failure modes: `solve` and `derivative` take permeabilities of the family only, and refuse others (harmonic polynomials
-    are told from others on grids of more than 2D + 1 points). Harmonic functions have no extrema inside, so there are no
-    islands of high or low permeability. Own sources are treated as f = φh with h the sine interpolant of f/φ; their values
-    on the boundary are not read.
+    Failure modes: `solve` and `derivative` raise an error for permeabilities outside the family (detected on grids of more
+    than 2D + 1 points). Harmonic functions have no interior extrema, so there are no islands of high or low permeability.
+    Sources that you pass are treated as f = φh with h the sine interpolant of f/φ; their values on the boundary are ignored.
 
     Args:
-        degree: D, of the harmonic polynomials.
+        degree: Degree D of the harmonic polynomials.
         spread: Largest |log w|, dimensionless; log a stays within ±2 `spread`.
         random_field: Distribution of h, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
             by default GRF(25, 5, 2) with 15 sine modes per axis.
-        design_dim: Coordinates of the design space, dealt to the weights and h in turn.
+        design_dim: Number of coordinates of the design space, assigned alternately to the weights and h.
 
     Raises:
         ArgumentError: If an argument is out of range.
@@ -110,7 +109,7 @@ class Darcy2D(GaussianInputProblem):
     def shifts(self) -> dict[str, Problem]:
         """`"amplitude"`: h twice as large; `"roughness"`: its α reduced by a quarter; `"contrast"`: 1.5 times the spread.
 
-        The roughness shift leaves the mean variance of h as it was.
+        The roughness shift preserves the mean variance of h.
         """
         return super().shifts() | {"contrast": replace(self, spread=1.5 * self.spread)}
 
@@ -152,7 +151,7 @@ class Darcy2D(GaussianInputProblem):
         if worst > _OUTSIDE:
             raise DataError(
                 expected=f"{what} that is a harmonic polynomial of degree up to {self.degree}",
-                got=f"one of which a fraction of {worst:.3g} is not",
+                got=f"a field with a fraction of {worst:.3g} outside the family",
                 remedy="the closed form is for these only; raise the degree, or solve for the pressure numerically",
             )
 
@@ -162,6 +161,6 @@ def _check_positive_root(root: Tensor) -> None:
     if least <= 0.0:
         raise DataError(
             expected="a positive first channel, the root of a permeability",
-            got=f"a least value of {least:.3g}",
+            got=f"a minimum of {least:.3g}",
             remedy="take the positive root",
         )

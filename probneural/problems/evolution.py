@@ -20,14 +20,14 @@ from probneural.trajectories import FieldTrajectories, check_times
 
 
 class Evolution(Problem):
-    """A problem whose output is the state at `time` of an equation that started from the input; abstract.
+    """A problem whose output is the state at `time` of an evolution equation with the input as initial state; abstract.
 
     The state at any time is the input's first `out_channels` channels moved on, the solution operators are a semigroup,
     S(s + t) = S(s) S(t), and further channels of an input are parameters that do not vary in time.
 
     Attributes:
-        time: t, at which the output is read; in trajectories the times say that.
-        state_first: Whether the state's channels come first in an input, and the parameters behind them.
+        time: Time t of the output; trajectories take explicit times.
+        state_first: Whether an input's channels are the state's followed by the parameters.
     """
 
     state_first: ClassVar[bool] = True
@@ -57,16 +57,16 @@ class Evolution(Problem):
             n: Number of trajectories.
             times: Times since the start, positive and ascending, in the problem's units.
             resolution: Points per axis.
-            seed: Seed of the draw; the same seed and n are the same functions at every resolution, and those of `sample`.
-            dtype: Of the values returned; the arithmetic is float64.
+            seed: Seed of the draws; the same seed and n give the same functions at every resolution and in `sample`.
+            dtype: Dtype of the returned values; the arithmetic is float64.
 
         Returns:
-            States on one grid, on the CPU, some inputs at a time: no more memory than the result and what `sample` needs.
+            States on one grid, on the CPU, computed in chunks of inputs.
 
         Raises:
             ArgumentError: If n is less than 1, or the times are not finite, positive and ascending.
             ResolutionError: If an axis has fewer points than the distribution needs.
-            UnsupportedError: If the output of the problem is no state at one time.
+            UnsupportedError: If the output of the problem is not a state at one time.
 
         Examples:
             >>> from probneural.problems import Heat
@@ -93,7 +93,7 @@ class Evolution(Problem):
         return FieldTrajectories(Field(starts, grid), values, times=when)
 
     def _check_evolves(self) -> None:
-        """Raise an UnsupportedError if, as it is set up, the problem's output is no state; most always are."""
+        """Raise an UnsupportedError if the problem's output is not a state; it is one by default."""
 
     def _solve_coefficients_at(self, coefficients: Tensor, grid: Grid, times: Tensor) -> Iterator[Tensor]:
         """Map coefficients to the states `(n, out_channels, *grid)` at each of ascending times, in order and in float64.
@@ -104,6 +104,6 @@ class Evolution(Problem):
             yield self._at(time)._solve_coefficients(coefficients, grid)
 
     def _at(self, time: float) -> Evolution:
-        """The same problem, whose output is read at another time."""
+        """The same problem with another output time."""
         moved: Evolution = replace(self, time=time)  # type: ignore[type-var]
         return moved

@@ -21,7 +21,7 @@ class ExponentialRungeKutta:
     in λ and in what F holds.
 
     Args:
-        symbol: λ, which broadcasts against v.
+        symbol: The symbol λ, broadcastable to v.
         step: Length of a step h.
 
     Reference:
@@ -58,7 +58,7 @@ def phi_functions(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         [1.0, 0.5, 0.166666666667]
     """
     is_small = check_floating(z, "z").abs() < 1.0
-    small, large = torch.where(is_small, z, 0.0), torch.where(is_small, 1.0, z)  # what is not chosen stays finite
+    small, large = torch.where(is_small, z, 0.0), torch.where(is_small, 1.0, z)  # the unselected branch remains finite
     values = []
     recurrence = torch.expm1(large) / large
     for order in (1, 2, 3):

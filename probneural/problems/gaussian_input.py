@@ -1,4 +1,4 @@
-"""Problems whose inputs are made of a Gaussian random field: what they have in common."""
+"""Base class of problems with Gaussian random field inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from probneural.problems.random_fields import GaussianRandomField
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianInputProblem(Problem):
-    """A problem whose inputs are a Gaussian random field, or are made of one; abstract.
+    """A problem whose inputs are a Gaussian random field or a transformation of one; abstract.
 
     A subclass says what it is called, how it is solved, and what its field is by default. The dimension and the boundary of
     the default are those of every field that it takes.

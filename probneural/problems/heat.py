@@ -35,7 +35,7 @@ class Heat(Evolution, GaussianInputProblem):
 
     Args:
         diffusivity: ν, in length squared per time.
-        time: t, at which the output is read.
+        time: Time t of the output.
         dimension: Number of space dimensions d, from 1 to 3.
         boundary: `"periodic"`, or `"dirichlet"` for zero values on the boundary (grids then include both end points).
         random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];

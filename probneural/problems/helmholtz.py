@@ -19,7 +19,7 @@ from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import divide, eigenvalues
 
 _CLOSEST = 1e-9
-"""Relative distance of k² to an eigenvalue below which it counts as a resonance."""
+"""Relative distance of k² to an eigenvalue that is treated as a resonance."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Helmholtz(GaussianInputProblem):
             raise ArgumentError(expected="a spread below 1", got=repr(self.spread), remedy="at 1, k² reaches the resonance")
         if self.resonance_distance <= _CLOSEST * self.wavenumber**2:
             raise ArgumentError(
-                expected="a wavenumber whose square is no resonance, π²(i² + j²)",
+                expected="a wavenumber whose square is not a resonance, π²(i² + j²)",
                 got=repr(self.wavenumber),
                 remedy="move it away; see resonance_distance",
             )
@@ -146,7 +146,7 @@ class Helmholtz(GaussianInputProblem):
         return divide(values[:, :1], grid, divisor=gap)
 
     def _read_squared_wavenumber(self, values: Tensor) -> Tensor:
-        """k² of each field, `(n, 1, 1, 1)`, or `(1, 1, 1, 1)` where it is fixed."""
+        """k² of each field, `(n, 1, 1, 1)`, or `(1, 1, 1, 1)` if it is fixed."""
         if not self.vary_wavenumber:
             return values.new_full((1, 1, 1, 1), self.wavenumber**2)
         channel = values[:, 1:]
@@ -168,7 +168,7 @@ def _check_constant(channel: Tensor, mean: Tensor) -> None:
 def _check_resonance(gap: Tensor, squared: Tensor) -> None:
     if bool((gap.abs() <= _CLOSEST * squared.abs()).any()):
         raise DataError(
-            expected="a second channel k² that is no resonance, π²(i² + j²)",
+            expected="a second channel k² that is not a resonance, π²(i² + j²)",
             got="one within rounding of a resonance",
             remedy="there the equation has no unique solution; move k² away",
         )

@@ -19,7 +19,7 @@ from probneural.randomness import check_seed, stream
 
 
 class InputDistribution(Undisturbed, ABC):
-    """A distribution of coefficient vectors, from which a problem builds its input functions on any grid; abstract.
+    """A distribution of coefficient vectors of input functions on any grid; abstract.
 
     Attributes:
         dimension: Number of axes of the functions.
@@ -34,7 +34,7 @@ class InputDistribution(Undisturbed, ABC):
 
         @property
         def minimum_resolution(self) -> int:
-            """Fewest points per axis on which the functions are allowed."""
+            """Minimum number of points per axis for the functions."""
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class InputDistribution(Undisturbed, ABC):
 
     @abstractmethod
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
-        """Coefficients of which the d leading ones lie at given quantiles, and the others at their medians.
+        """Coefficients with the d leading ones at given quantiles, and the others at their medians.
 
         Args:
             probabilities: `(n, d)` with d up to `size`, in [0, 1], dimensionless; 0 and 1 give finite coefficients.
@@ -67,7 +67,7 @@ class InputDistribution(Undisturbed, ABC):
             `(n, size)`, float64, on the CPU.
 
         Raises:
-            ArgumentError: If n is less than 1, or the seed is none.
+            ArgumentError: If n is less than 1, or the seed is invalid.
         """
         check_integer(n, "n")
         return self._coefficients(n, stream(check_seed(seed), "functions"))
@@ -80,7 +80,7 @@ class UniformParameters(InputDistribution):
     Args:
         lower: Least value of each parameter, in the parameter's units.
         upper: Largest value of each, above the least.
-        dimension: Number of axes of the functions that the parameters describe.
+        dimension: Number of axes of the functions with these parameters.
         minimum_resolution: Fewest points per axis on which the functions are allowed.
 
     Raises:
@@ -106,7 +106,7 @@ class UniformParameters(InputDistribution):
             assign(self, **{name: tuple(check_real(bound, name) for bound in bounds)})
         if len(self.lower) != len(self.upper) or not all(low < high for low, high in zip(self.lower, self.upper, strict=True)):
             raise ArgumentError(
-                expected="as many lower bounds as upper ones, each below its upper one",
+                expected="equal numbers of lower and upper bounds, each lower one below its upper one",
                 got=f"{self.lower} and {self.upper}",
                 remedy="give two tuples of equal length",
             )
@@ -131,13 +131,13 @@ class UniformParameters(InputDistribution):
 class IndependentDistributions(InputDistribution):
     """Several distributions side by side: the coefficients of each, one after the other.
 
-    Quantiles are dealt out in turn, so the leading coordinates of a design reach every part.
+    Quantiles are assigned to the parts alternately, so the leading coordinates of a design affect every part.
 
     Args:
         parts: The distributions, over functions of one dimension.
 
     Raises:
-        ArgumentError: If there are none, or their dimensions differ.
+        ArgumentError: If there are no parts, or their dimensions differ.
     """
 
     parts: tuple[InputDistribution, ...]
@@ -152,17 +152,17 @@ class IndependentDistributions(InputDistribution):
             raise ArgumentError(
                 expected="at least one distribution, all of one dimension",
                 got=str([part.dimension for part in self.parts]),
-                remedy="give a tuple of distributions over functions of equally many axes",
+                remedy="give a tuple of distributions over functions of equal dimension",
             )
 
     @property
     def dimension(self) -> int:
-        """Number of axes, which all parts share."""
+        """Number of axes of all parts."""
         return self.parts[0].dimension
 
     @property
     def minimum_resolution(self) -> int:
-        """The finest that any part asks for."""
+        """Maximum over the parts."""
         return max(part.minimum_resolution for part in self.parts)
 
     @property
@@ -181,7 +181,7 @@ class IndependentDistributions(InputDistribution):
         return coefficients.split([part.size for part in self.parts], dim=1)
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
-        """Quantiles dealt out in turn; see the base class."""
+        """Alternately assigned quantiles; see the base class."""
         check_levels(probabilities, self.size)
         hands: list[list[Tensor]] = [[] for _ in self.parts]
         owner = 0
@@ -230,12 +230,12 @@ class StateDistribution(InputDistribution):
 
     @property
     def dimension(self) -> int:
-        """Number of axes, which the distribution of the coefficients says."""
+        """Number of axes of the distribution of the coefficients."""
         return self.coefficients.dimension
 
     @property
     def minimum_resolution(self) -> int:
-        """Fewest points per axis, which the distribution of the coefficients says."""
+        """Minimum number of points per axis of the distribution of the coefficients."""
         return self.coefficients.minimum_resolution
 
     @property

@@ -1,4 +1,4 @@
-"""Potential flow around Joukowski airfoils, with exact pressure and lift and a mesh of its own for each sample."""
+"""Potential flow around Joukowski airfoils, with exact pressure and lift and one mesh per sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from probneural.randomness import check_seed, stream
 _OUTER = 2.5
 """Radius of the outer circle of the mesh, in radii of the circle that is mapped to the airfoil."""
 _SURFACE = 720
-"""Points of the surface among which the nearest one is found."""
+"""Number of surface points in the search of the nearest one."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class JoukowskiAirfoil(Undisturbed):
 
     @property
     def name(self) -> str:
-        """What tables call the problem."""
+        """Name of the problem in tables."""
         return "Joukowski airfoil"
 
     def sample(self, n: int, *, resolution: int, seed: int, dtype: torch.dtype = torch.float32) -> FieldPairs:
-        """Draw airfoils and angles and solve for each, on an O-grid of triangles of its own for each sample.
+        """Draw airfoils and angles and solve for each, on one O-grid of triangles per sample.
 
         Args:
             n: Number of pairs.
             resolution: Largest number of points of each mesh: rings times points on the airfoil, about seven times as many.
             seed: Seed of the draw: the same seed and n are the same airfoils on every mesh.
-            dtype: Of the values returned; the arithmetic is float64.
+            dtype: Dtype of the returned values; the arithmetic is float64.
 
         Raises:
             ArgumentError: If a number is out of range.
@@ -164,7 +164,7 @@ def _mapped(zeta: Complex128[Tensor, "n p"], centre: Complex128[Tensor, "n 1"]) 
 def _nearest(
     z: Complex128[Tensor, "n p"], centre: Complex128[Tensor, "n 1"]
 ) -> tuple[Float64[Tensor, "n p"], Float64[Tensor, "n p 2"]]:
-    """Distance to the nearest of many points of the surface, and the normal there, which points into the flow."""
+    """Distance to the nearest surface point, and the normal at it into the flow."""
     turns = torch.exp(2j * math.pi * (torch.arange(_SURFACE, dtype=torch.float64) + 0.5) / _SURFACE)
     zeta = centre + (1.0 - centre) * turns
     # dz = (1 - 1/ζ²) i (ζ - μ) dθ, and -i dz / |dz| is the normal

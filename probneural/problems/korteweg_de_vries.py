@@ -20,7 +20,7 @@ from probneural.problems.spectral import spectral_derivative
 from probneural.problems.time_integration import TimeIntegrator
 
 _RESOLUTION = 64
-"""Least points on the window; twice as many resolve the default solitons to four digits."""
+"""Minimum number of points on the window; twice as many resolve the default solitons to four digits."""
 
 
 _INTEGRATOR = TimeIntegrator()
@@ -52,11 +52,11 @@ class KortewegDeVries(Evolution):
     them come back on the left.
 
     Args:
-        time: t, at which the output is read.
+        time: Time t of the output.
         solitons: 1 or 2.
         lower: Least κ₁, κ₂, x₁, x₂ (κ₁, x₁ for one soliton), with all κ₁ below all κ₂.
         upper: Largest.
-        integrator: How `solve` integrates in time, and to which tolerances.
+        integrator: Method and tolerances of the time integration in `solve`.
         design_dim: Coordinates of the design space, at most the number of parameters.
 
     Raises:

@@ -20,13 +20,13 @@ from probneural.problems.input_distributions import IndependentDistributions, In
 from probneural.problems.random_fields import GaussianRandomField
 
 _CHUNK_ELEMENTS = 2**18
-"""Values of the state that are advanced at once: few enough for a processor's cache."""
+"""Number of state values per chunk of time stepping, which fits into a processor's cache."""
 
 _ROUNDING = 1e-5
-"""Relative variation over space of the viscosity's channel that is forgiven: rounding of float32 values."""
+"""Tolerated relative variation of the viscosity's channel over space: rounding of float32 values."""
 
 Parameter = float | tuple[float, float]
-"""A number, or an interval from which every function has its own, as a further channel of the input."""
+"""A number, or an interval of values drawn per sample, as a further channel of the input."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class KuramotoSivashinsky(Evolution):
     """State at time 0 to state at time t of ∂u/∂t + u ∂u/∂x + ∂²u/∂x² + ν ∂⁴u/∂x⁴ = 0, periodic on [0, L), on its attractor.
 
     Long waves are unstable (those of angular wavenumber below 1/√ν), short ones are damped, and the nonlinear term carries
-    energy from the ones to the others: cells of length 9 or so that merge and split for ever. The mean is conserved; that of
+    energy from long to short waves: cells of length about 9 merge and split indefinitely. The mean is conserved; that of
     the inputs is 0.
 
     The equation is chaotic. At the defaults the largest Lyapunov exponent is 0.084 ± 0.002 (8 states followed for 500), so a
@@ -61,8 +61,8 @@ class KuramotoSivashinsky(Evolution):
 
     Args:
         length: L; at 22 chaos has few degrees of freedom, and their number grows with L.
-        time: t, at which the output is read.
-        viscosity: ν, or an interval from which every function has its own, as a second channel of the input.
+        time: Time t of the output.
+        viscosity: ν, or an interval of values drawn per sample, as a second channel of the input.
         spin_up: Time that Gaussian random fields evolve before they are inputs.
         step: Longest step in time.
         points: Points of the internal grid, by default 3 L/√ν or a few more.
@@ -123,7 +123,7 @@ class KuramotoSivashinsky(Evolution):
     @property
     def input_distribution(self) -> EvolvedStates:
         """States on the attractor, and viscosities."""
-        return EvolvedStates(replace(self, time=1.0, design_dim=1))  # on neither of which it depends
+        return EvolvedStates(replace(self, time=1.0, design_dim=1))  # independent of both
 
     def shifts(self) -> dict[str, Problem]:
         """`"time"`: twice the time; `"start"`: smooth random states, off the attractor."""
@@ -136,12 +136,12 @@ class KuramotoSivashinsky(Evolution):
 
     @property
     def _size(self) -> float:
-        """The length in units in which the viscosity is 1."""
+        """The length in units of unit viscosity."""
         return self.length / math.sqrt(self._viscosities[0])
 
     @property
     def _coarse_points(self) -> int:
-        """Points on which a state of the distribution is stored: an odd number."""
+        """Number of points of a stored state of the distribution, odd."""
         return 2 * math.ceil(0.73 * self._size) + 1
 
     def _random_states(self) -> GaussianRandomField:
@@ -196,7 +196,7 @@ class KuramotoSivashinsky(Evolution):
             yield torch.cat(parts)
 
     def _advance(self, values: Tensor, grid: Grid, fine: Grid, times: Sequence[float]) -> Iterator[Tensor]:
-        """States at ascending times of few inputs, which are advanced on a fine grid."""
+        """States of a chunk of inputs at ascending times, integrated on a fine grid."""
         # Linear part k² − ν k⁴, nonlinear part −(ik/2) (u²)^ without the frequencies |k| ≥ N/3.
         counts = torch.fft.rfftfreq(fine.size, 1.0 / fine.size, dtype=torch.float64).round().to(values.device)
         squares = (2.0 * math.pi / self.length * counts) ** 2
@@ -210,7 +210,7 @@ class KuramotoSivashinsky(Evolution):
         spectrum = torch.fft.rfft(resample(values[:, :1], grid, fine), norm="forward")
         method, length = None, math.nan
         for begin, end in zip((0.0, *times), times, strict=False):
-            # A quotient of rounded times may exceed a whole number by rounding, which is no reason for another step.
+            # A quotient of rounded times may exceed an integer by rounding, which must not add a step.
             steps = max(1, math.ceil((end - begin) / self.step - 1e-6))
             if method is None or not math.isclose((end - begin) / steps, length, rel_tol=1e-12):
                 length = (end - begin) / steps
@@ -236,7 +236,7 @@ class KuramotoSivashinsky(Evolution):
             raise DataError(
                 expected="parameters that are constant in space",
                 got=f"a channel that varies by {float(deviation.amax()):.3g}",
-                remedy="give each function one number per parameter, as channels behind the state",
+                remedy="give each sample one number per parameter, as channels after the state",
             )
         if not bool((means.detach() > 0).all()):
             raise DataError(
@@ -252,7 +252,7 @@ class EvolvedStates(InputDistribution):
     """Smooth random states that have evolved for some time, as nodal values on a coarse grid, with viscosities.
 
     Args:
-        problem: What they evolve by, for its `spin_up`.
+        problem: The problem, which defines evolution and `spin_up`.
     """
 
     problem: KuramotoSivashinsky
@@ -273,9 +273,9 @@ class EvolvedStates(InputDistribution):
         return self.minimum_resolution + self.problem.in_channels - 1
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
-        """Smooth random states of which the leading coefficients lie at given quantiles, without evolution; see the base class.
+        """Smooth random states with leading coefficients at given quantiles, without evolution; see the base class.
 
-        Quantiles are dealt to states and viscosities in turn.
+        Quantiles are assigned alternately to states and viscosities.
         """
         return self.problem._nodal(self.problem._starts().quantiles(probabilities))
 

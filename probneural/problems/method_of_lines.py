@@ -1,4 +1,4 @@
-"""Your own evolution equation as a problem: discretised in space by you, integrated in time to a tolerance."""
+"""User-defined evolution equations: your discretisation in space, adaptive integration in time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.time_integration import IntegrationError, TimeIntegrator
 
 _CHUNK_ELEMENTS = 2**20
-"""Values of the state integrated at once (8 MiB, and some 15 times that in stages of a Runge-Kutta step)."""
+"""Number of state values per integration (8 MiB, and about 15 times that in stages of a Runge-Kutta step)."""
 
 _DEFAULT_INPUTS = GaussianRandomField(1, 31)
 _DEFAULT_INTEGRATOR = TimeIntegrator()
@@ -38,38 +38,38 @@ _SEE = "see MethodOfLines for its arguments"
 
 @dataclass(frozen=True)
 class MethodOfLines(Evolution):
-    """Initial state to state at time t of an equation of your own, ∂u/∂t = L u + F(t, u), on a grid.
+    """Initial state to state at time t of a user-defined equation, ∂u/∂t = L u + F(t, u), on a grid.
 
-    You say what F is on any grid; the distribution, the sampling, the derivative and the design space are those of every
-    problem. Time is integrated by torchdiffeq with steps that adapt to the tolerances. Everything is dimensionless.
+    You define F on any grid; distribution, sampling, derivative and design space are those of every problem. torchdiffeq
+    integrates in time with adaptive steps. All quantities are dimensionless.
 
         >>> def allen_cahn(t, u, grid):
         ...     return 0.01 * spectral_derivative(u, grid, order=2) + u - u**3
         >>> problem = MethodOfLines(allen_cahn, name="Allen-Cahn")
 
-    **Stiff equations.** On N points an explicit method takes steps of order N^−m for a spatial derivative of order m. Three
-    ways out, best first: a `linear_symbol` for the part L that is diagonal in Fourier space, which is then solved exactly by
+    **Stiff equations.** On N points an explicit method takes steps of order N^−m for a spatial derivative of order m.
+    Remedies, best first: a `linear_symbol` for the part L that is diagonal in Fourier space, which is then solved exactly by
     an integrating factor; `TimeIntegrator(method="BDF")`, `"Radau"` or `"LSODA"`, implicit methods of SciPy, which treat the
-    fields one by one on the CPU; patience. The equation of Kuramoto and Sivashinsky, for example, is
+    fields one by one on the CPU. The equation of Kuramoto and Sivashinsky, for example, is
     `linear_symbol=lambda k: k**2 - k**4` with F = −u ∂u/∂x.
 
     **Accuracy.** The error in time follows the integrator's tolerances (each step's root-mean-square error of every field
-    stays below atol + rtol |u|; errors accumulate). The error in space is that of your F on the grid, and nothing here
-    estimates it: solve at two resolutions. Unlike the exact problems, the same seed is thus the same outputs at two
-    resolutions only as far as both resolve the solution. A step is shared by the fields that are solved together, so a
-    field's solution depends on its company within the tolerance.
+    stays below atol + rtol |u|; errors accumulate). The error in space is that of your F on the grid and is not
+    estimated: solve at two resolutions. Unlike in the exact problems, one seed gives the same outputs at two resolutions
+    only as far as both resolve the solution. Fields solved together share their steps, so a field's solution depends on the
+    other fields within the tolerance.
 
-    **Derivatives.** Autograd goes through the steps and keeps them all (an adjoint equation would need the state backwards in
-    time, which diffusion makes ill-posed): it is the derivative of the steps taken, and where an explicit method meets a
-    stiff equation those need not suit perturbations rougher than the state. `derivative` and forward mode integrate the
-    tangent equation, whose error is under control too; they are linear in the direction within the tolerance. F has to be
-    differentiable by PyTorch. Implicit methods have forward derivatives only.
+    **Derivatives.** Autograd differentiates the steps and stores them all (an adjoint equation would need the state backwards
+    in time, which diffusion makes ill-posed). With an explicit method and a stiff equation, these steps may be too large for
+    perturbations rougher than the state. `derivative` and forward mode integrate the tangent equation to the same
+    tolerances; they are linear in the direction within the tolerance. F must be differentiable by PyTorch. Implicit methods
+    have forward derivatives only.
 
     **Equality.** Two problems are equal if their functions are the same objects. A function defined in a module survives
     pickling; a lambda does not.
 
-    Failure modes: a DataError where the solution grows beyond all bounds, where steps vanish, or where there would be more
-    than `max_steps` of the integrator; it names remedies. `torch.func` transforms other than `jvp` are not supported.
+    Failure modes: a DataError if the solution diverges, steps vanish, or their number exceeds the integrator's `max_steps`.
+    `torch.func` transforms other than `jvp` are not supported.
 
     Args:
         right_hand_side: F, called as `F(t, u, grid)` with a scalar tensor t and float64 states `(n, c, *grid.shape)` on any
@@ -78,15 +78,15 @@ class MethodOfLines(Evolution):
             [`GaussianRandomField`][probneural.problems.GaussianRandomField], stretched from the unit cube to the domain; an
             [`IndependentDistributions`][probneural.problems.IndependentDistributions] of one per channel; or any other one in
             a [`StateDistribution`][probneural.problems.StateDistribution].
-        time: t, at which the output is read; the input is the state at time 0.
-        name: What tables call the problem.
+        time: Time t of the output; the input is the state at time 0.
+        name: Name of the problem in tables.
         linear_symbol: The symbol of L, called with one tensor of angular wavenumbers per axis (they broadcast against each
             other, in units of 1/length) and returning the rates λ, real or complex, that multiply e^(ikx); a leading axis of
             length c if channels differ. λ(−k) has to be the conjugate of λ(k). Needs a periodic domain.
-        domain: A uniform grid of any size on the domain; by default the periodic unit cube. On axes that are not periodic F
-            sees to the boundary conditions.
-        integrator: How time is integrated, and to which tolerances.
-        design_dim: Coordinates of the design space, at most the number of the distribution's coefficients.
+        domain: A uniform grid of any size on the domain; by default the periodic unit cube. On non-periodic axes F imposes
+            the boundary conditions.
+        integrator: Method and tolerances of the time integration.
+        design_dim: Number of coordinates of the design space, at most the number of the distribution's coefficients.
 
     Raises:
         ArgumentError: If an argument is out of range, or two of them contradict each other.
@@ -127,7 +127,7 @@ class MethodOfLines(Evolution):
             raise ArgumentError(
                 expected="a distribution of Gaussian random fields, one per channel, or a StateDistribution",
                 got=repr(self.input_distribution),
-                remedy="say by StateDistribution(distribution, function) how coefficients become states",
+                remedy="map coefficients to states by StateDistribution(distribution, function)",
             )
         if self.domain is not None:
             check_grid(self.domain, "domain", uniform=True)
@@ -152,11 +152,11 @@ class MethodOfLines(Evolution):
 
     @property
     def out_channels(self) -> int:  # type: ignore[override]
-        """Channels of the final state, as many."""
+        """Channels of the final state, equal to those of the initial state."""
         return self.in_channels
 
     def shifts(self) -> dict[str, Problem]:
-        """Shifts of Gaussian random fields, or else a longer time.
+        """Distribution shifts: of the Gaussian random fields, otherwise of the time.
 
         Returns:
             `"amplitude"`: every channel twice as large, and `"roughness"`: α reduced by a quarter at equal mean variance, if
@@ -175,7 +175,7 @@ class MethodOfLines(Evolution):
         return versions
 
     def _fields(self) -> tuple[GaussianRandomField, ...]:
-        """The distribution's Gaussian random fields, or none if it has other parts."""
+        """The distribution's Gaussian random fields; empty if a component is of another kind."""
         parts = (
             self.input_distribution.parts
             if isinstance(self.input_distribution, IndependentDistributions)
@@ -202,7 +202,7 @@ class MethodOfLines(Evolution):
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         rows = self._rows(grid)
-        # Forward mode cannot see into torchdiffeq; a function with a derivative of its own can be seen from outside.
+        # torchdiffeq does not support forward mode; a custom autograd function with a jvp does.
         moves = forward_ad.unpack_dual(values).tangent is not None
         advance = functools.partial(self._advance, grid=grid)
         push = functools.partial(self._push, grid=grid)
@@ -214,20 +214,20 @@ class MethodOfLines(Evolution):
         return torch.cat([self._push(start, change, grid) for start, change in pairs])
 
     def _rows(self, grid: Grid) -> int:
-        """Fields that are integrated together."""
+        """Number of fields per integration."""
         return max(1, _CHUNK_ELEMENTS // (self.in_channels * grid.size))
 
     def _push(self, values: Tensor, direction: Tensor, grid: Grid) -> Tensor:
         """The derivative along a direction, which is scaled to one because the tolerances apply to it too.
 
-        Steps that suit the state alone are not enough: what is stiff in the direction may be absent from the state.
+        Steps adapt to state and direction: stiff modes of the direction may be absent from the state.
         """
         size = direction.detach().flatten(1).abs().amax(1).reshape(-1, *(1,) * (direction.ndim - 1))
         size = torch.where(size > 0, size, torch.ones_like(size))
         return size * self._advance(values, grid, direction=direction / size)
 
     def _advance(self, values: Tensor, grid: Grid, *, direction: Tensor | None = None) -> Tensor:
-        """The state at the final time, or its derivative along a direction, of fields that share their steps."""
+        """The state at the final time, or its derivative along a direction, of fields with common steps."""
         states = values[None] if direction is None else torch.stack([values, direction])
         (end,) = self._path(states, grid, (self.time,))
         return end[-1]
@@ -296,7 +296,7 @@ class MethodOfLines(Evolution):
                     expected=f"finite rates of shape {tuple(spectrum)} from linear_symbol, or with a leading axis of "
                     f"{self.in_channels} channels",
                     got=describe_tensor(symbol),
-                    remedy="combine the tensors of wavenumbers that it is given",
+                    remedy="combine the tensors of wavenumbers that are its arguments",
                 )
             values.append(symbol.to(torch.complex128).expand(*(leading or (1,)), *spectrum))
         return torch.stack(values).mean(0)
@@ -321,7 +321,7 @@ class _Flow(torch.autograd.Function):
 
 
 class _Tangent(torch.autograd.Function):
-    """The derivative along a direction; a function of its own so that torchdiffeq is called outside of `torch.func`."""
+    """The derivative along a direction; a separate function, so that torchdiffeq is called outside of `torch.func`."""
 
     @staticmethod
     def forward(values: Tensor, direction: Tensor, push: Callable[..., Tensor]) -> Tensor:

@@ -18,12 +18,12 @@ from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import CORNER_TAIL
 
 _OUTSIDE = 1e-5
-"""Fraction of a vorticity off the shell that is forgiven: rounding of float32 values."""
+"""Tolerated relative distance of a vorticity from the shell: rounding of float32 values."""
 
 
 @dataclass(frozen=True)
 class GaussianShell(InputDistribution):
-    """Independent Gaussian coefficients of the waves √2 cos 2πk·x and √2 sin 2πk·x with |k|² = `shell`, on [0, 1)².
+    """Independent Gaussian coefficients of the modes √2 cos 2πk·x and √2 sin 2πk·x with |k|² = `shell`, on [0, 1)².
 
     Of k and −k the lexicographically larger is taken; all coefficients have the same variance, so the distribution is
     stationary.
@@ -69,7 +69,7 @@ class GaussianShell(InputDistribution):
 
     @property
     def minimum_resolution(self) -> int:
-        """Fewest points per axis that tell the shell's waves from all others of lower frequency."""
+        """Minimum number of points per axis that resolves the shell's modes without aliases."""
         return 2 * int(self.vectors.abs().max()) + 1
 
     @property
@@ -87,7 +87,7 @@ class GaussianShell(InputDistribution):
         return torch.cat([leading, leading.new_zeros(leading.shape[0], self.size - leading.shape[1])], dim=1)
 
     def evaluate(self, coefficients: Float[Tensor, "n size"], grid: Grid) -> Float[Tensor, "n nx ny"]:
-        """Values on a grid: the coefficients of cosines come first, then those of sines."""
+        """Values on a grid; coefficients are those of cosines, then those of sines."""
         phase = 2.0 * math.pi * torch.remainder(grid.points @ self.vectors.double().T, 1.0)
         waves = math.sqrt(2.0) * torch.cat([phase.cos(), phase.sin()], dim=1)
         return (coefficients @ waves.to(coefficients).T).unflatten(1, grid.shape)
@@ -120,7 +120,7 @@ class NavierStokesShell(Evolution):
     Args:
         shell: s = |k|², a sum of two squares.
         viscosity: ν, in length squared per time.
-        time: t, at which the output is read.
+        time: Time t of the output.
         drift: U, in length per time; inputs do not contain it.
         sigma: Standard deviation of the vorticity, per time.
         design_dim: Coordinates of the design space, at most the number of vectors on the shell.
@@ -203,8 +203,8 @@ class NavierStokesShell(Evolution):
         worst = float((outside / total.clamp(min=1e-300)).max().sqrt())
         if worst > _OUTSIDE:
             raise DataError(
-                expected=f"vorticities whose waves all have |k|² = {self.shell}, and that the grid resolves",
-                got=f"one of which a fraction of {worst:.3g} has not",
+                expected=f"resolved vorticities whose modes all have |k|² = {self.shell}",
+                got=f"a vorticity with a fraction of {worst:.3g} in other modes",
                 remedy="the closed form is for one shell; refine the grid, or project the vorticity onto the shell",
             )
 

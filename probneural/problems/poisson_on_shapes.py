@@ -1,4 +1,4 @@
-"""Poisson's equation on random plane domains, with exact solutions and a mesh of its own for each sample."""
+"""Poisson's equation on random plane domains, with exact solutions and one mesh per sample."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PoissonOnShapes(Undisturbed):
 
     @property
     def name(self) -> str:
-        """What tables call the problem."""
+        """Name of the problem in tables."""
         return "Poisson on shapes" + (", boundary data" if self.boundary_data else "")
 
     @property
@@ -78,14 +78,14 @@ class PoissonOnShapes(Undisturbed):
     def sample(
         self, n: int, *, resolution: int, seed: int, graded: bool = False, dtype: torch.dtype = torch.float32
     ) -> FieldPairs:
-        """Draw shapes and sources and solve for each, on a mesh of its own for each sample.
+        """Draw shapes and sources and solve for each, on one mesh per sample.
 
         Args:
             n: Number of pairs.
             resolution: Number of points of each mesh.
-            seed: Seed of the draw: the same seed and n are the same functions on every mesh.
+            seed: Seed of the draws: the same seed and n give the same functions on every mesh.
             graded: Whether points are dense near the boundary, in place of about uniform on the disk.
-            dtype: Of the values returned; the arithmetic is float64.
+            dtype: Dtype of the returned values; the arithmetic is float64.
 
         Raises:
             ArgumentError: If n or the resolution is too small.

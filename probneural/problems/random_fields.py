@@ -22,7 +22,7 @@ CORNER_TAIL = 1e-3
 of the map stays below 300 there (with 1e-6 it would be 2e5, which ruins gradient-based acquisition)."""
 
 Boundary = Literal["periodic", "dirichlet", "neumann"]
-"""Which eigenfunctions a Gaussian random field has."""
+"""Boundary conditions, which define the eigenfunctions of a Gaussian random field."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class GaussianRandomField(InputDistribution):
         sigma: Amplitude σ, in units of the field (the distribution's short name "GRF(25, 5, 2)" lists σ, τ, α).
         tau: Inverse length scale τ, in angular wavenumbers.
         alpha: Half the rate at which the coefficients' variance decays, larger is smoother.
-        boundary: Which eigenfunctions.
+        boundary: Boundary condition of the eigenfunctions.
 
     Raises:
         ArgumentError: If an argument is out of range.
@@ -83,7 +83,7 @@ class GaussianRandomField(InputDistribution):
 
     @property
     def minimum_resolution(self) -> int:
-        """Fewest points per axis on which the distribution is allowed: 2K + 1.
+        """Minimum number of points per axis: 2K + 1.
 
         That is what a periodic axis needs to hold K modes. Sine modes would fit on K + 2 points, but products and
         derivatives of the draws would not, so one rule serves all.
@@ -144,7 +144,7 @@ class GaussianRandomField(InputDistribution):
         Args:
             coefficients: `(n, size)`.
             grid: A uniform grid in d dimensions.
-            dtype: What to return; the coefficients' by default. The arithmetic is in the coefficients' dtype.
+            dtype: Dtype of the result; the coefficients' by default. The arithmetic is in the coefficients' dtype.
 
         Returns:
             `(n, *grid.shape)`.

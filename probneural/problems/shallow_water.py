@@ -43,13 +43,13 @@ class ShallowWater(Evolution, GaussianInputProblem):
     frequencies that the grid does not resolve it is as good as the trigonometric interpolant of the inputs.
 
     Args:
-        time: t, at which the output is read.
+        time: Time t of the output.
         rotation: f, the Coriolis frequency, in radians per time.
         gravity: g, in length per time squared.
         depth: H, in units of length.
         random_field: Distribution of h, of u and of v, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
             by default GRF(25, 5, 2) with 8 modes per axis.
-        design_dim: Coordinates of the design space, dealt to h, u and v in turn.
+        design_dim: Number of coordinates of the design space, assigned alternately to h, u and v.
 
     Raises:
         ArgumentError: If an argument is out of range.

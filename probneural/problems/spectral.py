@@ -28,7 +28,7 @@ def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0)
 
     Raises:
         GridError: If the axis is not periodic.
-        ArgumentError: If the order is negative or there is no such axis.
+        ArgumentError: If the order is negative or the axis is out of range.
 
     Reference:
         Trefethen (2000), Spectral Methods in MATLAB, chapter 3. Between boundaries, differentiate with
@@ -55,7 +55,7 @@ def spectral_derivative(u: Tensor, grid: Grid, *, order: int = 1, axis: int = 0)
 
 
 def dealias(u: Tensor, grid: Grid) -> Tensor:
-    """Drop the highest third of the frequencies on every axis, so that products of two fields do not alias onto the rest.
+    """Drop the highest third of the frequencies on every axis, so that products of two fields do not alias.
 
     Args:
         u: `(..., *grid.shape)`.
@@ -89,7 +89,7 @@ def dealias(u: Tensor, grid: Grid) -> Tensor:
 def _check_periodic(grid: Grid, flag: bool) -> None:
     if not flag:
         raise GridError(
-            expected="a uniform grid that is periodic where it is differentiated",
+            expected="a uniform grid that is periodic along the axis of differentiation",
             got=repr(grid),
             remedy="between boundaries use probneural.functionals.derivative",
         )
@@ -119,7 +119,7 @@ def without_mean(coefficients: Tensor) -> Tensor:
 
 
 def integrate(coefficients: Tensor) -> Tensor:
-    """The antiderivative of zero mean of a series without its own mean, which is not read."""
+    """The antiderivative of zero mean of a series, without the series' mean."""
     parts = coefficients[..., 1:] / rates(coefficients)[1:]  # so that no gradient divides by the rate of the mean, zero
     return torch.cat([torch.zeros_like(coefficients[..., :1]), parts], dim=-1)
 
@@ -130,7 +130,7 @@ def read(coefficients: Tensor, count: int) -> Tensor:
 
 
 def evaluate(coefficients: Tensor, points: Tensor) -> Tensor:
-    """Values of each series `(n, B)` at points of its own `(n, ...)`: Horner's rule on the unit circle, which is stable there.
+    """Values of each series `(n, B)` at separate points `(n, ...)`, by Horner's rule, which is stable on the unit circle.
 
     Work grows with points times frequencies, memory with the points alone.
     """
@@ -149,7 +149,7 @@ def modes(axis: Axis) -> tuple[Float64[Tensor, "size modes"], Float64[Tensor, " 
     if not axis.periodic:
         cells = axis.size - 1
         wavenumbers = torch.arange(1, cells)
-        # Whole numbers are reduced to one turn before the sine sees them, which is exact.
+        # Integers are reduced modulo one period before the sine, which is exact.
         turns = torch.remainder(numbers[:, None] * wavenumbers, 2 * cells).double() / cells
         waves = torch.sin(math.pi * turns)
         waves[0], waves[-1] = 0.0, 0.0

@@ -70,7 +70,7 @@ class SphereHeat(Undisturbed):
 
     @property
     def name(self) -> str:
-        """What tables call the problem."""
+        """Name of the problem in tables."""
         return f"Heat on the sphere, nu={self.diffusivity:g}"
 
     @staticmethod
@@ -125,8 +125,8 @@ class SphereHeat(Undisturbed):
             n: Number of pairs.
             resolution: Number of points of a Fibonacci lattice, 4 or more.
             points: Other points in its place, unit vectors `(p, 3)`.
-            seed: Seed of the draw: the same seed and n are the same functions at all points.
-            dtype: Of the values returned; the arithmetic is float64.
+            seed: Seed of the draws: the same seed and n give the same functions at all points.
+            dtype: Dtype of the returned values; the arithmetic is float64.
 
         Raises:
             ArgumentError: If a number is out of range, or both or neither of resolution and points are given.

@@ -24,12 +24,12 @@ Rate = Callable[[Tensor, Tensor], Tensor]
 
 
 class IntegrationError(Exception):
-    """There is no solution until the final time, or it takes too many steps."""
+    """Time integration failed: the solution does not exist up to the final time, or needs too many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeIntegrator:
-    """How the equations of [`MethodOfLines`][probneural.problems.MethodOfLines] are integrated in time.
+    """Time integrator of [`MethodOfLines`][probneural.problems.MethodOfLines].
 
     Args:
         method: Explicit Runge-Kutta pairs of order 5, 8 or 3, or implicit methods of SciPy.
@@ -55,7 +55,7 @@ class TimeIntegrator:
 
     @property
     def is_implicit(self) -> bool:
-        """Whether the method is one of SciPy's, which autograd cannot see."""
+        """Whether the method is one of SciPy's, without autograd."""
         return self.method in _IMPLICIT
 
     def advance(self, states: Tensor, rate: Rate, *, times: Sequence[float], symbol: Tensor | None) -> Iterator[Tensor]:
@@ -63,7 +63,7 @@ class TimeIntegrator:
 
         Args:
             states: `(k, n, c, *grid)`: states, or states and their tangents; they share their steps.
-            rate: Their rate of change.
+            rate: Rate of change of the states.
             times: When to yield the states, positive and ascending; a step ends at each.
             symbol: Rates of a further linear part, `(c or 1, *spectrum)` on the half spectrum of the grid, or None.
 
@@ -71,7 +71,7 @@ class TimeIntegrator:
             The states at each of the times.
 
         Raises:
-            IntegrationError: If there is no solution until then, or it takes too many steps.
+            IntegrationError: If the solution does not exist up to the final time, or needs too many steps.
             UnsupportedError: If the method is implicit where autograd is on.
         """
         if self.is_implicit:
@@ -82,7 +82,7 @@ class TimeIntegrator:
             flow = _Plain(rate, rtol=self.rtol, atol=self.atol)
         else:
             flow = _Rotating(rate, symbol, states.shape[3:], rtol=self.rtol, atol=self.atol)
-        # Steps are numbers without a gradient: their choice does not belong to the solution.
+        # Step sizes carry no gradient: they are not part of the solution.
         with torch.no_grad():
             pace = rate(states.new_zeros(()), states[:1]).square().mean().sqrt()
             size = states[0].square().mean().sqrt()
@@ -108,7 +108,7 @@ class TimeIntegrator:
                 path = odeint(
                     flow, flow.enter(states), ends, rtol=flow.rtol, atol=flow.atol, method=self.method, options=options
                 )
-            except AssertionError as error:  # what torchdiffeq says of steps that vanish, states that overflow, and patience
+            except AssertionError as error:  # torchdiffeq raises it for vanishing steps, overflow and too many steps
                 raise IntegrationError(str(error)) from error
             states = flow.leave(path[-1], float(ends[1]))
             step = max(flow.longest_step, 1e-3 * step)
@@ -121,7 +121,7 @@ class TimeIntegrator:
         if states.requires_grad and torch.is_grad_enabled():
             raise UnsupportedError(
                 expected="an explicit method where autograd is on",
-                got=f"method={self.method!r}, which SciPy computes out of autograd's sight",
+                got=f"method={self.method!r} of SciPy, without autograd",
                 remedy="use problem.derivative or forward mode, or linear_symbol with dopri5",
             )
         for begin, end in zip((0.0, *times), times, strict=False):
@@ -150,7 +150,7 @@ class TimeIntegrator:
 
 
 class _Plain:
-    """The equation as it stands, for torchdiffeq: states are their own coordinates."""
+    """The untransformed equation for torchdiffeq: coordinates equal states."""
 
     stiffness = 0.0
 

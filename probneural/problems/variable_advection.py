@@ -27,7 +27,7 @@ _MOST_STEPS = 80
 _SLOWNESS_FIELD = GaussianRandomField(1, 15, sigma=8.0)
 
 _CHECKS = 4
-"""Points per nodal value at which the interpolated slowness is seen to be positive."""
+"""Number of points per nodal value in the check that the interpolated slowness is positive."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class VariableSpeedAdvection(Evolution, GaussianInputProblem):
     second order; the root is treated by the implicit function theorem, not by unrolling.
 
     Args:
-        time: t, at which the output is read.
+        time: Time t of the output.
         slowness_field: Distribution of g; b has twice its modes.
         random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
             by default GRF(25, 5, 2) with 31 modes.
-        design_dim: Coordinates of the design space, dealt to g and u₀ in turn.
+        design_dim: Number of coordinates of the design space, assigned alternately to g and u₀.
 
     Raises:
         ArgumentError: If an argument is out of range.

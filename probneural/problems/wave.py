@@ -41,7 +41,7 @@ class Wave(Evolution, GaussianInputProblem):
 
     Args:
         speed: c, in length per time.
-        time: t, at which the output is read.
+        time: Time t of the output.
         dimension: Number of space dimensions d, from 1 to 3.
         boundary: `"periodic"`, or `"dirichlet"` for zero values on the boundary (grids then include both end points).
         velocity_scale: Initial velocities over initial displacements, in 1/time.

@@ -1,7 +1,7 @@
-"""Whole runs, from a data file to a calibrated report: what the program `probneural` does, as functions.
+"""Runs from a data file to a calibrated report: the functions of the program `probneural`.
 
-A [`Config`][probneural.runs.Config] says what a run is. Each step takes it and a folder, does the steps before it where they
-are missing, and leaves files there: repeated, it goes on where it was.
+A [`Config`][probneural.runs.Config] defines a run. Each step takes it and a folder, executes missing previous steps, and
+writes its results to the folder; a repeated call continues.
 """
 
 from probneural.runs.config import (

@@ -18,7 +18,7 @@ from probneural.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may be, beside its type.
+    """Range of a numeric setting.
 
     Attributes:
         least: The smallest, included.
@@ -40,12 +40,12 @@ def hints_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def is_section(hint: Any) -> bool:
-    """Whether an annotation is a dataclass, which holds settings of its own."""
+    """Whether an annotation is a dataclass, a section of settings."""
     return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
 def joined(section: str, name: str) -> str:
-    """What messages call a setting of a section, which may be the whole tree, "" or, on a command line, "--".
+    """Name of a setting in messages; the section may be the whole tree, "", or "--" on a command line.
 
     Examples:
         >>> joined("training.optimization", "optimizer"), joined("", "training"), joined("--", "path")
@@ -55,7 +55,7 @@ def joined(section: str, name: str) -> str:
 
 
 def explanations(kind: type[Any]) -> dict[str, str]:
-    """What the docstring of a dataclass says of each field, under `Attributes:`, on one line each.
+    """Descriptions of the fields of a dataclass from `Attributes:` of its docstring, one line each.
 
     Examples:
         >>> explanations(Range)["least"]
@@ -74,7 +74,7 @@ def convert(value: object, hint: Any, name: str) -> Any:
         value: Plain Python: truth values, numbers, texts, lists, dictionaries.
         hint: `bool`, `int`, `float`, `str`, a `Literal`, `tuple[..., ...]`, `dict[str, Any]`, a union of these, a dataclass,
             or one of them with a `Range`.
-        name: What messages call the value.
+        name: Name of the value in messages.
 
     Raises:
         ArgumentError: If the value is of another type or out of range.
@@ -118,7 +118,7 @@ def _converted(value: object, hint: Any, name: str) -> Any:
 
 
 def _section(value: object, kind: type[Any], name: str) -> Any:
-    """The dataclass that a table stands for, with defaults for what it leaves out."""
+    """The dataclass of a table, with defaults for missing entries."""
     hints = hints_of(kind)
     entries: Mapping[str, object] = _require(value, isinstance(value, Mapping))
     for key in entries:
@@ -160,7 +160,7 @@ def _in_range(value: Any, allowed: Range) -> Any:
 
 
 def plain(value: object, name: str) -> Any:
-    """Return what a TOML file can hold, with lists for tuples.
+    """Return TOML-compatible values, with lists for tuples.
 
     Raises:
         ArgumentError: If it is anything else, or a number that is not finite.
@@ -205,13 +205,13 @@ Count = Annotated[int, Range(least=1)]
 Seed = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0.0)]
 Auto = Literal["auto"]
-"""The value follows from the data; a run's folder holds what it was."""
+"""The value is derived from the data; a run's folder records it."""
 PATHS = ("path", "outputs_path", "test_path")
 """Settings that name files."""
 Absent = Literal["none"]
-"""What is None in Python, for which TOML has no word."""
+"""Stands for None, which TOML lacks."""
 NO_OPERATOR = "none"
-"""Name of the operator where the head is fitted to the data alone."""
+"""Name of the operator for heads without an operator."""
 
 
 class Section:
@@ -225,29 +225,29 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Section):
-    """Which functions are learned from.
+    """Data files and their layout.
 
     Attributes:
         path: A file of NetCDF, zarr, HDF5, NumPy (.npz, .npy, a folder of them), MATLAB, PyTorch, CSV, The Well, PDEBench
             or a mesh; a pattern such as "runs/*.nc" or "cases/*.vtu", or several files separated by the system's path
             separator; in a configuration file, relative to that file.
-        inputs: Names of the input variables; several are channels. The Well and PDEBench have a choice of their own.
+        inputs: Names of the input variables; several are channels. The Well and PDEBench have defaults.
         outputs: Names of the output variables; several are channels.
-        outputs_path: The file of the outputs, where it is another one.
-        test_path: A file of test samples of its own, laid out as the first; all samples of the first are then trained on or
-            calibrated with.
+        outputs_path: The file of the outputs, if separate.
+        test_path: A separate file of test samples with the same layout; all samples of the first file are then used for
+            training or calibration.
         axes: Roles of the axes in the file's order: n samples, t times, c channels, - an axis of length 1, any other name an
-            axis of space; "n x y c", or "n c -> n x y" where outputs differ. By default names of the file say the roles.
+            axis of space; "n x y c", or "n c -> n x y" if outputs differ. By default roles follow from names in the file.
         group: Group of the file that holds the variables.
-        periodic: Whether each dimension of space is periodic, or one answer for all; coordinates cannot tell.
-        lengths: Extent of each dimension of space in the coordinates' units; by default what the coordinates say.
-        sample: The dimension of samples or trajectories; "auto" takes a usual name such as "sample".
-        time: The dimension of time, or the array of the times where axes have no names; "auto" takes what says so.
+        periodic: Whether each dimension of space is periodic, or one value for all; coordinates do not contain it.
+        lengths: Extent of each dimension of space in the coordinates' units; by default from the coordinates.
+        sample: The dimension of samples or trajectories; "auto" takes a common name such as "sample".
+        time: The dimension of time, or the array of the times if axes have no names; "auto" detects it.
         channel: The dimension of channels inside a variable, if there is one.
-        history: Of trajectories: neighbouring steps in an input.
-        lead: Of trajectories: steps from the last one of the input to the output.
-        stride: Of trajectories: steps between the windows of one of them.
-        mask: Meaning of NaN: "none" refuses it, "land" masks the points where the first sample has it, "samples" masks missing
+        history: For trajectories, number of consecutive states in an input.
+        lead: For trajectories, number of steps from the last input state to the output.
+        stride: For trajectories, number of steps between windows.
+        mask: Meaning of NaN: "none" is an error, "land" masks the NaN points of the first sample, "samples" masks missing
             values sample by sample.
         dtype: Precision of values and weights.
     """
@@ -272,7 +272,7 @@ class Data(Section):
 
 
 def paths_in(setting: str) -> list[str]:
-    """The files that a setting names."""
+    """The files of a setting."""
     return [setting] if os.path.exists(setting) else [part for part in setting.split(os.pathsep) if part]
 
 
@@ -284,20 +284,19 @@ def with_paths(data: Data, change: Callable[[str], str]) -> Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Section):
-    """Who sees which pairs: drawn once, recorded, and disjoint. What is left is trained on.
+    """Split of the pairs: drawn once, recorded, and disjoint. The remaining pairs are for training.
 
-    Windows of one trajectory stay together: of trajectories, fractions count those. Of one series in time, training takes the
-    earliest part, then come the scaling, conformal and test parts, and pairs that share a state with an earlier part are left
-    out.
+    Windows of one trajectory are not split: fractions are then fractions of trajectories. A single time series is split into
+    training (earliest), scaling, conformal and test parts; pairs that share a state with an earlier part are omitted.
 
     Attributes:
-        by: "random"; "time" for parts in the order of time; "blocks" for contiguous blocks of time, dealt out at random. "auto"
-            is "time" for one trajectory and where samples are times, and "random" otherwise.
-        embargo: Of a split by time or blocks: steps of time between two parts whose pairs are left out.
-        test: Fraction that only scores and the report see.
-        scaling: Fraction that the scales of the variances are fitted on; at least 2 pairs.
-        conformal: Fraction that the bands of whole functions are fitted on; at least as many pairs as the level needs. Of
-            windows of trajectories the level needs as many trajectories: where the fraction has fewer, there are no bands.
+        by: "random"; "time" for parts in temporal order; "blocks" for contiguous blocks of time, assigned at random. "auto"
+            is "time" for one trajectory and if samples are times, and "random" otherwise.
+        embargo: For a split by time or blocks, number of time steps between two parts; pairs within are omitted.
+        test: Fraction for scores and the report.
+        scaling: Fraction for the scales of the variances; at least 2 pairs.
+        conformal: Fraction for the simultaneous bands; the level requires a minimum number of pairs, or of trajectories
+            for windows. With fewer trajectories there are no bands.
         seed: Random seed of the split.
     """
 
@@ -311,12 +310,12 @@ class Split(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(Section):
-    """What is trained.
+    """The operator.
 
     Attributes:
         name: A class of probneural.operators; "auto" for the one that probneural.operators.suggest recommends, "none" for the
             head KernelOperator on the data alone.
-        options: Arguments of its constructor beside channels, grids and seed; those left out follow from the data.
+        options: Arguments of its constructor other than channels, grids and seed; defaults are derived from the data.
         seed: Random seed of the initial weights.
     """
 
@@ -327,16 +326,16 @@ class Operator(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization(Section):
-    """How weights are moved: options of probneural.training.Optimization; "none" leaves one out.
+    """Options of probneural.training.Optimization; "none" omits an option.
 
     Attributes:
-        optimizer: "muon" moves small matrices by Muon and the rest by AdamW; "adamw" all weights.
-        weight_decay: Decay of either.
-        schedule: Of the learning rate: "cosine", or "none" for a constant one.
+        optimizer: "muon" for small matrices with AdamW for other weights; "adamw" for all weights.
+        weight_decay: Weight decay.
+        schedule: Schedule of the learning rate: "cosine", or "none" for a constant one.
         gradient_clip: Largest norm of the gradient of all weights together.
-        accumulation: Batches whose gradients make one step.
+        accumulation: Number of batches per step.
         precision: "bfloat16" or "float16" for autocast of the operator; "none" for that of the data.
-        full_precision_tail: Share of the epochs, the last ones, that go without autocast.
+        full_precision_tail: Fraction of the epochs, the last ones, without autocast.
     """
 
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -350,11 +349,11 @@ class Optimization(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Section):
-    """When training ends before all epochs are done: options of probneural.training.EarlyStopping.
+    """Options of probneural.training.EarlyStopping.
 
     Attributes:
-        patience: Epochs without a new least loss on the validation pairs, after which training ends; "none" for never.
-        restore_best: Whether the operator then gets the weights of the epoch of the least loss.
+        patience: Number of epochs without improvement of the validation loss before training ends; "none" for never.
+        restore_best: Whether to restore the weights of the epoch with the smallest loss.
     """
 
     patience: Count | Absent = "none"
@@ -363,20 +362,20 @@ class EarlyStopping(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Section):
-    """How it is trained: arguments of probneural.fit.
+    """Arguments of probneural.fit.
 
     Attributes:
-        epochs: Passes over the training pairs; "auto" takes some 30,000 pairs in all, in 20 to 200 passes, and DeepONets twice
-            that.
-        batch_size: Pairs a step.
-        learning_rate: The schedule's peak; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
-        validation: Fraction of the training pairs that is only watched; 0 trains on all.
+        epochs: Number of passes over the training pairs; "auto" is about 30,000 pairs in total, in 20 to 200 passes, and
+            twice that for DeepONets.
+        batch_size: Number of pairs per step.
+        learning_rate: Peak learning rate; "auto" is 3e-3 for an FNO and 1e-3 for DeepONets.
+        validation: Fraction of the training pairs for validation; 0 trains on all.
         seed: Random seed of the order of batches.
-        device: Where to train and predict: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
-        workers: Processes that read batches of data too large for memory; 0 reads in a thread.
-        keeps_checkpoint: Whether the checkpoint stays in the folder when training is done.
-        optimization: How weights are moved.
-        early_stopping: When training ends before all epochs are done.
+        device: Device for training and prediction: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
+        workers: Number of processes that read batches of data too large for memory; 0 reads in a thread.
+        keeps_checkpoint: Whether the checkpoint remains in the folder after training.
+        optimization: Optimisation settings.
+        early_stopping: Early stopping.
     """
 
     epochs: Count | Auto = "auto"
@@ -391,22 +390,22 @@ class Training(Section):
     early_stopping: EarlyStopping = EarlyStopping()
 
     def __post_init__(self) -> None:
-        """Check the settings, and that early stopping has pairs to watch."""
+        """Check the settings, and that early stopping has validation pairs."""
         super().__post_init__()
         if self.early_stopping.patience != "none" and self.validation == 0.0:
             raise ArgumentError(
-                expected="validation above 0 with early stopping, which watches those pairs",
+                expected="validation above 0 with early stopping, which needs validation pairs",
                 got=f"validation = {self.validation:g}, early_stopping.patience = {self.early_stopping.patience}",
-                remedy='raise the one, or say patience = "none"',
+                remedy='raise validation, or set patience = "none"',
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head(Section):
-    """What turns the trained operator into a distribution over operators.
+    """The uncertainty head.
 
     Attributes:
-        name: A class of probneural.heads; "auto" is LastLayerLaplace, or KernelOperator where no operator is trained.
+        name: A class of probneural.heads; "auto" is LastLayerLaplace, or KernelOperator without an operator.
         options: Arguments of its constructor: structure = "low_rank" for Laplace, members = 5 for DeepEnsemble.
     """
 
@@ -416,15 +415,15 @@ class Head(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(Section):
-    """How error bars are made honest, on pairs that training has not seen.
+    """Calibration on held-out pairs.
 
     Attributes:
-        scales: Whether variances are scaled to the errors on the scaling pairs.
-        separate: Whether covariance and noise have scales of their own.
+        scales: Whether to scale variances to the errors on the scaling pairs.
+        separate: Whether covariance and noise have separate scales.
         noise: Variance of the measurement noise in the outputs, in physical units squared; 0 for a solver's solutions.
-        level: Nominal coverage of intervals and bands, in scores and predictions too.
-        bands: Whether bands that hold whole functions are fitted on the conformal pairs.
-        modulation: Width of a band: "std" follows the standard deviation, "constant" is one width everywhere.
+        level: Nominal coverage of intervals and bands, also in scores and predictions.
+        bands: Whether to calibrate simultaneous bands on the conformal pairs.
+        modulation: Width of a band: "std" is proportional to the standard deviation, "constant" is uniform.
     """
 
     scales: bool = True
@@ -437,10 +436,10 @@ class Calibration(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Scores(Section):
-    """What is computed on the test pairs.
+    """Scores on the test pairs.
 
     Attributes:
-        whole: Functions that scores of whole functions are computed on; "auto" takes 200, 20 and 10 in 1, 2 and 3 dimensions.
+        whole: Number of samples for joint scores; "auto" is 200, 20 and 10 in 1, 2 and 3 dimensions.
     """
 
     whole: Count | Auto = "auto"
@@ -448,16 +447,16 @@ class Scores(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Section):
-    """A run: which data, how they are split, what is trained, fitted, calibrated and scored.
+    """Configuration of a run: data, split, operator, training, head, calibration and scores.
 
     Attributes:
-        data: Which functions are learned from.
-        split: Who sees which pairs.
-        operator: What is trained.
-        training: How it is trained.
-        head: What turns the trained operator into a distribution over operators.
-        calibration: How error bars are made honest.
-        scores: What is computed on the test pairs.
+        data: Data files and their layout.
+        split: Split of the pairs.
+        operator: The operator.
+        training: Training.
+        head: The uncertainty head.
+        calibration: Calibration.
+        scores: Scores on the test pairs.
 
     Raises:
         ArgumentError: If a setting is of another type or out of range; each section checks its own.
@@ -481,16 +480,16 @@ class Config(Section):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Config:
-        """Build it of plain values, defaults for those that are left out.
+        """Build a configuration from plain values, with defaults for missing ones.
 
         Raises:
-            ArgumentError: If a value does not fit its setting, or there is no such setting.
+            ArgumentError: If a value is invalid, or a setting is unknown.
         """
         config: Config = convert(values, cls, "")
         return config
 
     def differences(self, reference: Config) -> Iterator[str]:
-        """Say in which settings another one differs, as `training.epochs = 50, not 20`.
+        """Describe the settings in which another configuration differs, as `training.epochs = 50, not 20`.
 
         Examples:
             >>> list(Config().differences(Config(split=Split(seed=1))))

@@ -1,4 +1,4 @@
-"""A run's folder: its configuration, its split, and what each step has left; whole at any moment."""
+"""A run's folder: configuration, split, and the results of each step; consistent at all times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from probneural.training import atomic, schema
 
 FORMAT = "probneural-run-2"
 LOCK = ".lock"
-"""The file whose lock the process at work in a folder holds."""
+"""Lock file of the process that works in a folder."""
 _OWN = ("config.toml", "run.json")
 _FREE = ("data.path ", "training.device ", "training.workers ", "training.keeps_checkpoint ")
 """Settings that may change from call to call: results do not belong to them."""

@@ -25,18 +25,18 @@ _STEPS = (("trained", OPERATOR), ("head fitted", HEAD), ("calibrated", CALIBRATI
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Say what a file or folder is: a run, a saved operator or predictor, a checkpoint, or data.
+    """Describe a file or folder: a run, a saved operator or predictor, a checkpoint, or data.
 
-    Saved files are compared with their digest. Nothing is built of what they say.
+    Digests of saved files are verified. No objects are constructed.
 
     Args:
-        path: Of a run's folder, a `.safetensors` file, a data file, or a pattern of these, whose first one is read.
+        path: Path of a run's folder, a `.safetensors` file or a data file, or a pattern, whose first match is read.
 
     Returns:
         Facts by name; the first is `what`.
 
     Raises:
-        FileError: If it is none of these, or is damaged.
+        FileError: If it is of another kind, or damaged.
     """
     place = check_path(path, "path")
     if place.suffix == ".safetensors":

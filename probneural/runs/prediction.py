@@ -58,17 +58,17 @@ def predict(
     last step. A few functions at a time are read, predicted and written.
 
     Args:
-        folder: Of a run that is calibrated.
+        folder: Folder of a calibrated run.
         inputs: A file with the input variables of the run, on its grid or another one of the same domain.
         output: The file to write, .nc or .zarr; an existing one is replaced when all is written.
-        show_progress: Whether to say on the standard error stream how far it is.
+        show_progress: Whether to report progress on the standard error stream.
 
     Returns:
-        What was written, read when it is used.
+        The written dataset, read lazily.
 
     Raises:
-        FileError: If the folder is none of a calibrated run, or a file cannot be read or written.
-        DataError: If a variable is missing, there is no function, or values are not finite.
+        FileError: If the folder is not that of a calibrated run, or a file cannot be read or written.
+        DataError: If a variable is missing, there are no samples, or values are not finite.
         UnsupportedError: If the inputs are on meshes.
     """
     run = RunFolder.finished(folder)
@@ -130,7 +130,7 @@ class _Layout:
     """Dimensions and coordinates of the output.
 
     Attributes:
-        sample: The dimension of functions, or of windows of trajectories.
+        sample: The dimension of samples, or of windows of trajectories.
         channel: The dimension of channels; "" where there is one.
         space: The dimensions of space.
         fixed: Coordinates of channels and space: dimension, values, attributes.
@@ -145,7 +145,7 @@ class _Layout:
 
     @classmethod
     def of(cls, run: RunFolder, inputs: StoredFields, channels: int) -> _Layout:
-        """Coordinates are those of the inputs, of space too where outputs live on the same grid."""
+        """Coordinates of the inputs, and of space if outputs have the same grid."""
         labels, query = inputs.labels, run.output_grid
         names = axis_names(inputs) if query is None else tuple(run.record["outputs"]["axes"])
         fixed = {}
@@ -175,7 +175,7 @@ def _rows(inputs: StoredFields) -> Iterator[slice]:
 
 
 def _dataset(run: RunFolder, calibrated: Calibrated, inputs: StoredFields, layout: _Layout, rows: slice) -> xarray.Dataset:
-    """Predictions for some of the functions."""
+    """Predictions for a chunk of samples."""
     import xarray
 
     level = run.config.calibration.level
@@ -221,10 +221,10 @@ def write_netcdf(path: Path, parts: Iterable[xarray.Dataset], *, along: str, cou
     """Write datasets one after the other along a dimension, as one NetCDF file.
 
     Args:
-        path: The file to write, which exists.
-        parts: One dataset or more; the first has the variables, dimensions, coordinates and attributes of all.
+        path: An existing file to write.
+        parts: One or several datasets; the first defines variables, dimensions, coordinates and attributes.
         along: The dimension that they follow each other along: the first of every variable that has it.
-        count: Its length in the end.
+        count: Its final length.
 
     Raises:
         UnsupportedError: If h5netcdf is not installed.
@@ -311,7 +311,7 @@ def write_zarr(folder: Path, parts: Iterable[xarray.Dataset], *, along: str) -> 
 
 
 def _lay_out(file: Any, first: xarray.Dataset, along: str, count: int) -> None:
-    """Dimensions, attributes, and variables, filled where they do not vary along the parts."""
+    """Dimensions, attributes, and variables; those that do not vary along the parts are filled."""
     file.dimensions = {str(dim): count if dim == along else size for dim, size in first.sizes.items()}
     file.attrs.update(_attributes(first.attrs))
     text = require("h5py", "NetCDF files").string_dtype()

@@ -1,4 +1,4 @@
-"""From settings to what they name: defaults that follow from the data, operators, their training, heads."""
+"""Construction of operators, training functions and heads from settings, with defaults derived from the data."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from probneural.training import DataOptions, EachEpoch, EarlyStopping, Optimizat
 from probneural.training.callbacks import History
 
 _WHOLE = {1: 200, 2: 20, 3: 10}
-"""Functions that scores of whole functions are computed on, by dimension: points cost."""
+"""Number of samples for joint scores, by dimension; the cost grows with the number of points."""
 MEMBER = "member-"
-"""What names of checkpoints of an ensemble's members begin with."""
+"""Prefix of names of members' checkpoints."""
 _GIVEN = {
     "FNO": ("in_channels", "out_channels", "periodic", "seed"),
     "DeepONet": ("in_channels", "out_channels", "sensors", "domain", "layers", "seed"),
@@ -35,22 +35,22 @@ _GIVEN = {
     "LastLayerLaplace": (),
     "KernelOperator": (),
 }
-"""Arguments of constructors that are no options of a configuration: the run gives them."""
+"""Arguments of constructors that the run sets; they are not options of a configuration."""
 
 
 def resolved(config: Config, data: Dataset, *, train: int) -> Config:
-    """Put numbers where the configuration says "auto", and the options that follow from the data.
+    """Resolve "auto" and the options that are derived from the data.
 
     Args:
-        config: What the user wants.
+        config: The user's configuration.
         data: All pairs; their grids and channels count.
-        train: How many of them are trained on.
+        train: Number of training pairs.
 
     Returns:
         The same settings if they were resolved before.
 
     Raises:
-        ConfigurationError: If there is no option of a name that is given.
+        ConfigurationError: If an option is unknown.
     """
     choice = choose(config, data, train=train)
     if choice is not None:
@@ -81,7 +81,7 @@ def resolved(config: Config, data: Dataset, *, train: int) -> Config:
 
 
 def choose(config: Config, data: Dataset, *, train: int) -> Suggestion | None:
-    """The suggested operator where the settings leave the choice to the data; None where they name one.
+    """The suggested operator for "auto"; None if the settings name one.
 
     A head that is named needs an operator, as options of an operator do; `KernelOperator` does not.
 
@@ -100,7 +100,7 @@ def has_no_operator(config: Config) -> bool:
 
 
 def build_operator(settings: Operator, data: Dataset) -> nn.Module:
-    """An untrained operator for functions of these grids and channels.
+    """An untrained operator for these grids and channels.
 
     Raises:
         ArgumentError: If an option is out of range.
@@ -127,13 +127,13 @@ def train_operator(
 
 @dataclass(frozen=True)
 class MemberTraining:
-    """Trains a member of an ensemble, and goes on where a process that was killed had stopped.
+    """Training function of an ensemble member that resumes from a checkpoint.
 
-    A member that was trained to its end is read from its checkpoint, so that only what is left is trained, to the same bits.
+    Completed members are read from their checkpoints; the others resume bit-equally.
 
     Attributes:
         training: The settings.
-        folder: Where checkpoints are; each is named after the member's seed.
+        folder: Folder of the checkpoints, named by the members' seeds.
     """
 
     training: Training
@@ -147,7 +147,7 @@ class MemberTraining:
 
 
 def build_head(settings: Head, *, training: Training, folder: Path, show_progress: bool) -> Any:
-    """The head that settings name; what it trains has its checkpoints in the folder.
+    """The head of the settings; checkpoints of its training are in the folder.
 
     Raises:
         ArgumentError: If an option is out of range.
@@ -177,14 +177,14 @@ def _called(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> 
     """Call a constructor with a run's options."""
     try:
         return make(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
-    except (TypeError, RuntimeError) as error:  # what constructors leave to PyTorch
+    except (TypeError, RuntimeError) as error:  # arguments that constructors do not validate
         raise ArgumentError(
             expected=f"options that {name} takes", got=f"{dict(options)}: {error}", remedy="see its documentation"
         ) from error
 
 
 def _check_operator(config: Config) -> None:
-    """Raise a ConfigurationError if the operator has no such options, or there is none and the head needs one."""
+    """Raise a ConfigurationError if options of the operator are unknown, or the head needs an operator and has none."""
     if not has_no_operator(config):
         _check_options(config, operators, "operator")
     elif config.head.name != KERNEL or config.operator.options:
@@ -196,7 +196,7 @@ def _check_operator(config: Config) -> None:
 
 
 def _check_options(config: Config, room: Any, section: str) -> None:
-    """Raise a ConfigurationError if an option of a section is no argument of the class, or one that the run gives."""
+    """Raise a ConfigurationError if an option of a section is not an argument of the class, or is set by the run."""
     settings = getattr(config, section)
     names = set(inspect.signature(getattr(room, settings.name)).parameters) - {*_GIVEN[settings.name]}
     for option in settings.options:

@@ -1,4 +1,4 @@
-"""The report of a run: what it is worth in words, numbers and figures, in one file."""
+"""The report of a run: assessment, scores and figures in one file."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ _MEANINGS = (
 _LEVELLED = ("coverage", "simultaneous_coverage", "interval_width")
 """Scores at the nominal level."""
 _DRAWN_VALUES = 2**18
-"""Values whose calibration is drawn, about."""
+"""Approximate number of values in calibration plots."""
 _CLEAR = 2.0
-"""Standard errors beyond which the coverage of a band is not its nominal one."""
+"""Number of standard errors beyond which the coverage of a band differs from its nominal coverage."""
 _CLEAR_AT_ONCE = 2.81
 """The same for 19 levels at once: the 95 % quantile of the largest |coverage - level| in standard errors."""
 
@@ -80,8 +80,8 @@ class Report:
     """A written report.
 
     Attributes:
-        path: Of the HTML file.
-        verdict: What the run is worth, in sentences.
+        path: Path of the HTML file.
+        verdict: Assessment of the run, in sentences.
         scores: On the test pairs.
     """
 
@@ -95,11 +95,11 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
 
     Args:
         config: The settings; None for those of the folder.
-        folder: The run's folder, which is made if there is none.
-        show_progress: Whether to say on the standard error stream how far it is.
+        folder: The run's folder; created if it does not exist.
+        show_progress: Whether to report progress on the standard error stream.
 
     Returns:
-        The path of `report.html`, and what it says in words.
+        The path of `report.html`, and its assessment.
 
     Raises:
         FileError: If the folder belongs to other settings or data, holds other files, or cannot be written to.
@@ -124,11 +124,11 @@ def report(config: Config | None, folder: str | os.PathLike[str], *, show_progre
 
 
 def verdict(scores: TestScores, history: History) -> list[str]:
-    """Say in sentences what a run is worth: the error, the error bars, and what would help.
+    """Assess a run in sentences: the error, the error bars, and recommendations.
 
     Args:
         scores: On the test pairs.
-        history: Of the training.
+        history: History of the training.
     """
     values, test = scores.scores, scores.scores.functions
     sentences = [_error(scores, test)]
@@ -136,7 +136,7 @@ def verdict(scores: TestScores, history: History) -> list[str]:
     sentences.append(_honesty(values, test))
     if scores.band_coverage is not None:
         inside = round(scores.band_coverage * test)
-        # The coverage that a band has varies with the pairs behind it, as a Beta variable; then test functions are drawn.
+        # The coverage of a band is Beta distributed over calibration sets; the test count is binomial given it.
         deviation = math.sqrt(level * (1.0 - level) * (1.0 / test + 1.0 / max(scores.band_pairs, 1)))
         holds = scores.band_coverage >= level - _CLEAR * deviation
         sentences.append(
@@ -147,7 +147,7 @@ def verdict(scores: TestScores, history: History) -> list[str]:
 
 
 def _honesty(scores: Scores, test: int) -> str:
-    """Whether the intervals of all levels hold what they promise, and which misses it most."""
+    """Assessment of the coverage of all levels, with the worst level."""
     stated = f"The {_held(scores.level, scores.coverage)} of the true values"
     pairs = [(scores.level, scores.coverage), *zip(LEVELS, scores.level_coverages, strict=False)]
     # (coverage - level) / sqrt(level (1 - level) / n): values within a sample are dependent, so a sample counts as one draw.
@@ -166,7 +166,7 @@ def _held(level: float, coverage: float) -> str:
 
 
 def _dependence(run: RunFolder) -> list[str]:
-    """What windows of trajectories mean for the verdict."""
+    """Caveats of the assessment for windows of trajectories."""
     if run.data is None:
         return []
     by, clock = run.config.split.by, run.data.clock
@@ -261,7 +261,7 @@ def _mean_squares(predictor: Predictor, data: Dataset) -> Tensor:
 
 
 def _drawn(run: RunFolder, calibrated: Calibrated, pair: FieldPairs, title: str) -> Figure:
-    """One test function beside its prediction."""
+    """One test sample and its prediction."""
     from probneural import plots
 
     names, axes = run.config.data.outputs, list(run.record["outputs"]["axes"])
@@ -278,7 +278,7 @@ def _drawn(run: RunFolder, calibrated: Calibrated, pair: FieldPairs, title: str)
 
 
 def _chosen(order: list[int]) -> list[tuple[str, int]]:
-    """Test functions to be drawn, from the smallest error to the largest."""
+    """Indices of the test samples in the plots, from the smallest error to the largest."""
     if len(order) < 3:
         return [(f"Test function {number + 1}", row) for number, row in enumerate(order)]
     return [
@@ -292,8 +292,8 @@ class Figure(NamedTuple):
     """A figure with its words.
 
     Attributes:
-        title: Its heading.
-        caption: What one sees.
+        title: Heading of the figure.
+        caption: Caption of the figure.
         image: A PNG.
     """
 
@@ -306,10 +306,10 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
     """The report as HTML.
 
     Args:
-        run: Whose settings and split are told.
+        run: The run.
         scores: On the test pairs.
         sentences: The verdict.
-        figures: In the order of the page.
+        figures: Figures in the order of the page.
     """
     data = run.config.data
     files = ", ".join(Path(path).name for path in (*paths_in(data.path), *paths_in(data.outputs_path)))
@@ -331,7 +331,7 @@ def page(run: RunFolder, scores: TestScores, *, sentences: Sequence[str], figure
 
 
 def document(title: str, facts: str, *, sentences: Sequence[str], sections: Iterable[str]) -> str:
-    """A page of its own: a heading, facts, a verdict, and sections in HTML."""
+    """A complete HTML page: heading, facts, assessment, and sections."""
     return "\n".join(
         (
             "<!doctype html>",
@@ -364,7 +364,7 @@ def _table(scores: TestScores) -> str:
 
 
 def table_section(label: str, rows: str) -> str:
-    """A table, given its rows in HTML, that scrolls where it is wider than the page."""
+    """A table of HTML rows that scrolls if it is wider than the page."""
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table>{rows}</table></div>'
 
 

@@ -1,4 +1,4 @@
-"""The one place where runs score: what is computed on the test pairs."""
+"""Scores of runs on the test pairs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from probneural.pairs.clocks import WindowClock
 from probneural.runs.config import Config
 
 _BATCH_VALUES = 2**16
-"""Output values that are read or predicted at once."""
+"""Number of output values per chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestScores:
-    """What a run is worth on pairs that nothing else has seen; printing gives a table.
+    """Scores of a run on test pairs; prints as a table.
 
     Attributes:
-        scores: Of the calibrated predictor.
+        scores: Scores of the calibrated predictor.
         uncalibrated: Coverage of the pointwise intervals before calibration, dimensionless.
-        band_coverage: Fraction of test functions wholly inside the band that was fitted for them; None without bands.
+        band_coverage: Fraction of test samples inside the simultaneous band; None without bands.
         band_pairs: Number of conformal pairs behind the band, or of trajectories whose windows they are, 0 without one: its own
             coverage varies with them.
         baseline: Relative L2 error of the mean training output as the prediction; None if a true function is zero everywhere.
-        persistence: The same of the last input state as the prediction; None also where outputs are no later states of inputs.
+        persistence: Relative L2 error of the last input state as prediction; None also if outputs are not later input states.
     """
 
     __test__ = False  # pytest takes it for a test
@@ -52,7 +52,7 @@ class TestScores:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TestScores:
-        """Build them of what `to_dict` returned.
+        """Build scores from the result of `to_dict`.
 
         Raises:
             FileError: If a number is missing.
@@ -77,12 +77,12 @@ class TestScores:
 
 
 def predicted(predictor: Predictor, pairs: FieldPairs) -> FieldDistribution:
-    """What is predicted on the outputs' own grid."""
+    """Predictions on the outputs' grid."""
     return predictor(pairs.inputs, None if pairs.outputs.grid == pairs.inputs.grid else pairs.outputs.grid.shared)
 
 
 def batch_size(side: FieldSource) -> int:
-    """How many functions are predicted at once: heads keep up to some hundred numbers for each value."""
+    """Number of samples per prediction: heads store up to a few hundred numbers for each value."""
     return max(1, _BATCH_VALUES // (side.channels * side.grid.size))
 
 
@@ -97,7 +97,7 @@ def scores_of(
     config: Config,
     persists: bool,
 ) -> TestScores:
-    """Score a calibrated predictor on test pairs, a few at a time; `persists` says that outputs are later states of inputs."""
+    """Score a calibrated predictor on test pairs, in chunks; with `persists`, outputs are later states of the inputs."""
     level = config.calibration.level
     return TestScores(
         scores=score_pairs(predictor, data, level=level, whole=int(config.scores.whole)),
@@ -111,7 +111,7 @@ def scores_of(
 
 @torch.no_grad()
 def _coverage(predictor: Predictor, data: Dataset, level: float) -> float:
-    """Of pointwise intervals, averaged over functions and channels."""
+    """Coverage of pointwise intervals, averaged over samples and channels."""
     total = 0.0
     for part in batches(data, batch_size(data.outputs)):
         comparison = compare(predicted(predictor, part), part.outputs, noise=predictor.noise)
@@ -120,7 +120,7 @@ def _coverage(predictor: Predictor, data: Dataset, level: float) -> float:
 
 
 def _baseline(train: Dataset, data: Dataset) -> float | None:
-    """The error of one function for all inputs: the mean training output."""
+    """The error of the mean training output as constant prediction."""
     mean, counts = torch.zeros(()).double(), torch.zeros(()).double()
     for part in batches(train, batch_size(train.outputs)):
         grid = part.outputs.grid

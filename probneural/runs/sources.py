@@ -33,13 +33,13 @@ RANDOM_IN_TIME = (
 """Warning about a random split over an axis of time."""
 _NAMES = "inputs|outputs|outputs_path|axes|group|periodic|lengths|sample|time|channel|history|lead|stride"
 _ARGUMENT = re.compile(rf"\b({_NAMES})=(?P<text>\"[^\"]+\")?(?P<value>[\w(\['\"])?")
-"""What messages call an argument."""
+"""Names of arguments in messages."""
 _AUTO = {"sample": "auto", "time": "auto", "channel": "channel", "axes": "", "group": ""}
-"""Values of settings by which `probneural.data` decides."""
+"""Values of settings that `probneural.data` resolves."""
 
 
 def open_pairs(data: Data) -> StoredPairs:
-    """Open the pairs that a run learns from; of trajectories, the windows that are asked for. No values are read.
+    """Open the pairs or windows of a run without reading values.
 
     Raises:
         ArgumentError: If a setting is missing, or means nothing for these data.
@@ -65,7 +65,7 @@ def open_pairs(data: Data) -> StoredPairs:
 
 
 def test_rows(data: Data, pairs: StoredPairs) -> Tensor | None:
-    """The rows of all pairs that are of the test file, `(m,)`; None if there is none of its own."""
+    """Rows of the pairs of the separate test file, `(m,)`; None without such a file."""
     if not data.test_path:
         return None
     with _settings_named():
@@ -73,13 +73,13 @@ def test_rows(data: Data, pairs: StoredPairs) -> Tensor | None:
         first = files.open(paths_in(data.path), inputs=data.inputs or None, outputs=data.outputs or None, **options)
     places = pairs.inputs.places
     is_later = places[:, FUNCTION] >= len(first)
-    if isinstance(first, Trajectories) and not bool(is_later.any()):  # one series, which the test file continues
+    if isinstance(first, Trajectories) and not bool(is_later.any()):  # one series, continued in the test file
         is_later = places[:, TIME] >= first.steps
     return is_later.nonzero()[:, 0]
 
 
 def resolved_split(split: Split, data: StoredPairs) -> Split:
-    """The settings with a way to split that follows from the data, where they say "auto"."""
+    """The settings with the method of splitting resolved from the data for "auto"."""
     if split.by != "auto":
         return split
     return replace(split, by="time" if data.clock is not None and data.clock.is_series else "random")
@@ -111,10 +111,10 @@ def split_rows(
 
     Args:
         count: Number of pairs.
-        config: Whose fractions and seed count.
-        groups: The trajectory of each pair, `(count,)`, which no part shares with another one. Bands need as many trajectories
-            as they need pairs otherwise: where the fraction has fewer, there are no bands, and no part for them.
-        clock: Times of the pairs, for a split by time or blocks, which takes no account of groups.
+        config: Configuration with fractions and seed.
+        groups: The trajectory of each pair, `(count,)`; trajectories are not split between parts. Bands need a minimum number
+            of trajectories, otherwise there is no conformal part.
+        clock: Times of the pairs, for a split by time or blocks, which ignores groups.
         has_test: Whether one part is for tests.
 
     Raises:
@@ -180,7 +180,7 @@ def _split_in_time(sizes: list[int], config: Config, clock: WindowClock | None) 
         )
     generator = stream(config.split.seed, "run split")
     pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo, generator=generator)
-    if by == "time":  # the training part gives the rows that are left out, so that the others are as large as they should be
+    if by == "time":  # the embargo is taken from the training part, so that the other parts have their nominal size
         left_out = [size - len(piece) for size, piece in zip(sizes, pieces, strict=True)]
         sizes = [max(1, sizes[0] - sum(left_out)), *(size + more for size, more in zip(sizes[1:], left_out[1:], strict=True))]
         sizes[-1] = len(clock) - sum(sizes[:-1])
@@ -201,7 +201,7 @@ def open_inputs(path: str | os.PathLike[str], data: Data, *, domain: Grid | None
     Args:
         path: The file.
         data: The run's settings.
-        domain: The grid of the training inputs, on which parameters are constant.
+        domain: The grid of the training inputs, for constant parameters.
 
     Raises:
         ProbneuralError: As [`open_pairs`][probneural.runs.sources.open_pairs] does.
@@ -212,7 +212,7 @@ def open_inputs(path: str | os.PathLike[str], data: Data, *, domain: Grid | None
 
 
 def with_names(data: Data, pairs: StoredPairs) -> Data:
-    """The settings with the names of all variables, where a format has a choice of its own."""
+    """The settings with the names of all variables, for formats with defaults."""
     return replace(data, inputs=_names(pairs.inputs), outputs=_names(pairs.outputs))
 
 
@@ -222,7 +222,7 @@ def is_window(side: StoredFields) -> bool:
 
 
 def axis_names(side: StoredFields) -> tuple[str, ...]:
-    """What a file calls the axes of space; x0, x1, ... where they have no names."""
+    """Names of the space axes in a file; x0, x1, ... without names."""
     names = [axis.name for axis in side.grid.axes] or [""] * side.grid.dimension
     return side.labels.space or tuple(name or f"x{number}" for number, name in enumerate(names))
 
@@ -232,7 +232,7 @@ def _names(side: StoredFields) -> tuple[str, ...]:
 
 
 def _options(data: Data, *, out_grid: Grid | None = None) -> dict[str, Any]:
-    """What both functions of `probneural.data` take; one answer for all axes is a number, not a list."""
+    """Common arguments of both functions of `probneural.data`; one value for all axes is a number, not a list."""
     named = {name: None if getattr(data, name) == auto else getattr(data, name) for name, auto in _AUTO.items()}
     axes = {
         name: None if not values else values[0] if len(values) == 1 else values
@@ -244,7 +244,7 @@ def _options(data: Data, *, out_grid: Grid | None = None) -> dict[str, Any]:
 
 
 def _outputs_path(data: Data, *, without_test: bool = False) -> dict[str, Any]:
-    """The files of the outputs: as many as there are of the inputs, those of the test samples last.
+    """The files of the outputs, in the order of the input files, those of the test samples last.
 
     Raises:
         ArgumentError: If there are test inputs, and the files of the outputs are not as many as those of the inputs.

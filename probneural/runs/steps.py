@@ -1,4 +1,4 @@
-"""The steps of a run: train, fit, calibrate, score. Each does the earlier ones where they are missing, none twice."""
+"""The steps of a run: train, fit, calibrate, score. Each executes missing previous steps."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ OPERATOR, HISTORY, CHECKPOINT = "operator.safetensors", "history.json", "checkpo
 HEAD, PREDICTOR, CALIBRATION = "head.safetensors", "predictor.safetensors", "calibration.json"
 SCORES, REPORT = "scores.json", "report.html"
 _ORDER = (OPERATOR, HEAD, CALIBRATION, SCORES, REPORT)
-"""What says that a step is done, in the order of the steps."""
+"""Files that mark completed steps, in the order of the steps."""
 _LINES = 10
 """Lines of one training in a log, about."""
 
 
 class Progress:
-    """Says how far a run is, on the standard error stream.
+    """Progress reports on the standard error stream.
 
     Args:
-        is_shown: Whether to say anything.
+        is_shown: Whether to print.
     """
 
     def __init__(self, is_shown: bool) -> None:
@@ -57,7 +57,7 @@ class Progress:
             sys.stderr.flush()
 
     def epochs(self, total: int) -> Callable[[int, dict[str, float]], None] | None:
-        """What training calls after each epoch: in a log, it writes a tenth of them."""
+        """Callback after each epoch; a log gets every tenth of the run."""
         if not self.is_shown or self.has_bars:
             return None
 
@@ -71,11 +71,11 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """What calibration leaves.
+    """Result of the calibration.
 
     Attributes:
-        predictor: Whose variances are scaled to the errors on the scaling pairs.
-        band: For whole functions, fitted on the conformal pairs; None if the settings leave it out.
+        predictor: Predictor with variances scaled to the errors on the scaling pairs.
+        band: Simultaneous band of the conformal pairs; None if disabled.
     """
 
     predictor: Predictor
@@ -83,7 +83,7 @@ class Calibrated:
 
 
 def train(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> History:
-    """Train the operator of a run; a run that was killed goes on from its checkpoint, to the same bits.
+    """Train the operator of a run; an interrupted run resumes from its checkpoint, bit-equally.
 
     Args:
         config: The settings; None for those of the folder.
@@ -125,7 +125,7 @@ def fit(config: Config | None, folder: str | os.PathLike[str], *, show_progress:
 
 
 def calibrate(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> Calibrated:
-    """Scale a run's variances on the scaling pairs, and fit bands of whole functions on the conformal ones.
+    """Scale a run's variances on the scaling pairs, and calibrate simultaneous bands on the conformal ones.
 
     Args:
         config: The settings; None for those of the folder.
@@ -147,7 +147,7 @@ def calibrate(config: Config | None, folder: str | os.PathLike[str], *, show_pro
 
 
 def score(config: Config | None, folder: str | os.PathLike[str], *, show_progress: bool = True) -> TestScores:
-    """Score a run on its test pairs, which nothing else has seen.
+    """Score a run on its test pairs, which are used for nothing else.
 
     Args:
         config: The settings; None for those of the folder.
@@ -267,7 +267,7 @@ def score_in(run: RunFolder, progress: Progress) -> TestScores:
 
 
 def calibrated_in(run: RunFolder) -> Calibrated:
-    """Read what calibration has left.
+    """Read the result of the calibration.
 
     Raises:
         FileError: If it has not been done, or a file is damaged.
@@ -279,7 +279,7 @@ def calibrated_in(run: RunFolder) -> Calibrated:
 
 
 def read_history(run: RunFolder) -> History:
-    """The losses of a run that is trained, and the epoch whose weights it has if early stopping chose them.
+    """The losses of a trained run, and the epoch of the restored weights with early stopping.
 
     Raises:
         FileError: If the file is damaged.
@@ -306,7 +306,7 @@ def _remove_members(run: RunFolder) -> None:
 
 
 def begin(run: RunFolder, done: str) -> None:
-    """Remove what later steps have left: it does not belong to what this one writes."""
+    """Remove the outdated results of later steps."""
     run.remove(*_ORDER[_ORDER.index(done) :])
     if done == OPERATOR:
         _remove_members(run)
@@ -314,13 +314,13 @@ def begin(run: RunFolder, done: str) -> None:
 
 
 def init(config: Config, path: str | os.PathLike[str], *, overwrite: bool = False) -> Config:
-    """Write a TOML file with every setting, its default and what it means; filled in from the data where they tell.
+    """Write a TOML file with every setting, its default and description; some values are derived from the data.
 
     Where inputs, outputs and periodicity are given, settings that follow from the data get their numbers. Otherwise comments
     say which variables there are, and what only the user can know.
 
     Args:
-        config: What is known: at most a path of data, or nothing.
+        config: Settings; by default none, at least a data path to derive values.
         path: The file to write.
         overwrite: Whether an existing file is replaced.
 
@@ -329,7 +329,7 @@ def init(config: Config, path: str | os.PathLike[str], *, overwrite: bool = Fals
 
     Raises:
         FileError: If there is such a file, it cannot be written, or the data are missing or cannot be read.
-        ProbneuralError: If what is given does not fit the data.
+        ProbneuralError: If the settings do not fit the data.
     """
     check_instance(config, Config, "config", remedy="begin with Config()", error=ArgumentError)
     file = check_path(path, "path")
@@ -342,7 +342,7 @@ def init(config: Config, path: str | os.PathLike[str], *, overwrite: bool = Fals
 
 
 def initial_config(config: Config) -> tuple[Config, dict[str, str]]:
-    """Fill in what the data tell; return notes on the settings by `section.name`, too."""
+    """Derive settings from the data; also return notes by `section.name`."""
     if not config.data.path:
         return config, {}
     variables = list_variables(paths_of(paths_in(config.data.path))[0])

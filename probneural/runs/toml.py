@@ -72,7 +72,7 @@ def write_config(config: Config, path: str | os.PathLike[str], *, notes: Mapping
 
     Args:
         config: The settings.
-        path: Where to; an existing file is replaced in one step.
+        path: Path of the file; an existing file is replaced atomically.
         notes: More to say of settings, by `section.name`.
 
     Raises:
@@ -133,7 +133,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
         path: A TOML file, as `probneural init` writes.
 
     Raises:
-        FileError: If there is no such file, or it is no text.
+        FileError: If the file does not exist, or it is not a text.
         ConfigurationError: If it is no TOML, or a setting is unknown, of another type or out of range; with its line.
     """
     file = check_path(path, "path")

@@ -36,20 +36,20 @@ from probneural.storage.kinds import (
 from probneural.training import atomic, files, schema
 
 Plan: TypeAlias = Callable[[torch.device], Any]
-"""Builds something on a device. What a file says of it has been checked."""
+"""Function that builds a validated object on a device."""
 
 
 def load(
     path: str | os.PathLike[str], *, device: torch.device | str = "cpu", operator: nn.Module | Sequence[nn.Module] | None = None
 ) -> nn.Module | Predictor:
-    """Load what [`save`][probneural.storage.save] wrote.
+    """Load a file of [`save`][probneural.storage.save].
 
-    A loaded predictor predicts what the saved one did, to the last bit where the machine is the same; its draws are the
-    same functions, and its latent has the same name. Whatever the file says, nothing is built that is larger than the file.
+    Predictions of a loaded and of the saved predictor are bit-equal on the same machine; draws are the same functions, and
+    the latent has the same name. No object is built that is larger than the file.
 
     Args:
         path: The file.
-        device: Where to put it; `"auto"` takes the best there is.
+        device: Device of the result; `"auto"` selects the best available.
         operator: A module of the architecture and dtype of the saved one, which is copied, never changed. Needed for modules
             that this library does not know how to build. Names, shapes and dtypes of its state are compared, and the names of
             its classes; what a class does in `forward` cannot be. For a predictor of several operators a list: each saved
@@ -57,14 +57,14 @@ def load(
             built.
 
     Returns:
-        What was saved; operators in evaluation mode.
+        The saved object; operators in evaluation mode.
 
     Warns:
-        DataWarning: If an operator fits what was saved but is made of other classes, ReLU in place of GELU for example.
+        DataWarning: If an operator matches the saved tensors but has other classes, for example ReLU in place of GELU.
 
     Raises:
         FileError: If the file is missing, damaged, or holds something else.
-        ArgumentError: If the operator is needed and not given, if the state does not fit it, or if there is no such device.
+        ArgumentError: If the operator is needed and not given, if the state does not fit it, or if the device does not exist.
     """
     for module in operator if isinstance(operator, list | tuple) else [] if operator is None else [operator]:
         check_module(module, "operator")
@@ -75,13 +75,13 @@ def load(
 
 
 class Reader:
-    """Makes plans from what a file says, after comparing it with the schema.
+    """Plans the construction of objects from a file, after validation against the schema.
 
     The schema of an instance is its constructor's annotations; a tensor is named after its place, and every tensor has one.
 
     Args:
         tensors: All tensors of the file.
-        operator: What to copy operators from: one for all, a list, or None.
+        operator: Operators to copy from: one for all, a list, or None.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], *, operator: nn.Module | Sequence[nn.Module] | None) -> None:
@@ -90,7 +90,7 @@ class Reader:
         self._operator = operator
 
     def plan(self, metadata: dict[str, Any]) -> Plan:
-        """Check all that the file says, and return what builds the operator or predictor.
+        """Validate the file, and return a function that builds the operator or predictor.
 
         Raises:
             FileError: If anything is not as the schema has it.
@@ -105,7 +105,7 @@ class Reader:
         return loaded
 
     def _value(self, described: Any, annotation: Any, name: str) -> Plan:
-        """Plan what stands under a name, of an annotated type."""
+        """Plan the named entry of an annotated type."""
         origin, inner = get_origin(annotation), get_args(annotation)
         if origin in (Union, types.UnionType):
             return self._one_of(described, inner, name)
@@ -209,7 +209,7 @@ class Reader:
         return lambda device: _with_record(operator, recorded(_CPU)).to(device).eval()
 
     def _template(self, saved: SavedModule, state: Mapping[str, Tensor]) -> nn.Module | None:
-        """What to copy a module from, of those that were given: in a list, the first that fits."""
+        """The operator to copy a module from: in a list, the first that matches."""
         if self._operator is None or isinstance(self._operator, nn.Module):
             return self._operator
         fitting = sorted(
@@ -241,8 +241,8 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
     permissions. Temporary files that killed processes left of this path are removed.
 
     Args:
-        thing: What to save; it is not changed.
-        path: Where to; an existing file is replaced in one step.
+        thing: The object to save; it is not changed.
+        path: Path of the file; an existing file is replaced atomically.
 
     Raises:
         UnsupportedError: If it is something else, holds a state that is not made of tensors, needs its training data, as
@@ -261,7 +261,7 @@ def save(thing: nn.Module | Predictor, path: str | os.PathLike[str]) -> None:
 
 
 def _check(tensors: Mapping[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Raise an UnsupportedError unless `load` would take what is going to be written."""
+    """Raise an UnsupportedError unless `load` would accept the file."""
     try:
         if schema.is_too_deep(metadata):
             raise _too_deep()
@@ -277,7 +277,7 @@ def _too_deep() -> UnsupportedError:
 
 
 def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Describe a thing in types that JSON knows, and collect its tensors under names that start with its own.
+    """Describe an object in JSON types, and collect its tensors under names with its name as prefix.
 
     Raises:
         UnsupportedError: If it is of no class that is known here.
@@ -302,7 +302,7 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors |= {f"{prefix}{key}": tensor for key, tensor in _state(thing).items()}
         trained = {key: parameter.requires_grad for key, parameter in thing.named_parameters()}
         described = {**_architecture(thing, prefix, tensors), "prefix": prefix, "parameters": trained}
-        record = None if name else operator_record(thing)  # predictors have records of their own
+        record = None if name else operator_record(thing)  # predictors have separate records
         return described if record is None else {**described, RECORD: _described(record, RECORD, tensors)}
     raise _unknown(thing)
 
@@ -320,10 +320,10 @@ def _architecture(operator: nn.Module, prefix: str, tensors: dict[str, Tensor]) 
 
 
 def _state(operator: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a module's state dict, its own and not copies; what else some libraries add describes the architecture.
+    """The tensors of a module's state dict, not copied, without the non-tensor entries that some libraries add.
 
     Raises:
-        UnsupportedError: If the module keeps a state that is no tensor.
+        UnsupportedError: If the module keeps a state that is not a tensor.
     """
     state = operator.state_dict(keep_vars=True)
     for name, value in state.items():

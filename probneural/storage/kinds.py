@@ -25,7 +25,7 @@ _RECORD = inspect.Parameter("trained_on", inspect.Parameter.KEYWORD_ONLY, defaul
 _DISCREPANCY = inspect.Parameter(
     "discrepancy_variance", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=tuple[float, ...] | None
 )
-"""Parts of every predictor beside its constructor's arguments."""
+"""Attributes of every predictor other than its constructor's arguments."""
 
 
 @cache
@@ -105,7 +105,7 @@ def moved(predictor: Predictor, device: torch.device | str) -> Predictor:
     """Return a copy of a predictor on a device; see [`Predictor.to`][probneural.distributions.Predictor.to].
 
     Raises:
-        ArgumentError: If there is no such device.
+        ArgumentError: If the device does not exist.
         UnsupportedError: If the predictor has a part that files cannot hold.
     """
     copied: Predictor = _moved(predictor, resolve_device(device, nn.Identity()))
@@ -138,7 +138,7 @@ def _moved(thing: Any, device: torch.device) -> Any:
 FOREIGN = "Module"
 """Kind of all modules but our operators."""
 CONFIGURATION = "configuration"
-"""Where a file says how an operator of ours is built."""
+"""Key of the configuration of built-in operators in a file."""
 CLASSES = "classes"
 """Where a file names the classes of any other module and of the modules in it."""
 RECORD = "trained_on"
@@ -151,12 +151,12 @@ _REMEDY = "the operator was changed after it was built: give operator=, changed 
 
 @dataclass(frozen=True)
 class SavedModule:
-    """What a file says of a module, beside its state.
+    """Description of a module in a file, without its state.
 
     Attributes:
-        kind: Of an operator of ours, None of any other module.
-        classes: Those of any other module and of the modules in it, by name; its own has none.
-        trained: Which parameters there are, tied ones once, and whether each is trained.
+        kind: Kind of a built-in operator, None for any other module.
+        classes: Classes of any other module and its submodules, by name; the module itself has the empty name.
+        trained: Names of the parameters, tied ones once, and whether each is trained.
     """
 
     kind: Kind | None
@@ -165,7 +165,7 @@ class SavedModule:
 
     @classmethod
     def of(cls, described: dict[str, Any], prefix: str) -> SavedModule:
-        """Check the form of what a file says.
+        """Validate the description.
 
         Raises:
             FileError: If it is another.
@@ -182,7 +182,7 @@ class SavedModule:
         return cls(kind, described.get(CLASSES, {}), described["parameters"])
 
     def built(self, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
-        """An operator of ours with this state, built without memory of its own.
+        """A built-in operator with this state, built without allocating memory.
 
         Raises:
             FileError: If the arguments are no operator's, or those of one that the state does not fit.
@@ -208,7 +208,7 @@ class SavedModule:
             DataWarning: If classes are others, as of activation functions, which have no state.
 
         Raises:
-            ArgumentError: If there is no module, or one that the state does not fit.
+            ArgumentError: If there is not a module, or one that the state does not fit.
         """
         if template is None:
             raise ArgumentError(
@@ -229,20 +229,20 @@ class SavedModule:
             warn(f"operator= fits what was saved, but is of other classes: {shown}", DataWarning)
         copied = copy.deepcopy(template)
         for name, tensor in _tensors(copied).items():
-            tensor.data = state[name]  # as `Module.to` does it: what is tied stays tied
+            tensor.data = state[name]  # as in `Module.to`, tied tensors remain tied
         # For modules with a say of their own; not strict, since entries that are no tensors may be known to inner modules only.
         copied.load_state_dict({**copied.state_dict(), **state}, strict=False)
         self._set_trained(copied)
         return copied
 
     def misfits(self, template: nn.Module, state: Mapping[str, Tensor]) -> set[str]:
-        """Names of what a module has and the saved one has not, or otherwise."""
+        """Names of entries in only one of the module and the saved module."""
         now = _tensors(template)
         same = {name for name in {*state, *now} if _fits(state.get(name), now.get(name), dtype=True)}
         return {*state, *now} - same | self._misfits(template)
 
     def other_classes(self, template: nn.Module) -> list[str]:
-        """Where classes are others than they were, in words; how modules are called or packages named is not asked."""
+        """Description of differing classes; names of modules and packages are not compared."""
         if self.kind is not None:
             return []
         now = class_names(template)
@@ -269,7 +269,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def class_names(module: nn.Module) -> dict[str, str]:
-    """Classes of a module and of those in it, by name; its own has none."""
+    """Classes of a module and its submodules, by name; the module itself has the empty name."""
     return {name: f"{type(submodule).__module__}.{type(submodule).__qualname__}" for name, submodule in module.named_modules()}
 
 
@@ -281,8 +281,8 @@ class Bounded(TorchFunctionMode):
     """Within it, building stops as soon as it asks for more than a file holds: larger tensors, or many more of them.
 
     Args:
-        name: Of what is built.
-        state: What the file holds of it.
+        name: Name of the object.
+        state: Its state in the file.
     """
 
     def __init__(self, name: str, state: Mapping[str, Tensor]) -> None:

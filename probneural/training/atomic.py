@@ -1,4 +1,4 @@
-"""The one way in which files are written: whole or not at all, whenever the process dies."""
+"""Atomic writing of files and folders."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ except ImportError:  # Windows
     fcntl = None
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")
-"""What names of files being written look like."""
+"""Pattern of names of temporary files."""
 _PREFIX = 48
 """Letters of a file's name that the name of its temporary file begins with: file systems allow some 255 bytes."""
 _OLD = 24 * 3600.0
-"""Age in seconds beyond which a temporary file counts as abandoned where there are no locks."""
+"""Age in seconds of abandoned temporary files, on systems without locks."""
 
 
 def write(path: str | os.PathLike[str], payload: bytes) -> None:
@@ -37,7 +37,7 @@ def write(path: str | os.PathLike[str], payload: bytes) -> None:
     the user's umask asks for. Owner, group and other hard links of an existing file are not kept.
 
     Args:
-        path: Where to; an existing file is replaced in one step.
+        path: Path of the file; an existing file is replaced atomically.
         payload: All of its contents.
 
     Raises:
@@ -52,7 +52,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file piece by piece and by name, as [`write`][probneural.training.atomic.write] does it whole.
 
     Args:
-        path: Where to; an existing file is replaced in one step when the context ends without an error.
+        path: Path of the file; an existing file is replaced atomically when the context ends without an error.
 
     Yields:
         The temporary file, which is empty; write into it, do not replace it.
@@ -66,7 +66,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         with _temporary(target, 0o666 if mode is None else mode | 0o600) as (temporary, descriptor):
             yield temporary
             if mode is not None:
-                os.chmod(temporary, mode)  # all of it, whatever the umask
+                os.chmod(temporary, mode)  # independent of the umask
             os.fsync(descriptor)
             os.replace(temporary, target)
         _sync_folder(target.parent)
@@ -82,14 +82,14 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a folder that takes its name when it is whole.
 
-    An existing one is moved away first, so for an instant there is none; and a process that is killed leaves `.NAME.` and 16
+    An existing folder is moved away first, so for an instant none exists; a killed process leaves `.NAME.` and 16
     hexadecimal digits behind, which `remove_abandoned` removes.
 
     Args:
-        path: Where to.
+        path: Path of the folder.
 
     Yields:
-        The folder to write into, which is there and empty.
+        An existing, empty folder to write into.
 
     Raises:
         FileError: If the folder above cannot be written to.
@@ -136,12 +136,12 @@ def _sync_folder(path: Path) -> None:
 def remove_abandoned(folder: str | os.PathLike[str], *, name: str | None = None) -> None:
     """Remove the temporary files that killed processes have left in a folder.
 
-    A writer holds an advisory lock on its temporary file, which the system releases when the process dies, however it dies.
-    So a file whose lock is free is abandoned, and that of a live writer, in this process or another one, is left alone. Where
-    there are no such locks (Windows, some network file systems), one is abandoned after a day.
+    A writer holds an advisory lock on its temporary file, which the system releases when the process ends. A file whose lock
+    is free is abandoned; files of live writers are not removed. On systems without such locks (Windows, some network file
+    systems), a file is abandoned after a day.
 
     Args:
-        folder: Where to look; what cannot be removed stays.
+        folder: Folder to search; files that cannot be removed are skipped.
         name: Of the file or folder that was being written; by default any file. Folders are removed where the one of that name
             exists: otherwise one of them may be the old one.
     """
@@ -154,13 +154,13 @@ def remove_abandoned(folder: str | os.PathLike[str], *, name: str | None = None)
 
 
 def check_regular(path: str | os.PathLike[str], state: os.stat_result) -> None:
-    """Raise an OSError for what is no regular file: opening a pipe waits for a writer, a device may never end."""
+    """Raise an OSError unless the path is a regular file: opening a pipe blocks, reading a device may not terminate."""
     if not stat.S_ISREG(state.st_mode):
         raise OSError(f"{os.fspath(path)} is no regular file")
 
 
 def _mode(target: Path) -> int | None:
-    """Permissions of an existing file, None if there is none."""
+    """Permissions of an existing file, else None."""
     try:
         state = target.lstat()
     except FileNotFoundError:
@@ -171,7 +171,7 @@ def _mode(target: Path) -> int | None:
 
 @contextlib.contextmanager
 def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, int]]:
-    """A new file beside the target, locked while it is in use and removed afterwards if it still has its name."""
+    """A new file in the target's folder, locked while in use and removed afterwards unless renamed."""
     while True:
         path = target.with_name(f".{target.name[:_PREFIX]}.{secrets.token_hex(8)}")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
@@ -186,7 +186,7 @@ def _temporary(target: Path, mode: int) -> Iterator[tuple[Path, int]]:
 
 
 def _claimed(descriptor: int, path: Path) -> bool:
-    """Lock a file just made, and say whether it is still there: before the lock, it looked abandoned."""
+    """Lock a new file; return whether it still exists: before the lock, it appeared abandoned."""
     if fcntl is None:
         return True
     with contextlib.suppress(OSError):  # a file system without locks
@@ -212,11 +212,11 @@ def _remove_if_abandoned(path: Path, *, has_folders: bool) -> None:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # its writer lives
+        except BlockingIOError:  # its writer is alive
             return
         except OSError:  # a file system without locks
             if not is_old:
                 return
-        remove(path)  # while the lock is held: a writer that waits for it sees that and takes another file
+        remove(path)  # removed under the lock: a writer that waits for the lock detects the removal and uses another file
     finally:
         os.close(descriptor)

@@ -26,7 +26,7 @@ class History:
         train: Mean training loss of each epoch, dimensionless.
         validation: Loss on the validation split after each epoch, dimensionless; empty without a split.
         seconds: Wall time of each epoch.
-        restored: Epoch, from 1, whose weights the operator got back because its validation loss was the least; None if it
+        restored: Epoch, from 1, of the restored weights, those of the smallest validation loss; None if it
             kept the last ones.
     """
 
@@ -43,17 +43,17 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a training is.
+    """Progress of a training run.
 
     Attributes:
-        operator: Which is trained. In evaluation mode after an epoch, in training mode after a step.
-        settings: Of the run, in types that JSON knows.
+        operator: The trained operator. In evaluation mode after an epoch, in training mode after a step.
+        settings: Settings of the run, JSON-serialisable.
         epoch: Epochs done.
-        epochs: Epochs in all.
-        step: Steps of the optimiser done, over all epochs.
-        losses: By name: `"step"` after a step; `"train"` and `"validation"`, if there is a split, after an epoch. In several
-            processes, that of a step is the first process's share.
-        learning_rate: That of the last step; of the first step to come, before any and when a training is resumed.
+        epochs: Total number of epochs.
+        step: Number of optimiser steps so far.
+        losses: Losses by name: `"step"` after a step; `"train"` and `"validation"`, if there is a split, after an
+            epoch. In distributed runs, the loss of a step is that of rank 0's part.
+        learning_rate: Learning rate of the last step; at the start and after resuming, of the next step.
         seconds: Wall time of the epoch so far; within an epoch, too.
     """
 
@@ -69,9 +69,9 @@ class Progress:
 
 @runtime_checkable
 class Callback(Protocol):
-    """What is told of a training; derive from it and say what you need, the rest does nothing.
+    """Base class of callbacks; override the methods that you need.
 
-    Of several processes, the first one tells. What a callback draws comes from the caller's random state, not the training's.
+    With torch.distributed, rank 0 calls them. Callbacks use the caller's random state, not the training's.
     It may call `operator.eval()` to predict: modes are put back when it returns.
     """
 
@@ -88,7 +88,7 @@ class Callback(Protocol):
         return
 
     def on_end(self, history: History) -> None:
-        """Called when training ends, with what there is of its history: also by an error."""
+        """Called when training ends, also by an error, with the history so far."""
         return
 
 
@@ -96,7 +96,7 @@ class EachEpoch(Callback):
     """Call a function after each epoch.
 
     Args:
-        function: Of the progress.
+        function: Function of the progress.
 
     Raises:
         ArgumentError: If it cannot be called.
@@ -114,12 +114,12 @@ _COLUMNS = ("epoch", "train", "validation", "learning_rate", "seconds")
 
 
 class CSVLog(Callback):
-    """Write a table with a row for each epoch, which is whole whenever it is looked at.
+    """Write a table with one row per epoch; the file is complete after every epoch.
 
     Rows of later epochs that an earlier, killed run has left are dropped.
 
     Args:
-        path: The file; a resumed training goes on in it.
+        path: The file; a resumed run appends to it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -147,7 +147,7 @@ class TensorBoardLog(Callback):
     """Write scalars for TensorBoard, by `torch.utils.tensorboard`; needs the extra `logging`.
 
     Args:
-        folder: Of the run's event files.
+        folder: Folder of the run's event files.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -175,9 +175,9 @@ class WandbLog(Callback):
     """Log to Weights & Biases; needs the extra `logging`.
 
     Args:
-        project: Its name.
+        project: Name of the project.
         mode: "online", "offline" or "disabled".
-        options: Others of `wandb.init`: `name`, `id` and `resume` of a run that goes on, `dir`.
+        options: Further arguments of `wandb.init`: `name`, `id` and `resume` of a continued run, `dir`.
     """
 
     def __init__(self, project: str, *, mode: Literal["online", "offline", "disabled"] = "online", **options: Any) -> None:
@@ -204,12 +204,12 @@ class WandbLog(Callback):
 class MLflowLog(Callback):
     """Log to MLflow; needs the extra `logging`.
 
-    That is the small package mlflow-skinny, which has no data base: it writes to a server, or to a folder if
+    The dependency is the small package mlflow-skinny without database: it writes to a server, or to a folder if
     `MLFLOW_ALLOW_FILE_STORE=true` is set in the environment. With the package mlflow, data bases are places too.
 
     Args:
-        experiment: Its name.
-        uri: Where runs are tracked; by default what MLflow's own settings say.
+        experiment: Name of the experiment.
+        uri: Tracking URI; by default that of MLflow's settings.
     """
 
     def __init__(self, experiment: str, *, uri: str | None = None) -> None:

@@ -23,10 +23,10 @@ FORMAT = "probneural-2"
 
 
 class _Content(TypedDict):
-    """What a file holds beside its tensors.
+    """Metadata of a file of tensors.
 
     Attributes:
-        metadata: Of whoever wrote the file.
+        metadata: Metadata of the caller.
         complex: Names of tensors that are held as real pairs.
         orders: Axes from the slowest to the fastest in memory, where that is not the usual order.
     """
@@ -42,12 +42,12 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, metada
     Complex tensors of any precision are held as real pairs.
 
     Args:
-        path: Where to; an existing file is replaced in one step.
-        tensors: By name; they may share memory.
-        metadata: What JSON can hold.
+        path: Path of the file; an existing file is replaced atomically.
+        tensors: Tensors by name; they may share memory.
+        metadata: JSON-serialisable metadata.
 
     Raises:
-        FileError: If the folder cannot be written to, or the path is no file's.
+        FileError: If the folder is not writable, or the path is not that of a file.
     """
     plain = {name: _plain(tensor) for name, tensor in tensors.items()}
     orders = {name: _memory_order(tensor) for name, tensor in tensors.items()}
@@ -61,7 +61,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, metada
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what [`write`][probneural.training.files.write] wrote, and check its digest.
+    """Read a file of [`write`][probneural.training.files.write], and check its digest.
 
     Returns:
         The tensors on the CPU, each in memory of its own with its axes in the order they had, and the metadata.
@@ -91,7 +91,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def _content(text: str) -> _Content:
-    """Parse what describes the tensors, and check its form."""
+    """Parse and validate the description of the tensors."""
     try:
         content = schema.parsed(text)
     except ValueError as error:
@@ -137,7 +137,7 @@ def _memory_order(tensor: Tensor) -> list[int]:
 
 
 def _laid_out(tensor: Tensor, order: list[int] | None) -> Tensor:
-    """A copy, aligned as PyTorch aligns its own memory, with axes in this order."""
+    """A copy with PyTorch's memory alignment and axes in this order."""
     if order is None:
         return tensor.clone(memory_format=torch.contiguous_format)
     moved = tensor.permute(order).clone(memory_format=torch.contiguous_format)

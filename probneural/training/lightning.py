@@ -20,19 +20,20 @@ from probneural.training.run import Objective
 def lightning_module(
     operator: nn.Module, *, loss: Loss | None = None, learning_rate: float = 3e-3, optimization: Optimization | None = None
 ) -> Any:
-    """Return a `LightningModule` that does in a step what `pn.fit` does; Lightning's trainer does the rest.
+    """Return a `LightningModule` with the training step of `pn.fit`.
 
-    The rest is devices, precision, clipping and checkpoints. Units are taken before: `operator.fit_normalizers(train)`.
+    Lightning's trainer handles devices, precision, clipping and checkpoints. Fit units first:
+    `operator.fit_normalizers(train)`.
     Batches are `FieldPairs`, as `pair_loader` makes them. The operator itself is trained.
 
     Args:
         operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
-        loss: Of predictions, targets and their grid; by default the relative L2 error.
+        loss: Loss of predictions, targets and their grid; by default the relative L2 error.
         learning_rate: The schedule's peak.
-        optimization: Of which optimiser, decay and schedule count here.
+        optimization: Optimisation settings, of which optimiser, decay and schedule are used.
 
     Raises:
-        ArgumentError: If the operator is no module, or the rate is not positive.
+        ArgumentError: If the operator is not a module, or the rate is not positive.
     """
     import lightning
 

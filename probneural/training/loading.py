@@ -25,15 +25,15 @@ from probneural.training.options import DataOptions
 
 Item = TypeVar("Item")
 Batch = tuple[int, Tensor]
-"""The number of a data set, and which of its rows."""
+"""Index of a data set, and rows in it."""
 _Order = tuple[int, NDArray[np.int64]]
 _Read = tuple[int, Tensor | None, Tensor | None, tuple[Grid, Grid] | None] | ProbneuralError
 
 
 class BatchOrder(Sampler[_Order]):
-    """The batches of an epoch, in an order that follows from seed, epoch and rank alone, from any batch on.
+    """The batches of an epoch, from any batch on, in an order that depends only on seed, epoch and rank.
 
-    Each batch comes from one data set. All processes agree on it, and each iterates over its own share of its rows.
+    Each batch comes from one data set, the same on all ranks; each rank iterates over a part of its rows.
 
     Args:
         lengths: Pairs of each data set.
@@ -98,12 +98,12 @@ class Loader:
 
     Args:
         sources: The data sets.
-        order: Which rows make a batch.
+        order: Sampler of the rows of each batch.
         options: Workers and prefetching.
-        device: Where batches are put.
+        device: Device of the batches.
 
     Raises:
-        ArgumentError: If workers are asked for and data are on an accelerator, whose memory they do not share.
+        ArgumentError: If workers are used with data on an accelerator, whose memory they do not share.
     """
 
     def __init__(self, sources: Sequence[Dataset], order: BatchOrder, *, options: DataOptions, device: torch.device) -> None:
@@ -130,7 +130,7 @@ class Loader:
             persistent_workers=options.workers > 0,
             pin_memory=self.is_pinned,
             collate_fn=unchanged,
-            generator=stream(0, "workers"),  # not the global one, which belongs to the training
+            generator=stream(0, "workers"),  # not the global generator, which training uses
         )
 
     def __iter__(self) -> Generator[FieldPairs | None]:
@@ -152,7 +152,7 @@ class Loader:
 
 
 class _Reader(TorchDataset[_Read]):
-    """Reads the values of a batch; grids stay where they are unless masks differ, and errors travel as they are."""
+    """Reads the values of a batch; grids are not transferred unless masks differ, and errors are passed on unchanged."""
 
     def __init__(self, sources: Sequence[Dataset]) -> None:
         self.sources = sources
@@ -172,14 +172,14 @@ class _Reader(TorchDataset[_Read]):
 
 
 def unchanged(batch: Item) -> Item:
-    """A batch as it is, for `collate_fn`."""
+    """Identity, for `collate_fn`."""
     return batch
 
 
 def _ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
-    """Take items in a thread of its own, so many ahead."""
+    """Prefetch a number of items in a separate thread."""
     end = object()
-    context = copy_context()  # who shares the work is known in the thread, too
+    context = copy_context()  # distributed settings apply in the thread, too
 
     def following() -> Item | object:
         return context.run(lambda: next(items, end))

@@ -1,6 +1,6 @@
 """Losses of fields: norms and scores by quadrature, so that they do not depend on the resolution.
 
-A loss is called as `loss(predicted, target, grid)`. Those here are objects; functions of yours do as well.
+A loss is called as `loss(predicted, target, grid)`: one of these objects or any function.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from probneural.fields import Field, check_field, power_of_two
 from probneural.grids import Grid, check_grid
 
 Loss: TypeAlias = Callable[..., Tensor]
-"""Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over functions.
+"""Called as `loss(predicted, target, grid)` with `(n, c, *grid)`; returns one real number, averaged over samples.
 
-One that has a parameter `inputs` is given the input functions too, a `Field`, by that name.
+A loss with a parameter `inputs` also gets the inputs, a `Field`, by that name.
 """
 
 
@@ -74,10 +74,10 @@ def relative_l2(
     Args:
         predicted: `(n, c, *grid.shape)`.
         target: The same shape: nothing is broadcast.
-        grid: Where both live.
+        grid: Grid of both.
 
     Returns:
-        `(n, c)`; average it over channels first, then over functions.
+        `(n, c)`; average it over channels first, then over samples.
 
     Raises:
         ShapeError: If the shapes differ.
@@ -97,7 +97,7 @@ def relative_l2(
     check_grid(grid)
     predicted, target = grid.fill(predicted), grid.fill(target)
     weights, largest = grid.sample_weights.to(target), target.detach().abs().flatten(2).amax(2)
-    # Powers of two in which squares neither overflow nor vanish; of a target that is zero, that of the largest.
+    # Power-of-two units avoid overflow and underflow of squares; zero targets use the unit of the largest target.
     unit = power_of_two(torch.where(largest > 0, largest, largest.amax(0, keepdim=True)))
     square_error, square = (
         _summed((values.flatten(2) / unit[..., None]).square(), weights) for values in (predicted - target, target)
@@ -111,7 +111,7 @@ def relative_l2(
 
 @dataclass(frozen=True)
 class RelativeL2:
-    """The relative L2 error by quadrature, averaged over channels and functions: what `pn.fit` minimises by default."""
+    """The relative L2 error by quadrature, averaged over channels and samples: the default loss of `pn.fit`."""
 
     def __call__(
         self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c *grid"], grid: Grid
@@ -122,11 +122,11 @@ class RelativeL2:
 
 @dataclass(frozen=True)
 class PDEResidual:
-    """The mean square of what a prediction leaves of an equation, by quadrature.
+    """The mean square PDE residual of a prediction, by quadrature.
 
     Args:
-        residual: Called as `residual(predicted, inputs, grid)` with predictions `(n, c, *grid)`, the input functions (a
-            `Field`) and the predictions' grid; returns `(n, k, *grid)`. It knows no target.
+        residual: Called as `residual(predicted, inputs, grid)` with predictions `(n, c, *grid)`, the inputs (a
+            `Field`) and the predictions' grid; returns `(n, k, *grid)`, without use of the target.
 
     Raises:
         ArgumentError: If it cannot be called.
@@ -139,7 +139,7 @@ class PDEResidual:
 
     def __post_init__(self) -> None:
         """Check the residual."""
-        check_callable(self.residual, "residual", remedy="give a function of prediction, input functions and grid")
+        check_callable(self.residual, "residual", remedy="give a function of prediction, inputs and grid")
 
     def __call__(
         self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
@@ -175,7 +175,7 @@ class WeightedSum:
         terms: Pairs of a weight and a loss.
 
     Raises:
-        ArgumentError: If there is none, a weight is negative, or a loss cannot be called.
+        ArgumentError: If there are no losses, a weight is negative, or a loss is not callable.
 
     Examples:
         >>> loss = WeightedSum([(1.0, RelativeL2()), (0.1, lambda predicted, target, grid: (predicted - target).abs().mean())])
@@ -203,7 +203,7 @@ class WeightedSum:
         *,
         inputs: Field | None = None,
     ) -> Float[Tensor, ""]:
-        """The sum; terms that take the input functions get them."""
+        """The sum; terms with a parameter `inputs` get the inputs."""
         if inputs is not None:
             check_field(inputs, "inputs")
         values = [

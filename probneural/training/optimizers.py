@@ -1,4 +1,4 @@
-"""Optimisers and schedules, made as the options say, and their state in tensors and JSON."""
+"""Optimisers and schedules, and their state in tensors and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROOT_MEAN_SQUARE = 0.2
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose updates are made orthogonal, for weights that are small matrices; AdamW for the other weights.
+    """Muon, momentum with orthogonalised updates, for small matrices; AdamW for the other weights.
 
     A matrix here is a weight of two dimensions, both above one, such as the pointwise weights of an FNO. Its update is the
     nearest matrix with equal singular values, found by five Newton-Schulz passes in the weight's own precision, over all
@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
         largest: Matrices with more rows and more columns than this are left to AdamW; None for no limit.
 
     Raises:
-        ArgumentError: If a parameter is no leaf tensor of floating point numbers, there is none, or an option is out of range.
+        ArgumentError: If a parameter is not a floating point leaf tensor, there are none, or an option is out of range.
 
     References:
         Jordan et al. (2024), "Muon: an optimizer for hidden layers in neural networks"; Liu et al. (2025), "Muon is scalable
@@ -95,10 +95,10 @@ class Muon(torch.optim.Optimizer):
         """Move the weights once.
 
         Args:
-            closure: Evaluates the loss and its gradients anew, and returns the loss.
+            closure: Function that evaluates the loss and its gradients, and returns the loss.
 
         Returns:
-            What the closure returns, or None without one.
+            The closure's result, or None without a closure.
         """
         loss = None
         if closure is not None:
@@ -223,7 +223,7 @@ def make_schedule(optimizer: Optimizer, *, steps: int, options: Optimization) ->
 
 
 def packed(state: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Sort an optimiser's state into tensors, `NUMBER.NAME` and deeper, and a JSON skeleton of all that is no tensor itself.
+    """Split an optimiser's state into tensors, `NUMBER.NAME` and deeper, and a JSON skeleton of the remaining entries.
 
     Raises:
         ArgumentError: If it holds something that is neither.

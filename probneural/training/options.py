@@ -45,15 +45,15 @@ PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class EarlyStopping:
     """End a training when the loss on the validation split has not fallen for a while.
 
-    Pairs of the validation split then choose the weights, so they are no longer unseen: calibrate on others.
+    Pairs of the validation split then select the weights: calibrate on other pairs.
 
     Args:
-        patience: Epochs without a new least loss after which training ends.
+        patience: Number of epochs without improvement of the validation loss before training ends.
         restore_best: Whether the operator gets the weights of the epoch of the least loss; `History.restored` names it.
             Otherwise it keeps the last ones.
 
     Raises:
-        ArgumentError: If the patience is no positive integer.
+        ArgumentError: If the patience is not a positive integer.
     """
 
     patience: int
@@ -65,11 +65,11 @@ class EarlyStopping:
         assign(self, patience=patience, restore_best=check_flag(self.restore_best, "restore_best"))
 
     def best(self, watched: list[float]) -> int:
-        """Number, from 0, of the first epoch of the least loss; a loss that is NaN is none."""
+        """Index, from 0, of the first epoch with the smallest loss; NaN is ignored."""
         return min(range(len(watched)), key=lambda number: (watched[number] != watched[number], watched[number]))
 
     def has_ended(self, watched: list[float]) -> bool:
-        """Whether the patience is used up.
+        """Whether the loss has not improved for `patience` epochs.
 
         Examples:
             >>> EarlyStopping(patience=2).has_ended([3.0, 1.0, 2.0, 1.5])
@@ -80,7 +80,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization:
-    """How weights are moved: the optimiser, its schedule, and what is done with gradients and weights.
+    """Optimisation settings: optimiser, schedule, and treatment of gradients and weights.
 
     The defaults are Muon for small matrices and AdamW for other weights under a cosine, in the operator's own precision: of
     the candidates that `python -m benchmarks training` compares, none is clearly better on any of its problems.
@@ -91,20 +91,20 @@ class Optimization:
             `learning_rate=1.0`, `schedule=None` and a `batch_size` of all pairs); or a callable that is given the parameters
             and `lr=`, as classes of `torch.optim` take them: `functools.partial(torch.optim.SGD, momentum=0.9)`.
         weight_decay: Share of a weight that a step removes, over the learning rate, dimensionless, with Muon and AdamW; other
-            optimisers bring their own. Some .3 to .6 help an operator that learns its functions by heart, and hurt another.
+            optimisers have their own. Values of .3 to .6 help an operator that overfits, and harm others.
         schedule: `"cosine"` (from the learning rate to zero), None for a constant rate, or a callable of the optimiser and the
             total number of steps that returns a schedule of `torch.optim.lr_scheduler`.
         gradient_clip: Largest norm of the gradient of all weights together, in units of loss over weights; None for any.
-        accumulation: Batches whose gradients make one step; the last step of an epoch may have fewer.
+        accumulation: Number of batches per step; the last step of an epoch may have fewer.
         precision: `"bfloat16"` or `"float16"` for autocast of the operator, float16 with scaled losses; None for the
             operator's own precision. Losses are computed in the data's precision.
         full_precision_tail: Share of the epochs, the last ones, that go without autocast all the same, rounded to whole
             epochs; 0 for none. Weights that a layer rounds to 8 or 11 bits hardly feel the small steps of the end: a tenth
-            wins back most of what that costs, and needs the memory of full precision.
+            recovers most of the lost accuracy, and needs the memory of full precision.
         early_stopping: When to end before all epochs are done; None for never.
 
     Raises:
-        ArgumentError: If an option is none of these, or two contradict each other.
+        ArgumentError: If an option is invalid, or two options contradict each other.
 
     Examples:
         >>> Optimization(optimizer="adamw", gradient_clip=1.0).accumulation
@@ -147,7 +147,7 @@ class Optimization:
         )
         if self.full_precision_tail > 0 and self.precision is None:
             raise ArgumentError(
-                expected="full_precision_tail beside a lower precision",
+                expected="full_precision_tail with a lower precision",
                 got=f"full_precision_tail={self.full_precision_tail} without one",
                 remedy='give precision="bfloat16" too, or leave it out',
             )
@@ -175,7 +175,7 @@ class Optimization:
         return self.precision if epoch < epochs - round(self.full_precision_tail * epochs) else None
 
     def settings(self) -> dict[str, Any]:
-        """The options in types that JSON knows; callables by their names."""
+        """The options, JSON-serialisable; callables by their names."""
         options = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "early_stopping"}
         stop = self.early_stopping
         plain = {name: identity_of(value) if callable(value) else value for name, value in options.items()}
@@ -184,18 +184,18 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that a training writes while it runs, and goes on from at the same bits.
+    """A file that a training run writes regularly, and from which it resumes bit-equally.
 
     It is written after every epoch, and within an epoch too, so that little work is lost whenever the process dies. Of
-    several processes, the first one writes it, and all read it: put it where all see it.
+    distributed runs, rank 0 writes it and all ranks read it: use a shared file system.
 
     Args:
         path: The file; it is replaced in one step.
-        seconds: Write within an epoch when so many seconds have passed since the last time; None for never.
-        steps: Write within an epoch when so many steps of the optimiser have passed; None for never.
+        seconds: Interval of writing within an epoch, in seconds; None for never.
+        steps: Interval of writing within an epoch, in optimiser steps; None for never.
 
     Raises:
-        ArgumentError: If the path is none, or a number is not positive.
+        ArgumentError: If the path is invalid, or a number is not positive.
     """
 
     path: str | os.PathLike[str]
@@ -260,14 +260,14 @@ class RunOptions:
     """The device, the checkpoint and the callbacks of a training.
 
     Args:
-        device: Where to train: a device, `"auto"` (CUDA, MPS or CPU), or by default the operator's own. Data are moved a batch
+        device: Training device, `"auto"` (CUDA, MPS or CPU), or by default the operator's. Data are moved a batch
             at a time.
         checkpoint: File to write after every epoch, and within it every minute, and to resume from, at the same bits, if it
             exists; `Checkpoint(path, seconds=..., steps=...)` sets the intervals.
         callbacks: Callbacks and loggers, in the order in which they are called.
 
     Raises:
-        ArgumentError: If there is no such device, the checkpoint is no path, or a callback is no `Callback`.
+        ArgumentError: If the device does not exist, the checkpoint is not a path, or a callback is not a `Callback`.
 
     Examples:
         >>> RunOptions(device="auto", checkpoint="run.safetensors").checkpoint.seconds
@@ -296,7 +296,7 @@ def resolve_device(device: str | torch.device | None, operator: nn.Module) -> to
     """Return the device to work on: `"auto"` is CUDA, MPS or CPU in this order, None the operator's own.
 
     Raises:
-        ArgumentError: If there is no such device here.
+        ArgumentError: If the device does not exist.
     """
     if device is None:
         return next((parameter.device for parameter in operator.parameters()), torch.device("cpu"))

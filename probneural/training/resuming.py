@@ -27,26 +27,26 @@ from probneural.training.run import Run
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors of an optimiser that is given the state of another."""
 _STEPS = ("last_epoch", "_step_count", "_last_lr")
-"""What training changes in the state of our schedules; the rest follows from arguments."""
+"""State of built-in schedules that training changes; the remaining state follows from arguments."""
 
 
 class _Checkpoint(TypedDict):
-    """What a checkpoint holds besides tensors.
+    """Content of a checkpoint other than tensors.
 
     Attributes:
-        fingerprint: Of data and settings.
-        structure: Of the weights.
+        fingerprint: Fingerprint of data and settings.
+        structure: Structure of the weights.
         groups: Settings of the optimiser.
-        state: What is no tensor in its state.
+        state: Its state without tensors.
         schedule: State of the schedule.
         scaler: State of the loss scaler, where there is one.
         losses: Mean training loss of every finished epoch.
         watched: Validation loss of every finished epoch.
-        seconds: Of every finished epoch.
+        seconds: Duration of every finished epoch.
         begin: Loss of the first batch.
         step: Steps done in the epoch that has begun.
         totals: Sum of its losses so far, by process.
-        elapsed: Its seconds so far.
+        elapsed: Its duration so far, in seconds.
     """
 
     kind: Literal["checkpoint"]
@@ -66,11 +66,11 @@ class _Checkpoint(TypedDict):
 
 
 class Keeper:
-    """Keeps a run in a file while it goes on.
+    """Checkpointing of a run.
 
     Args:
-        run: Whose state is kept.
-        checkpoint: The file, and how often it is written.
+        run: The run.
+        checkpoint: File and interval of writing.
     """
 
     def __init__(self, run: Run, checkpoint: Checkpoint) -> None:
@@ -79,10 +79,10 @@ class Keeper:
         self.written, self.steps = time.perf_counter(), 0
 
     def resume(self) -> bool:
-        """Go on from the file if there is one; says whether there is.
+        """Resume from the file; return whether it exists.
 
         Raises:
-            FileError: If it is damaged, belongs to another run, or not all processes see it.
+            FileError: If it is damaged, belongs to another run, or is not visible on all ranks.
         """
         if rank() == 0:
             atomic.remove_abandoned(self.path.resolve().parent, name=self.path.resolve().name)
@@ -142,7 +142,7 @@ class Keeper:
         files.write(self.path, tensors, metadata=metadata)
 
     def _read(self) -> None:
-        """Take over the state in the file, if all of it belongs to this run; otherwise change nothing."""
+        """Load the state of the file if it belongs to this run; otherwise change nothing."""
         run, options = self.run, self.run.plan.optimization
         tensors, metadata = files.read(self.path)
         extends = self._check_identity(metadata)
@@ -219,7 +219,7 @@ class Keeper:
         }
 
     def _moved_on(self, steps: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """Settings of optimiser and schedule after so many steps of this run, whose schedule goes over its own epochs."""
+        """Settings of optimiser and schedule after a number of steps, with this run's schedule."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             for _ in range(steps):
@@ -227,7 +227,7 @@ class Keeper:
         return self.run.optimizer.state_dict()["param_groups"], {}
 
     def _check_identity(self, metadata: dict[str, Any]) -> bool:
-        """Whether the file is the end of a run of fewer epochs, which this one extends.
+        """Whether the file ends a run of fewer epochs that this one extends.
 
         Raises:
             FileError: If it was written by a run of other data, settings or weights' shapes.
@@ -240,7 +240,7 @@ class Keeper:
                 expected="a checkpoint of this run: same data, loss, epochs (or fewer, all done), batch size, seed, rates and "
                 "options",
                 got=f"another one in {self.path}",
-                remedy="remove the file to start anew, or name another",
+                remedy="remove the file to start again, or use another path",
             )
         if metadata.get("structure") != _structure(self.run):
             raise FileError(
@@ -252,7 +252,7 @@ class Keeper:
 
 
 def _fingerprint(run: Run, *, epochs: int | None = None) -> str:
-    """What must agree for a checkpoint to be resumed: data, settings and the loss; with another number of epochs if given."""
+    """Fingerprint of a resumable checkpoint: data, settings and loss; with another number of epochs if given."""
     loss = [] if run.plan.loss is None else [identity_of(run.plan.loss)]
     plan = run.plan if epochs is None else replace(run.plan, epochs=epochs)
     settings = json.dumps([run.data_fingerprint, plan.settings(), *loss], sort_keys=True)
@@ -260,14 +260,14 @@ def _fingerprint(run: Run, *, epochs: int | None = None) -> str:
 
 
 def _structure(run: Run) -> list[list[Any]]:
-    """Names, shapes and dtypes of the weights, and which of them are trained, in types that JSON knows."""
+    """Names, shapes, dtypes and trainability of the weights, JSON-serialisable."""
     trained = {name for name, parameter in run.operator.named_parameters() if parameter.requires_grad}
     state = weights.state_of(run.operator)
     return [[name, list(value.shape), str(value.dtype), name in trained] for name, value in state.items()]
 
 
 def _optimization(run: Run) -> dict[str, Any]:
-    """Settings of the optimiser and states of schedule and scaler, in types that JSON knows."""
+    """Settings of the optimiser and states of schedule and scaler, JSON-serialisable."""
     schedule = {name: value for name, value in run.schedule.state_dict().items() if _is_json(value)}
     return {"groups": run.optimizer.state_dict()["param_groups"], "schedule": schedule, "scaler": run.scaler.state_dict()}
 
@@ -282,12 +282,12 @@ def _check_progress(
     """Return the settings of the optimiser and the state of the schedule that a checkpoint has reached.
 
     Args:
-        metadata: Of the checkpoint.
-        ours: `"groups"`, `"schedule"` and `"scaler"` of a run that has not begun, in types that JSON knows.
-        epochs: Of the whole run.
+        metadata: Metadata of the checkpoint.
+        ours: `"groups"`, `"schedule"` and `"scaler"` of a new run, JSON-serialisable.
+        epochs: Number of epochs of the whole run.
         steps: Per epoch.
         has_validation: Whether the run watches a loss on a validation split.
-        is_builtin: Whether optimiser and schedule are ours, of which is known what changes.
+        is_builtin: Whether optimiser and schedule are built in, so that the changing state is known.
 
     Raises:
         FileError: If the checkpoint is of another form, or counts other epochs and steps than it has losses.
@@ -312,7 +312,7 @@ def _by_owner(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """A checkpoint's tensors by owner: weights and best weights by name, moments, and random states by process and kind.
 
     Raises:
-        FileError: If one belongs to none.
+        FileError: If a moment belongs to no parameter.
     """
     parts: dict[str, dict[str, Tensor]] = {owner: {} for owner in ("model", "optimizer", "best", "random")}
     for name, tensor in tensors.items():
@@ -324,14 +324,14 @@ def _by_owner(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise a FileError unless weights have the names, shapes and dtypes of others."""
+    """Raise a FileError unless weights have the expected names, shapes and dtypes."""
     forms = [{name: (tensor.shape, tensor.dtype) for name, tensor in side.items()} for side in (weights, expected)]
     if forms[0] != forms[1]:
         raise _mismatch("weights and moments of this run's names, shapes and dtypes")
 
 
 def _check_moments(moments: Mapping[int, Mapping[str, Any]], expected: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise a FileError unless the moments of each parameter have the names, shapes and dtypes of others."""
+    """Raise a FileError unless the moments of each parameter have the expected names, shapes and dtypes."""
     for number, tensors in moments.items():
         if number not in expected or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
             raise _mismatch("moments of this run's parameters")
@@ -362,7 +362,7 @@ def _mismatch(expected: str) -> FileError:
     return FileError(
         expected=expected,
         got="others in the checkpoint",
-        remedy="it is damaged, or of another version: remove it to start anew",
+        remedy="the file is damaged, or of another version: remove it to start again",
     )
 
 

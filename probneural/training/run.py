@@ -1,4 +1,4 @@
-"""One training run: its state, how a step and an epoch go, and what of it a checkpoint holds."""
+"""A training run: its state, steps, epochs, and the state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Objective(nn.Module):
     """The loss of an operator as a module, which `DistributedDataParallel` can wrap.
 
     Args:
-        operator: Which is trained.
-        loss: Of predictions, targets and their grid; None for the relative L2 error, averaged over channels and functions.
+        operator: The trained operator.
+        loss: Loss of predictions, targets and their grid; None for the relative L2 error, averaged over channels and samples.
         precision: Dtype of autocast; None for the operator's own precision.
-        unroll: How pairs of several following states are trained on; None for pairs of one.
+        unroll: Settings for pairs of several following states; None for pairs of one.
     """
 
     def __init__(self, operator: nn.Module, loss: Loss | None, *, precision: str | None, unroll: Unroll | None = None) -> None:
@@ -59,7 +59,7 @@ class Objective(nn.Module):
             is_watched: Whether this is the validation loss, the mean over all steps.
 
         Raises:
-            ArgumentError: If the loss is no real number that depends on the weights.
+            ArgumentError: If the loss is not a real number that depends on the weights.
         """
         if batch is None:
             return torch.stack(
@@ -71,7 +71,7 @@ class Objective(nn.Module):
         return self._loss(predicted, batch.outputs, batch.inputs)
 
     def _unrolled(self, batch: FieldPairs, unroll: Unroll, *, is_cut: bool) -> Tensor:
-        """The mean loss of several steps, each from where the one before has led."""
+        """The mean loss of several steps, each from the previous step's output."""
         grid, dtype = batch.outputs.grid, batch.outputs.dtype
         inputs, last = batch.inputs, unroll.steps - 1
         losses = []
@@ -108,23 +108,23 @@ def _checked(value: object) -> Tensor:
         raise ArgumentError(
             expected="a loss that returns one real number, as a tensor that depends on the weights",
             got=f"a tensor of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else repr(value),
-            remedy="average over functions, and leave the graph attached",
+            remedy="average over samples, and leave the graph attached",
         )
     return value
 
 
 _MUCH_WORSE = 3.0
-"""How many times the loss at the beginning a training may end at without a warning."""
+"""Largest ratio of the final to the initial loss without a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run does; a checkpoint belongs to one.
+    """Configuration of a run, which identifies its checkpoint.
 
     Attributes:
         validation: The watched fraction, or the fingerprint of pairs of the user's own that are watched.
-        loss: Of a batch; None for the relative L2 error.
-        unroll: How pairs of several following states are trained on; None for pairs of one.
+        loss: Loss of a batch; None for the relative L2 error.
+        unroll: Settings for pairs of several following states; None for pairs of one.
     """
 
     epochs: int
@@ -137,7 +137,7 @@ class Plan:
     unroll: Unroll | None = None
 
     def settings(self) -> dict[str, Any]:
-        """All of it but the loss, in types that JSON knows."""
+        """The configuration without the loss, JSON-serialisable."""
         objects = ("loss", "optimization", "unroll")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in objects}
         unrolled = {} if self.unroll is None else {"unroll": self.unroll.settings()}
@@ -145,14 +145,14 @@ class Plan:
 
 
 class Run:
-    """The state of one training run: everything a checkpoint must hold, and how an epoch goes.
+    """The state of a training run, and its epochs.
 
     Args:
-        operator: Which is trained, on its device.
+        operator: The trained operator, on its device.
         train: Data sets to train on.
         validation: Data sets to watch; none without a split.
         data_fingerprint: Names the data.
-        plan: What to do.
+        plan: Configuration of the run.
         data: Workers and prefetching.
     """
 
@@ -193,7 +193,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all epochs are done, or the patience is used up."""
+        """Whether all epochs are done, or early stopping has ended the run."""
         stop = self.plan.optimization.early_stopping
         return len(self.losses) >= self.plan.epochs or (stop is not None and stop.has_ended(self.watched))
 
@@ -337,7 +337,7 @@ class Run:
 
     @property
     def _judge(self) -> Objective:
-        """The objective itself, which a wrapper for several processes may hold."""
+        """The objective without its wrapper for distributed training."""
         held = self.objective.module if isinstance(self.objective, DistributedDataParallel) else self.objective
         assert isinstance(held, Objective)
         return held
@@ -355,7 +355,7 @@ class Run:
         return self.history()
 
     def history(self) -> History:
-        """What there is of it."""
+        """The history so far."""
         stop = self.plan.optimization.early_stopping
         return History(
             train=tuple(self.losses),
@@ -365,7 +365,7 @@ class Run:
         )
 
     def warn_if_worse(self) -> None:
-        """Give a warning if training has led away from where it began, further than training on from a good fit does."""
+        """Warn if the final loss is much larger than the initial one."""
         trivial = 1.0 if self.plan.loss is None else self.losses[0]
         if self.begin is not None and self.losses[-1] > _MUCH_WORSE * max(self.begin, trivial):
             warn(
@@ -374,7 +374,7 @@ class Run:
             )
 
     def progress(self, *, after_epoch: bool) -> Progress:
-        """What callbacks are told."""
+        """Argument of callbacks."""
         return Progress(
             operator=self.operator,
             settings=self.plan.settings(),
@@ -387,7 +387,7 @@ class Run:
         )
 
     def _rate(self) -> float:
-        """The learning rate of the step to come."""
+        """The learning rate of the next step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def latest(self) -> dict[str, float]:
@@ -407,7 +407,7 @@ def _reader(
 
 
 def _trained(operator: nn.Module) -> list[Tensor]:
-    """The parameters that are trained, or an ArgumentError if there are none that can be."""
+    """The trainable parameters, or an ArgumentError if there are none."""
     parameters: list[Tensor] = [parameter for parameter in operator.parameters() if parameter.requires_grad]
     if not parameters:
         raise ArgumentError(expected="an operator with parameters to train", got="none", remedy="unfreeze some")

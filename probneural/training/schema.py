@@ -1,7 +1,7 @@
 """Validation of JSON from files against type annotations, before anything is built of it.
 
 A schema is an annotation: `int`, `str | None`, `Literal["full", "diagonal"]`, `Sequence[float]`, `Mapping[str, bool]`, or a
-`TypedDict`. What passes is of these types all the way down, so that who reads it need not look again.
+`TypedDict`. Valid values have these types at every level.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JSON: TypeAlias = "str | int | float | bool | Sequence[JSON] | Mapping[str, JSON
 DEEPEST = 100
 """Levels of lists and objects in each other."""
 _INTEGERS = (-(2**63), 2**64 - 1)
-"""What 64 bits hold, with a sign or as a seed without one."""
+"""Range of signed and unsigned 64-bit integers."""
 _SHOWN = 80
 """Letters of a value that messages show."""
 
@@ -27,7 +27,7 @@ def parsed(text: str) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: If it is none, is nested more deeply than `DEEPEST`, or an object names a key twice.
+        ValueError: If it is not JSON, is nested more deeply than `DEEPEST`, or an object repeats a key.
     """
     try:
         content = json.loads(text, object_pairs_hook=_object)
@@ -51,12 +51,12 @@ def is_too_deep(value: object) -> bool:
 def check(value: object, annotation: Any, *, where: str) -> None:
     """Compare JSON with a type annotation, completely.
 
-    Integers have 64 bits. Where a `float` is wanted, an integer is one. A `TypedDict` has its keys, without any others.
+    Integers have 64 bits. An integer is valid as a `float`. A `TypedDict` has exactly its keys.
 
     Args:
-        value: What JSON was parsed to.
+        value: Parsed JSON.
         annotation: The annotation.
-        where: What messages call the value.
+        where: Name of the value in messages.
 
     Raises:
         FileError: If the value is of another type.
@@ -135,7 +135,7 @@ def _check_keys(value: object, annotation: Any, where: str) -> None:
 
 
 def check_names(names: Iterable[str], expected: Iterable[str], *, where: str, optional: Iterable[str] = ()) -> None:
-    """Raise a FileError unless names are those that are wanted, whatever their order."""
+    """Raise a FileError unless names equal the expected ones, in any order."""
     missing, others = {*expected} - {*names} - {*optional}, {*names} - {*expected}
     if missing or others:
         lacks = f"no {', '.join(sorted(missing))}" if missing else ""

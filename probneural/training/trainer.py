@@ -50,21 +50,21 @@ def fit(
     """Train an operator in place, by default with Muon and AdamW under a cosine schedule.
 
     The last weights are kept: the validation split (taken from the training data) is for watching only, so nothing is
-    chosen by it unless early stopping is asked for. Operators of this library first take their units from the training part,
+    chosen by it without early stopping. Operators of this library first take their units from the training part,
     unless an earlier training gave them some. The mode (train or eval) of every submodule and the global random state are left
     as they were. Data are read a batch at a time and detached, and gradients are recorded here even under `torch.no_grad`. A
     `ConvergenceWarning` is given if the training loss ends three times above that of the first batch, before any step, and
     above that of predicting zero (of the first epoch, if `loss` is your own). Afterwards `operator.trained_on` records the
-    pairs that trained it, which heads and calibrators compare with theirs.
+    training pairs, which heads and calibrators compare with theirs.
 
     In a program that torchrun has started, all processes train one operator: each takes its share of every batch, and
     gradients are averaged by `DistributedDataParallel`. All call `fit` with the same arguments; the first one writes the
     checkpoint, shows progress and calls the callbacks. `operator.compile()` before training compiles the operator.
 
-    A checkpoint resumes at the same bits. With more epochs than those of a finished training it goes on for the further ones,
-    at the rates that a schedule over all epochs has there, so the rate of a cosine rises again. A checkpoint belongs to a run
+    Resuming from a checkpoint is bit-equal. With more epochs than a finished run it trains for the additional ones,
+    at the rates of a schedule over all epochs, so the rate of a cosine rises again. A checkpoint belongs to a run
     by its data (of stored ones, by 64 pairs), its settings, its loss and the shapes of the weights. Functions are compared by
-    their names, so functions of one name must do the same.
+    their names, so functions of one name must be identical.
 
     Args:
         operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
@@ -76,7 +76,7 @@ def fit(
         learning_rate: The schedule's peak, dimensionless.
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
             channels and samples. See `probneural.training.losses` for others. For operators of one time step
-            that will be rolled out, `Unroll(steps=4)` trains on their own outputs; pairs then hold as many following states, as
+            that will be rolled out, `Unroll(steps=4)` trains on their outputs; pairs then have 4 following states, as
             `trajectories.windows(steps=4)` makes them.
         optimization: Optimiser, schedule, precision and early stopping.
         data: Batch size, validation split, workers and prefetching.
@@ -87,11 +87,11 @@ def fit(
         The losses by epoch.
 
     Raises:
-        KeywordError: If there is no such setting.
-        ArgumentError: If a setting is out of range, the operator is no module, the loss takes other arguments or gives no
+        KeywordError: If a setting is unknown.
+        ArgumentError: If a setting is out of range, the operator is not a module, the loss takes other arguments or gives no
             number, or there are too few trajectories to watch whole ones.
         DataError: If the data are fewer than two pairs or not finite, their scale is beyond the operator's dtype, or they lack
-            the states that `unroll` asks for.
+            the states that `unroll` requires.
         TrainingError: If a loss or a weight becomes NaN or infinite; the operator has the weights from before that epoch, or
             from the checkpoint within it that was resumed.
         FileError: If the checkpoint is damaged, or belongs to other settings or data.
@@ -147,7 +147,7 @@ def fit(
     keeper = None if checkpoint is None else Keeper(state, checkpoint)
     with weights.modes_kept(operator):
         if not (keeper is not None and keeper.resume()) and isinstance(operator, Operator) and not operator.has_units:
-            with together():  # all come here or none: DistributedDataParallel has made their buffers equal
+            with together():  # collective: DistributedDataParallel has made the buffers equal
                 operator.fit_normalizers(*_first_steps(first, unroll))
         _train(state, keeper, running.callbacks, show_progress=show_progress)
     if rank() == 0:
@@ -169,12 +169,12 @@ def _record(operator: nn.Module, sets: Sequence[Dataset], plan: Plan) -> None:
 
 
 def _first_steps(sets: Sequence[Dataset], unroll: Unroll | None) -> list[Dataset]:
-    """The first of the following states that pairs hold."""
+    """The first of the following states of pairs."""
     return list(sets) if unroll is None or unroll.steps == 1 else [FirstStep(data, unroll.steps) for data in sets]
 
 
 def _shared_keys(data: Dataset, most: int) -> Int64[Tensor, "n k"]:
-    """Row keys of a data set, with inputs, of which each process reads its part."""
+    """Row keys of a data set, including inputs; each rank reads a part."""
     if world_size() == 1:
         return row_keys(data, most=most, with_inputs=True)
     rows = own_rows(len(data))
@@ -185,7 +185,7 @@ def _shared_keys(data: Dataset, most: int) -> Int64[Tensor, "n k"]:
 
 
 def _train(run: Run, keeper: Keeper | None, callbacks: Sequence[Callback], *, show_progress: bool) -> None:
-    """Run the epochs that are left, and tell of them."""
+    """Run the remaining epochs, and call the callbacks."""
     active = () if rank() else callbacks
 
     def after_step() -> None:
@@ -260,7 +260,7 @@ def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Da
                 raise
             number = len(groups.unique())
             raise ArgumentError(
-                expected="trajectories to train on beside those that are watched, whose windows stay together",
+                expected="at least one trajectory for training besides those for validation",
                 got=f"validation={fraction} of {len(data)} pairs of {number} trajector{'y' if number == 1 else 'ies'}",
                 remedy="give validation=0 to train on all, a smaller share, or more trajectories",
             ) from error
@@ -283,7 +283,7 @@ def _split_series(data: Dataset, clock: WindowClock, fraction: float) -> tuple[D
 
 
 def _check_watched(validation: Dataset, sets: Sequence[Dataset]) -> Dataset:
-    """Return pairs to watch whose channels are those of the training pairs, or raise a DataError."""
+    """Return validation pairs with the channels of the training pairs, or raise a DataError."""
     channels = sets[0].inputs.channels, sets[0].outputs.channels
     watched = validation.inputs.channels, validation.outputs.channels
     if watched != channels:

@@ -20,7 +20,7 @@ from probneural.training.losses import Loss, check_loss
 
 @dataclass(frozen=True, kw_only=True)
 class Unroll:
-    """Train an operator of one step of time on its own outputs, which are its inputs when it is rolled out.
+    """Train a one-step operator on its own outputs, which are its inputs in a roll-out.
 
     A pair holds the states u_1, ..., u_K that follow its input, stacked as channels, as `windows(steps=K)` makes them. From
     û_0 = u_0, and û_k = G(û_{k-1}), the loss of a batch is
@@ -39,7 +39,7 @@ class Unroll:
         pushforward: Whether gradients stay within a step.
 
     Raises:
-        ArgumentError: If a number is out of range, the loss is none, or `pushforward` has a single step.
+        ArgumentError: If a number is out of range, the loss is not callable, or `pushforward` has a single step.
 
     Reference:
         Brandstetter, Worrall and Welling (2022), Message passing neural PDE solvers, section 3.1, for the push-forward.
@@ -72,7 +72,7 @@ class Unroll:
         return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "loss"}
 
     def targets(self, outputs: Float[Tensor, "n kc *grid"]) -> tuple[Float[Tensor, "n c *grid"], ...]:
-        """The states that follow, one after the other."""
+        """The following states in order."""
         return outputs.unflatten(1, (self.steps, -1)).unbind(1)
 
     def following(self, inputs: Field, state: Float[Tensor, "n c *grid"]) -> Field:
@@ -82,7 +82,7 @@ class Unroll:
         return Field(torch.cat([values[:, state.shape[1] : last], state, values[:, last:]], dim=1), inputs.grid)
 
     def check(self, sets: Sequence[Dataset]) -> None:
-        """Raise an error of ours unless pairs hold so many states.
+        """Raise an error unless pairs have enough states.
 
         Raises:
             DataError: If their channels do not fit.
@@ -106,11 +106,11 @@ class Unroll:
 
 @dataclass(frozen=True, eq=False)
 class FirstStep:
-    """Pairs of which only the first of several following states is seen: what an operator of one step takes its units from.
+    """Pairs with the first of several following states, from which a one-step operator takes its units.
 
     Args:
-        windows: Pairs whose outputs hold several states.
-        steps: How many.
+        windows: Pairs whose outputs are several states.
+        steps: Number of states.
     """
 
     windows: Dataset
@@ -118,12 +118,12 @@ class FirstStep:
 
     @property
     def inputs(self) -> FieldSource:
-        """The input functions."""
+        """The inputs."""
         return self.windows.inputs
 
     @property
     def outputs(self) -> FieldSource:
-        """The first states that follow."""
+        """The first following states."""
         return _FirstChannels(self.windows.outputs, self.windows.outputs.channels // self.steps)
 
     @property
@@ -171,7 +171,7 @@ class FirstStep:
 
 @dataclass(frozen=True, eq=False)
 class _FirstChannels:
-    """The first channels of functions."""
+    """The first channels of a field source."""
 
     source: FieldSource
     channels: int

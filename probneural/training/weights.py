@@ -1,4 +1,4 @@
-"""Copies of weights, random states that go with them into a checkpoint, and modes of modules."""
+"""Copies of weights, random states for checkpoints, and modes of modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def are_finite(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def state_of(operator: nn.Module) -> dict[str, Tensor]:
-    """All weights and buffers; entries of the state dict that are no tensors, as some libraries add them, are left out."""
+    """All weights and buffers, without the non-tensor entries that some libraries add to the state dict."""
     return {name: value for name, value in operator.state_dict().items() if isinstance(value, Tensor)}
 
 
@@ -29,7 +29,7 @@ def copied(operator: nn.Module) -> dict[str, Tensor]:
 def put_back(operator: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Overwrite all weights and buffers.
 
-    Not strict: a wrapper does not know the entries that are no tensors, which inner modules add.
+    Not strict: a wrapper does not expect the non-tensor entries that inner modules add.
     """
     operator.load_state_dict({**operator.state_dict(), **state}, strict=False)
 

@@ -178,7 +178,7 @@ def test_a_stack_is_calibrated_and_remembers_its_data() -> None:
     scaled = VarianceScale(local=False).fit(stacked, other)
     assert isinstance(scaled(data.inputs), GaussianField)
     for used in (data, other):  # weights, and with them the scaled variances, were fitted on the former
-        with pytest.raises(CalibrationError, match="60 of 60 that they were"):
+        with pytest.raises(CalibrationError, match="60 of 60 used for scaling"):
             SimultaneousBand(0.9).fit(scaled, used)
 
 

@@ -174,11 +174,11 @@ def test_roots_stand_for_their_tensors(make: object, monkeypatch: pytest.MonkeyP
 @pytest.mark.bad_input
 def test_roots_that_do_not_fit_together() -> None:
     shared, own = roots()
-    with pytest.raises(ShapeError, match="same functions, channels and points"):
+    with pytest.raises(ShapeError, match="same samples, channels and points"):
         SideBySideRoot(shared, own.select(slice(0, 2)))
     with pytest.raises(ShapeError, match="a map of 9 latent dimensions"):
         SideBySideRoot(shared, own).compose(transform("map", 2, RANK)[0])
-    with pytest.raises(ShapeError, match="the same functions"):
+    with pytest.raises(ShapeError, match="the same samples"):
         GaussianField(field().mean, shared, latent="a", grid=GRID, discrepancy=own.select(slice(0, 2)))
 
 
@@ -217,7 +217,7 @@ def test_a_function_that_is_selected_twice_is_one() -> None:
     moved = (twice.rsample((1,), base_samples=numbers)[0] - twice.mean).flatten(1).abs().amax(1)
     assert (moved > 0).tolist() == [True, False, True]
     assert_close(twice.cross_covariance(twice), dense()[[2, 0, 2]].cross_covariance(dense()[[2, 0, 2]]), TOLERANCE)
-    with pytest.raises(ConstraintError, match="3 of 2 functions"):
+    with pytest.raises(ConstraintError, match="3 of 2 samples"):
         twice.condition(PROBE, PROBE(twice.mean), noise=0.1)
 
 

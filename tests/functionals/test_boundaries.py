@@ -95,7 +95,7 @@ def test_boundary_and_domain_add_up() -> None:
         (Grid.scattered([[0.0], [1.0]], [0.5, 0.5]), {}, GridError, "a mesh"),
         (Grid.mesh(torch.eye(3), [[0, 1, 2]]), {}, GridError, "cells of 4 points"),
         (SQUARE, {"where": lambda x: x[:, 0] > 2.0}, GridError, "no facet inside"),
-        (SQUARE, {"where": lambda x: x}, ShapeError, "returned"),
+        (SQUARE, {"where": lambda x: x}, ShapeError, "result of the function"),
         (SQUARE, {"direction": [1.0, 0.0, 0.0]}, ShapeError, r"direction of shape \(2,\)"),
         (SQUARE, {"direction": [E_X, E_Y]}, ShapeError, r"direction of shape \(2,\)"),
         (Grid.batch([SQUARE] * 2), {"direction": [E_X] * 3}, ShapeError, r"\(2,\) or \(2, 2\)"),

@@ -384,7 +384,7 @@ def test_refuses_other_dtypes_and_empty_batches(case: Case) -> None:
     other = torch.float32 if values.dtype == torch.float64 else torch.float64
     with pytest.raises(DataError, match="operator's torch.float"):
         operator(values.to(other))
-    with pytest.raises(ShapeError, match="at least one function"):
+    with pytest.raises(ShapeError, match="at least one sample"):
         operator(values[:0])
 
 

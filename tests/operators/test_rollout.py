@@ -316,7 +316,7 @@ class TestBadInput:
         for grid in (None, LINE, Grid.scattered([[0.1]] * 4, [0.25] * 4)):
             with pytest.raises(GridError, match="an axis that is not periodic"):
                 kept(constants(1.0), grid=grid)
-        with pytest.raises(GridError, match="the values' grid beside a query"):
+        with pytest.raises(GridError, match="the values' grid together with a query"):
             Rollout(fno(), 2, residual=True)(smooth(LINE), query=LINE.resized(32))
-        with pytest.raises(GridError, match="the values' grid beside a query"):
+        with pytest.raises(GridError, match="the values' grid together with a query"):
             Rollout(Linear(), 2)(smooth(LINE), query=LINE.resized(32))

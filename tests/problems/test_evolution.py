@@ -145,7 +145,7 @@ def test_an_equation_that_depends_on_time_goes_on_with_it() -> None:
 @pytest.mark.bad_input
 def test_what_has_no_trajectory() -> None:
     problem = Advection(initial="square", space_time=True, time=1.0)
-    with pytest.raises(UnsupportedError, match="axis of time already"):
+    with pytest.raises(UnsupportedError, match="already has a time axis"):
         problem.trajectory(2, times=[0.5], resolution=40, seed=0)
     with pytest.raises(ArgumentError, match="expected an integer of at least 1 as n"):
         Heat().trajectory(0, times=[0.5], resolution=18, seed=0)

@@ -122,9 +122,9 @@ def test_vorticities_off_the_shell() -> None:
     values[1, 0] += 1e-3 * torch.cos(2 * math.pi * inputs.grid.points[:, 0]).reshape(12, 12)
     off = Field(values, inputs.grid)
     for bad in (lambda: problem.solve(off), lambda: problem.derivative(inputs, off), lambda: problem.derivative(off, inputs)):
-        with pytest.raises(DataError, match="waves all have"):
+        with pytest.raises(DataError, match="modes all have"):
             bad()
     grid = Grid.uniform((10, 10))
     alternating = torch.cos(10 * math.pi * grid.points[:, 0]).reshape(1, 1, 10, 10)
-    with pytest.raises(DataError, match="grid resolves"):
+    with pytest.raises(DataError, match="resolved vorticities"):
         problem.solve(Field(alternating, grid))

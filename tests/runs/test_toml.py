@@ -99,7 +99,7 @@ MISTAKES = {
     "[training.optimization]\ngradient_clip = 0": r"gradient_clip: .* above 0, or 'none'; got 0 in line 2 of run.toml",
     "[training.early_stopping]\n\npatience = 0": r"patience: an integer of at least 1, or 'none'; got 0 in line 3 of run.toml",
     "[split]\n[training]\nvalidation = 0\nearly_stopping.patience = 3": (
-        r"validation above 0 .*patience = 3 in line 2 of run.toml; raise the one"
+        r"validation above 0 .*patience = 3 in line 2 of run.toml; raise validation"
     ),
 }
 

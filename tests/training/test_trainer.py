@@ -436,7 +436,7 @@ def test_a_checkpoint_of_other_settings_is_refused(name: str, value: object, tmp
     before = path.read_bytes()
     module = built("FNO")
     weights = copy.deepcopy(module.state_dict())
-    with pytest.raises(FileError, match="remove the file to start anew"):
+    with pytest.raises(FileError, match="remove the file to start again"):
         fit(module, data(), run=RunOptions(checkpoint=path), **{**QUICK, name: value})  # type: ignore[arg-type]
     assert same(module.state_dict(), weights)
     assert path.read_bytes() == before

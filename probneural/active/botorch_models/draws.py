@@ -98,7 +98,7 @@ class OperatorDraws(Undisturbed, DeterministicModel):
             calibrated predictors have one: a model draws what has no correlation, too, and has other numbers.
 
     Raises:
-        ArgumentError: If the count is not positive, or the seed is no non-negative integer.
+        ArgumentError: If the count is not positive, or the seed is not a non-negative integer.
 
     Examples:
         >>> import probneural as pn

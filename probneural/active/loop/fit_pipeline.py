@@ -116,7 +116,7 @@ def weights_of(operator: nn.Module) -> dict[str, Tensor]:
     """The state dict of a module.
 
     Raises:
-        ArgumentError: If a part of it is no tensor.
+        ArgumentError: If a part of it is not a tensor.
     """
     state = operator.state_dict()
     check(all(isinstance(value, Tensor) for value in state.values()), "an operator whose state is made of tensors", operator)
@@ -127,7 +127,7 @@ def digest_of_operator(operator: nn.Module | None) -> str | None:
     """The class of a module, and a digest of its state.
 
     Raises:
-        ArgumentError: If a part of the state is no tensor.
+        ArgumentError: If a part of the state is not a tensor.
     """
     if operator is None:
         return None

@@ -95,7 +95,7 @@ class OperatorTraining:
             `operator`, which costs more and can generalise better. Means nothing without `train`.
 
     Raises:
-        ArgumentError: If the operator is no module, or there is no operator to train.
+        ArgumentError: If the operator is not a module, or there is no operator to train.
     """
 
     operator: nn.Module | None = None

@@ -37,8 +37,8 @@ class HorizonBand:
     a lead whose spread is too small next to the others' makes the band wide everywhere: fit
     [`LeadScale`][probneural.calibration.LeadScale] first, on other trajectories.
 
-    Roll calibration and new functions out with one seed and as many members: the forecast then is one map of the start, as
-    exchangeability asks. The guarantee holds for the grid, the leads and the noise that it was calibrated with.
+    Roll out calibration and new samples with the same seed and number of members: the forecast is then one map of the start,
+    as exchangeability requires. The guarantee holds for the grid, the leads and the noise that it was calibrated with.
 
     Args:
         level: Nominal coverage, between 0 and 1.
@@ -76,15 +76,15 @@ class HorizonBand:
         """Find the band's quantile on trajectories that neither training nor scaling has used, in one pass.
 
         Args:
-            forecast: Of the calibration functions.
-            truth: What they truly were.
+            forecast: Forecast of the calibration samples.
+            truth: True states.
             allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
 
         Raises:
             CalibrationError: If there are too few trajectories for the level (9 at .9, 19 at .95), too many of them have errors
                 but no predictive variance, or the forecast was trained or scaled on some of them.
-            DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
-            ShapeError: If functions or channels are not equally many.
+            DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+            ShapeError: If the number of samples or channels differs.
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
@@ -95,7 +95,7 @@ class HorizonBand:
 
 
 class BandCoverage(NamedTuple):
-    """What fraction of trajectories lies inside a band.
+    """Fraction of trajectories inside a band.
 
     Attributes:
         leads: Fraction wholly inside at each lead, `(leads,)`, dimensionless.
@@ -132,7 +132,7 @@ class TrajectoryBand:
         """Return the bands around a forecast, lazily.
 
         Raises:
-            DataError: If it is no forecast.
+            DataError: If it is not a forecast.
             ArgumentError: If it has not the leads that the band was calibrated at, or has them at other times.
         """
         return BandTrajectory(check_leads(forecast, steps=self.steps, times=self.times, name="bands"), self)
@@ -141,8 +141,8 @@ class TrajectoryBand:
         """The fraction of trajectories inside, at each lead and at all leads; dimensionless.
 
         Raises:
-            DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
-            ShapeError: If functions or channels are not equally many.
+            DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+            ShapeError: If the number of samples or channels differs.
             GridError: If the grids differ.
             ArgumentError: If the forecast has more leads than the band, or the truth fewer than the forecast.
 
@@ -161,11 +161,11 @@ class TrajectoryBand:
 
 
 class BandTrajectory:
-    """Bands around n functions at every lead, from a [`TrajectoryBand`][probneural.calibration.bands.by_lead.TrajectoryBand].
+    """Bands around n samples at every lead, from a [`TrajectoryBand`][probneural.calibration.bands.by_lead.TrajectoryBand].
 
     Args:
-        forecast: What they are around.
-        band: How wide they are.
+        forecast: Centre of the bands.
+        band: The calibrated band.
     """
 
     def __init__(self, forecast: Forecast, band: TrajectoryBand) -> None:
@@ -180,7 +180,7 @@ class BandTrajectory:
         """The bands at one lead, from 1.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead is out of range.
         """
         lead = check_integer(lead, "lead", most=self.steps)
         return self._around(lead, self.forecast.at(lead))
@@ -197,7 +197,7 @@ class BandTrajectory:
         return BandField(mean=predicted.mean, half_width=self.band.quantile * scale, grid=u.grid)
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.forecast)
 
 
@@ -210,8 +210,8 @@ def conformal_scores_by_lead(
     number of splits.
 
     Args:
-        forecast: Of n functions.
-        truth: What they truly were.
+        forecast: Forecast of n samples.
+        truth: True states.
         noise: Variance of the measurement noise, as in [`HorizonBand`][probneural.calibration.HorizonBand].
         floor: Least local scale, likewise.
 
@@ -219,8 +219,8 @@ def conformal_scores_by_lead(
         `(n, leads)`, dimensionless, on the forecast's device.
 
     Raises:
-        DataError: If the forecast is none, the truth has no states by lead, or a value is not finite.
-        ShapeError: If functions or channels are not equally many.
+        DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+        ShapeError: If the number of samples or channels differs.
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast, or noise or floor are unusable.
     """

@@ -1,4 +1,4 @@
-"""Conformal bands with a finite-sample guarantee for whole functions, or for most of each function."""
+"""Conformal bands with a finite-sample guarantee, simultaneous or on a fraction of the domain."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from probneural.pairs import Dataset
 
 @dataclass(frozen=True, eq=False)
 class ConformalScores:
-    """How far each function strays from its prediction, in units of the band's local scale.
+    """Conformity score of each sample: its error in units of the band's local scale.
 
     Args:
         values: sup over channels and points of |y - mean| / scale, or over the given fraction of the domain, `(n,)`.
         scale: The local scale averaged over the domain, `(n, c)`; a band with quantile q has mean width 2 q scale.
-        groups: Which group each function is of, such as its trajectory, `(n,)`; None if they are independent.
+        groups: Group of each sample, such as its trajectory, `(n,)`; None if samples are independent.
     """
 
     values: Float64[Tensor, " n"]
@@ -65,7 +65,7 @@ class ConformalScores:
 
         Raises:
             ArgumentError: If the level is not between 0 and 1.
-            CalibrationError: If there are too few functions or groups for the level, or the score of that rank is infinite.
+            CalibrationError: If there are too few samples or groups for the level, or the score of that rank is infinite.
 
         Examples:
             >>> scores = ConformalScores(torch.arange(1.0, 10.0).double(), torch.ones(9, 1).double())
@@ -75,11 +75,11 @@ class ConformalScores:
         return conformal_quantile(self.values, level, groups=self.groups)
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return self.values.shape[0]
 
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> ConformalScores:
-        """Select functions, for another split without another prediction."""
+        """Select samples, for another split without another prediction."""
         rows = index if isinstance(index, (slice, Tensor)) else torch.as_tensor(index)
         groups = None if self.groups is None else self.groups[rows.cpu() if isinstance(rows, Tensor) else rows]
         return ConformalScores(self.values[rows], self.scale[rows], groups=groups)
@@ -100,15 +100,15 @@ def conformal_scores(
             deviation; "constant" for a scale that is the same everywhere (see
             `SimultaneousBand`).
         floor: Dimensionless, from 0 to 1.
-        fraction: Which part of the domain a band has to hold, above 0 and at most 1, dimensionless. Below 1 the score is a
+        fraction: Fraction of the domain inside the band, above 0 and at most 1, dimensionless. Below 1 the score is a
             quantile over the domain, by quadrature, in place of the supremum; the largest one over the channels.
 
     Returns:
-        The scores of the n functions, on the predictor's device.
+        The scores of the n samples, on the predictor's device.
 
     Raises:
         ArgumentError: If the modulation, the floor or the fraction does not exist.
-        CalibrationError: If a constant scale is asked of several channels without noise.
+        CalibrationError: If the scale is constant with several channels and no noise.
         DataError: If a value is not finite.
         ShapeError: If the outputs do not have the predictor's channels.
 
@@ -134,13 +134,13 @@ def conformal_scores(
 def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: Int64[Tensor, " n"] | None = None) -> float:
     """The ⌈(n + 1) level⌉-th smallest score.
 
-    Functions of one group, such as windows of a trajectory, resemble each other. Of K groups, n_k functions in the k-th, it is
-    the level-quantile of Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1): if groups are exchangeable, and functions within
-    each, a function of a new group lies below it with probability `level` or more. With groups of one it is the same as above.
+    Samples of one group, such as windows of a trajectory, are correlated. For K groups, with n_k samples in the k-th, it is
+    the level-quantile of Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1): if groups are exchangeable, and samples within
+    each, a sample of a new group lies below it with probability `level` or more. Groups of one sample give the same as above.
 
     Raises:
         ArgumentError: If the level is not between 0 and 1.
-        CalibrationError: If there are too few functions or groups for the level, or the score of that rank is infinite.
+        CalibrationError: If there are too few samples or groups for the level, or the score of that rank is infinite.
 
     Reference:
         Lee, Barber and Willett (2023), Distribution-free inference with hierarchical data, section 3, for groups.
@@ -173,14 +173,14 @@ def conformal_quantile(scores: Float64[Tensor, " n"], level: float, *, groups: I
     if not math.isfinite(quantile):
         raise CalibrationError(
             expected=f"a finite score of rank {rank} among {count}",
-            got="infinite scores: errors in functions that have no predictive variance at all",
+            got="infinite scores: errors in samples without predictive variance",
             remedy="use a predictor that is uncertain there: VarianceScale(), or noise > 0",
         )
     return quantile
 
 
 class _SplitConformal(ABC):
-    """Bands whose quantile is that of the scores of calibration pairs; abstract."""
+    """Split conformal bands; abstract."""
 
     level: float
     modulation: Modulation
@@ -198,14 +198,14 @@ class _SplitConformal(ABC):
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> Band:
-        """Find the band's quantile on fields that training has not used.
+        """Calibrate the band's quantile on held-out fields.
 
-        The fields must be the band's own: scales that were fitted on them make their scores smaller than those of new fields.
+        The fields must not be used for variance scaling: this makes their scores smaller than those of new fields.
         With three channels and nine fields a band at .9 then covers .83.
 
         Args:
-            predictor: What any head or calibrator returned.
-            calibration: Held-out pairs that scales were not fitted on either; outputs may live on another grid than inputs.
+            predictor: Predictor of any head or calibrator.
+            calibration: Held-out pairs that were not used for scaling; outputs may have another grid than inputs.
             allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
 
         Raises:
@@ -231,13 +231,13 @@ class SimultaneousBand(_SplitConformal):
 
     (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set,
     coverage varies around it like a Beta variable with standard deviation √(level (1 - level)/n). The guarantee holds for the
-    grid it was calibrated on: on a finer one the supremum has more points to fail at. The band is for what was
-    calibrated on, so noisy calibration outputs give a band for noisy observations.
+    calibration grid: on a finer one the supremum is over more points. Noisy calibration outputs give a band for noisy
+    observations.
 
-    Pairs with groups, such as windows of trajectories, are not exchangeable, but groups are. Then all functions of a group
-    count as one, and the probability, `level` or more, is that of a function of a new group, with the level-quantile of
-    Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1) for q, of K groups with n_k functions. It takes as many groups as it takes
-    functions otherwise.
+    Pairs with groups, such as windows of trajectories, are not exchangeable, but groups are. The probability, `level` or
+    more, is then that of a sample of a new group, and q is the level-quantile of
+    Σ_k Σ_i δ(s_ki) / (n_k (K + 1)) + δ(∞) / (K + 1), for K groups with n_k samples. The required number of groups equals the
+    required number of samples without groups.
 
     Args:
         level: Nominal coverage, between 0 and 1.
@@ -274,13 +274,13 @@ class SimultaneousBand(_SplitConformal):
 
     @property
     def fraction(self) -> float:
-        """Fraction of the domain that it states, all of it."""
+        """Fraction of the domain inside the band: 1."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class PointwiseBand(_SplitConformal):
-    """A band that holds a new function on the fraction `level` of the domain or more, with probability at least 1 - δ.
+    """A band that contains a new sample on at least the fraction `level` of the domain with probability at least 1 - δ.
 
     In the notation of the literature it is an (α, δ) band, α = 1 - level. The score of a function is the least t for which
     |y - mean| <= t scale on the fraction `level` of the domain, by quadrature, in every channel; q is the ⌈(n + 1)(1 - δ)⌉-th
@@ -290,8 +290,8 @@ class PointwiseBand(_SplitConformal):
 
     (the upper bound without ties). The probability is over calibration set and new pair together; given one calibration set, it
     follows the Beta distribution with parameters k = ⌈(n + 1)(1 - δ)⌉ and n + 1 - k. As a consequence a new value at a point
-    drawn from the domain lies inside with probability level (1 - δ) at least. Where a function may leave the band is not
-    said: a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`, for pairs with groups, too.
+    drawn from the domain lies inside with probability at least level (1 - δ). Points outside the band may be anywhere:
+    a band may miss every front. `PointwiseBand(1.0, delta)` is `SimultaneousBand(1 - delta)`, for pairs with groups, too.
 
     **Other grids.** The score is a quantile over the domain, which converges as a grid is refined; a supremum does not stop
     growing in general. On another grid of the same domain the statement holds with `level` less the error of quadrature of the
@@ -300,8 +300,8 @@ class PointwiseBand(_SplitConformal):
 
     Args:
         level: Least fraction of the domain inside, above 0 and at most 1; dimensionless.
-        delta: Probability of a function for which it is less, between 0 and 1.
-        modulation: As in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
+        delta: Probability of samples with a smaller fraction, between 0 and 1.
+        modulation: Scale of the band, as in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
         floor: Likewise.
 
     Raises:
@@ -330,7 +330,7 @@ class PointwiseBand(_SplitConformal):
 
     @property
     def probability(self) -> float:
-        """Probability over functions that the band states, 1 - δ."""
+        """Nominal probability over samples, 1 - δ."""
         return 1.0 - self.delta
 
     @property
@@ -343,10 +343,10 @@ class PointwiseBand(_SplitConformal):
 class Band(Undisturbed):
     """A calibrated band, from a [`SimultaneousBand`][probneural.calibration.SimultaneousBand] or a `PointwiseBand`.
 
-    Call it on inputs. Its level is the nominal coverage: of functions, or of the domain if that is what the method's level is.
+    Call it on inputs. Its level is the nominal coverage of samples or, for `PointwiseBand`, of the domain.
 
     Args:
-        predictor: The predictor it belongs to.
+        predictor: The calibrated predictor.
         quantile: Half width in units of the local scale: dimensionless, or physical for a constant band of one channel.
         method: Level, modulation and floor it was calibrated with.
     """
@@ -362,9 +362,9 @@ class Band(Undisturbed):
         return self.method.level
 
     def coverage(self, pairs: Dataset) -> float:
-        """The fraction of functions that lie inside, wholly or on the fraction of the domain that the method states.
+        """The fraction of samples inside, simultaneously or on the method's fraction of the domain.
 
-        Some functions are predicted at a time; dimensionless.
+        Dimensionless; predictions are made in chunks.
 
         Raises:
             CalibrationError: If there are no pairs.
@@ -382,11 +382,11 @@ class Band(Undisturbed):
         return float((scores.values <= self.quantile).to(torch.float64).mean())
 
     def __call__(self, inputs: Field, query: Grid | None = None) -> BandField:
-        """Return the bands of n input functions.
+        """Return the bands of n inputs.
 
         Args:
-            inputs: Input functions, `(n, in_channels, *grid)`.
-            query: Where to evaluate; the inputs' own grid by default.
+            inputs: Inputs, `(n, in_channels, *grid)`.
+            query: Grid of the outputs; the inputs' grid by default.
 
         Raises:
             DataError: If the inputs or predictions are not finite.

@@ -1,4 +1,4 @@
-"""Bands in the space of an equation's residual, which need no solutions to calibrate."""
+"""Conformal bands of PDE residuals, calibrated without solutions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from probneural.grids import Grid, check_grid
 from probneural.pairs.provenance import check_untrained_inputs
 
 Residual = Callable[[Tensor, Field, Grid], Tensor]
-"""From predictions `(n, c, *grid)`, input functions and the predictions' grid to what is left of an equation."""
+"""Map from predictions `(n, c, *grid)`, inputs and the predictions' grid to PDE residuals."""
 
 
 @dataclass(frozen=True)
 class ResidualBand:
-    """A bound q of what a prediction leaves of its equation: |D(û)(x)| <= q, calibrated on inputs alone.
+    """A conformal bound q of the PDE residual, |D(û)(x)| <= q, calibrated on inputs only.
 
     The physics residual error of a prediction û is D(û), D being the equation with the solution at D(u) = 0. Its score is the
     supremum of |D(û)|; q is the ⌈(n + 1) level⌉-th smallest of n calibration scores. No
@@ -33,11 +33,11 @@ class ResidualBand:
 
         level <= P(residual of a new prediction within ± q) < level + 1/(n + 1)
 
-    (the upper bound without ties). **It is a statement about residuals, not about errors.** It says how consistent ordinary
-    predictions are with the equation; a prediction that leaves the band is unusual. What it says about the error u - û is what
-    the equation's inverse makes of it: for a linear equation the error solves D e = D(û), so q bounds it by q times the norm of
-    the inverse, which may be large (near a resonance) and needs the boundary and initial values that an interior residual
-    does not see. An error that the equation does not see, a wrong constant or a wrong initial value, has no residual.
+    (the upper bound without ties). **The guarantee is about residuals, not about errors.** It measures the consistency of
+    in-distribution predictions with the equation; a prediction outside the band is unusual. The error e = u - û depends on the
+    inverse: for a linear equation D e = D(û), so |e| <= q times the norm of the inverse, which may be large (near a
+    resonance) and depends on boundary and initial values that an interior residual does not contain. Errors in the null
+    space of D, such as a wrong constant or initial value, have no residual.
 
     Args:
         residual: Called as `residual(predicted, inputs, grid)`, as in
@@ -68,9 +68,7 @@ class ResidualBand:
         """Validate."""
         assign(
             self,
-            residual=check_callable(
-                self.residual, "residual", remedy="give a function of prediction, input functions and grid"
-            ),
+            residual=check_callable(self.residual, "residual", remedy="give a function of prediction, inputs and grid"),
             level=check_real(self.level, "level", above=0.0, below=1.0),
         )
 
@@ -79,18 +77,18 @@ class ResidualBand:
     def fit(
         self, predictor: Predictor, inputs: Field, *, query: Grid | None = None, allow_training_data: bool = False
     ) -> ResidualBound:
-        """Find the bound on input functions that training has not used; their solutions are not needed.
+        """Calibrate the bound on held-out inputs; their solutions are not needed.
 
         Args:
-            predictor: What any head or calibrator returned.
-            inputs: Held-out input functions.
-            query: Where predictions are evaluated; the inputs' own grid by default. The bound is for this grid.
+            predictor: Predictor of any head or calibrator.
+            inputs: Held-out inputs.
+            query: Grid of the predictions; the inputs' grid by default. The bound holds for this grid.
             allow_training_data: Whether inputs that trained the predictor give a warning instead of an error.
 
         Raises:
-            CalibrationError: If there are too few functions for the level, or some trained the predictor.
+            CalibrationError: If there are too few samples for the level, or some trained the predictor.
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function, or channels are not the predictor's.
+            ShapeError: If the residual is not defined at each point of each sample, or channels are not the predictor's.
         """
         check_instance(predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(...)")
         is_allowed = check_flag(allow_training_data, "allow_training_data")
@@ -104,7 +102,7 @@ class ResidualBound:
     """A calibrated bound of residuals, from [`ResidualBand`][probneural.calibration.ResidualBand].
 
     Args:
-        predictor: The predictor it belongs to.
+        predictor: The calibrated predictor.
         quantile: The bound, in units of the residual.
         method: Residual and level it was calibrated with.
     """
@@ -122,11 +120,11 @@ class ResidualBound:
     @undisturbed()
     @torch.no_grad()
     def residuals(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, "n k *grid"]:
-        """What the predictions leave of the equation, `(n, k, *grid)`, in units of the residual.
+        """PDE residuals of the predictions, `(n, k, *grid)`, in units of the residual.
 
         Raises:
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function.
+            ShapeError: If the residual is not defined at each point of each sample.
         """
         return torch.cat(list(self._parts(inputs, query)))
 
@@ -136,9 +134,9 @@ class ResidualBound:
         """The largest residual of each prediction, `(n,)`, in units of the residual.
 
         Raises:
-            CalibrationError: If there are no functions.
+            CalibrationError: If there are no samples.
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function.
+            ShapeError: If the residual is not defined at each point of each sample.
         """
         parts = [part.abs().flatten(1).amax(-1) for part in self._parts(inputs, query)]
         if not parts:
@@ -146,17 +144,17 @@ class ResidualBound:
         return torch.cat(parts)
 
     def holds(self, inputs: Field, query: Grid | None = None) -> Bool[Tensor, " n"]:
-        """Which predictions are as consistent with the equation as those of calibration, `(n,)`.
+        """Mask of the predictions whose residual is within the bound, `(n,)`.
 
         Raises:
-            CalibrationError: If there are no functions.
+            CalibrationError: If there are no samples.
             DataError: If a value is not finite.
-            ShapeError: If the residual has no value at each point of each function.
+            ShapeError: If the residual is not defined at each point of each sample.
         """
         return self.scores(inputs, query) <= self.quantile
 
     def _parts(self, inputs: Field, query: Grid | None) -> Iterator[Float64[Tensor, "n k *grid"]]:
-        """Residuals of some functions at a time."""
+        """Residuals of chunks of samples."""
         grid = check_field(inputs, "inputs").grid if query is None else check_grid(query, "query")
         rows = max(1, CHUNK_VALUES // (self.predictor.out_channels * grid.size))
         for start in range(0, len(inputs), rows):
@@ -174,5 +172,5 @@ class ResidualBound:
             yield residuals.to(torch.float64)
 
     def __repr__(self) -> str:
-        """The bound and what it states."""
+        """Short description of the bound."""
         return f"ResidualBound(quantile={self.quantile:.4g}, level={self.level:g})"

@@ -23,7 +23,7 @@ Modulation = Literal["std", "constant"]
 FLOOR = 0.1
 """Default floor of a band's local scale, as a fraction of its root mean square over the domain."""
 _ROUNDING = 1e-12
-"""By how much a sum of quadrature weights may fall short of the fraction of the domain that it stands for."""
+"""Tolerance of sums of quadrature weights relative to the requested fraction of the domain."""
 
 
 def local_scale(
@@ -32,7 +32,7 @@ def local_scale(
     """Half width of a band of quantile 1, `(n, c, *grid)`, a function of one input and the predictor only.
 
     Args:
-        predicted: Moments of n functions.
+        predicted: Moments of n samples.
         predictor: The predictor of these moments.
         modulation: As in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
         floor: Likewise.
@@ -91,12 +91,12 @@ def _constant_scale(variance: Float64[Tensor, "n c *grid"], predictor: Predictor
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BandField(Undisturbed):
-    """Bands around n functions.
+    """Bands around n samples.
 
     Args:
-        mean: What was predicted, `(n, c, *grid)`, in physical units.
+        mean: Predicted mean, `(n, c, *grid)`, in physical units.
         half_width: Half the bands' width, `(n, c, *grid)`, in physical units.
-        grid: Where they live.
+        grid: Grid of the bands.
 
     Raises:
         ShapeError: If the shapes do not fit together.
@@ -123,7 +123,7 @@ class BandField(Undisturbed):
         return self.mean + self.half_width
 
     def contains(self, truth: Field) -> Bool[Tensor, " n"]:
-        """Which functions lie inside at every point and in every channel, edges included.
+        """Mask of the samples inside at every point and in every channel, edges included.
 
         Raises:
             GridError: If the grids differ.
@@ -133,7 +133,7 @@ class BandField(Undisturbed):
         return self.inside(truth).flatten(1).all(-1)
 
     def fraction_inside(self, truth: Field) -> Float64[Tensor, "n c"]:
-        """The fraction of the domain, by quadrature, on which each function lies inside, `(n, c)`, dimensionless.
+        """The fraction of the domain, by quadrature, on which each sample lies inside, `(n, c)`, dimensionless.
 
         Raises:
             GridError: If the grids differ.
@@ -143,7 +143,7 @@ class BandField(Undisturbed):
         return domain_average(self.inside(truth).to(torch.float64), truth.grid)
 
     def inside(self, truth: Field) -> Bool[Tensor, "n c *grid"]:
-        """Which values lie inside, `(n, c, *grid)`, edges included.
+        """Mask of the values inside, `(n, c, *grid)`, edges included.
 
         Raises:
             GridError: If the grids differ.
@@ -152,7 +152,7 @@ class BandField(Undisturbed):
         """
         if not check_field(truth, "truth").grid.has_points_of(self.grid):
             raise GridError(
-                expected=f"functions on the band's grid {self.grid!r}", got=repr(truth.grid), remedy="pass query=truth.grid"
+                expected=f"samples on the band's grid {self.grid!r}", got=repr(truth.grid), remedy="pass query=truth.grid"
             )
         check_values(truth.values, tuple(self.mean.shape), "truth")
         check_finite(truth.values, "true values")
@@ -164,7 +164,7 @@ class BandField(Undisturbed):
         return 2.0 * domain_average(self.half_width, self.grid)
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return self.mean.shape[0]
 
     def __repr__(self) -> str:

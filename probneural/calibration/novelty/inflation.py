@@ -34,53 +34,52 @@ from probneural.randomness import stream
 from probneural.registry import stored
 
 _POINTS = 64
-"""Values of a function whose errors say by how much its variance is to grow."""
+"""Maximum number of values per sample in the fit."""
 SCORES = ("components", "residual", "variance")
-"""Scores that errors grow with in proportion; spectra and pooled features tell functions apart more sharply than errors do."""
+"""Scores that are proportional to errors; spectra and pooled features are more sensitive to novelty than errors are."""
 KNOTS = (0.5, 0.9, 0.99)
-"""Quantiles of the ordinary functions' scores from which on variances grow."""
+"""Quantiles of the in-distribution scores that are knots, above which variances grow."""
 WIDEST = 1.2
-"""Largest mean factor of the deviations of ordinary functions."""
+"""Largest mean factor of in-distribution deviations."""
 STEEPEST = 4.0
 """Largest sum of the exponents: scores are squared distances, so deviations grow by the fourth power of a distance at most."""
 _OUTLIERS = 0.05
-"""Ordinary functions of the largest errors that do not count for what their errors ask for."""
+"""Fraction of in-distribution samples, those of the largest errors, omitted from the required inflation."""
 _ROUNDS = 20
-"""Of giving more weight to sets whose errors are larger than stated."""
+"""Maximum number of reweighting steps of the sets of shifted samples."""
 _LEAST = 1e-6
-"""Exponents below it are zero: what is left of them is rounding."""
+"""Exponents below it are rounding and set to zero."""
 _STARTS = 20
-"""Of the search for exponents, each from where the last one ended, at most."""
+"""Maximum number of restarts of the search for exponents, each from the previous result."""
 _STEPS = 500
-"""Of one such search, at most."""
+"""Maximum number of iterations of a search."""
 _SLACK = 0.02
-"""By how much mean squared standardised errors may exceed 1."""
+"""Tolerated excess of mean squared standardised errors over 1."""
 _ORDINARY = 0.5
-"""Weight of ordinary functions beside shifted ones."""
+"""Weight of in-distribution samples relative to shifted ones."""
 _TINY = torch.finfo(torch.float64).tiny
 _GAIN = 1e-13
-"""Change of the likelihood at which it ends."""
+"""Change of the likelihood below which the search ends."""
 
 
 @dataclass(frozen=True)
 class NoveltyScale:
-    """Widen error bars where inputs are unlike those of calibration, by what labelled shifts show.
+    """Inflate the variance of out-of-distribution inputs, fitted to labelled shifted samples.
 
-    All that a predictor states of a function is multiplied by one factor,
+    The deviations of each sample are multiplied by one factor,
 
         covariance = g(s)² C,        g² = prod over j of max(1, s_j / k_j)^theta_j,
 
     where s are the scores `"components"`, `"residual"` and `"variance"` of [`Novelty`][probneural.calibration.Novelty], the
-    knots k are their quantiles .5, .9 and .99 over ordinary functions, and theta >= 0 maximises the Gaussian likelihood
-    of errors on calibration functions and on shifted ones, half the weight each. Weight moves to the set of shifted functions
-    whose errors are largest beside what is stated. So bars never become narrower; those of ordinary functions widen by a fifth
-    at most, on average, beyond what their own errors ask for; and exponents add up to four at most, so deviations grow by the
-    fourth power of a distance at most. Means stay, and so do correlations.
+    knots k are their quantiles .5, .9 and .99 over in-distribution samples, and theta >= 0 maximises the Gaussian likelihood
+    of errors on calibration and on shifted samples, half the weight each. Weight moves to the shifted set with the largest
+    standardised errors. Intervals never shrink; those of in-distribution samples grow on average by at most a fifth beyond
+    the inflation that their errors require. The sum of exponents is at most four, so deviations grow at most by the fourth
+    power of a distance. Means and correlations are unchanged.
 
-    Shifts need labels: from a solver for inputs that [`synthetic_shifts`][probneural.calibration.synthetic_shifts] makes of
-    calibration inputs, or measured ones. What helps against other shifts is that errors grow with the distance from what was
-    seen, by whatever shift it came about; nothing guarantees that they do. A changed equation with unchanged inputs is not
-    seen, and widens nothing.
+    Shifted samples need outputs: from a solver for inputs of [`synthetic_shifts`][probneural.calibration.synthetic_shifts],
+    or measured ones. For other shifts, the inflation is useful if errors grow with the distance from the training data;
+    there is no guarantee. A changed equation with unchanged inputs is not detected.
 
     Measurement noise, which is not part of the field, stays. So calibrate first: `VarianceScale` moves what a head calls noise
     into the field.
@@ -89,7 +88,7 @@ class NoveltyScale:
         novelty: How scores are fitted.
 
     Raises:
-        ArgumentError: If `novelty` is none.
+        ArgumentError: If `novelty` is not a novelty detector.
     """
 
     novelty: Novelty = field(default_factory=Novelty)
@@ -112,9 +111,9 @@ class NoveltyScale:
         """Fit scores and the factor.
 
         Args:
-            predictor: What any head or calibrator returned; it is wrapped, not changed. One that is inflated already is
-                inflated anew from what it wraps.
-            calibration: Held-out pairs of the distribution of training, which scales may have been fitted on.
+            predictor: Predictor of any head or calibrator; it is wrapped, not changed. The inflation of an inflated predictor
+                is replaced.
+            calibration: Held-out in-distribution pairs; they may have been used for variance scaling.
             shifted: Pairs with other inputs, and true outputs on the calibration outputs' grid: one set, or several, the worst
                 of which counts.
             reference: See [`Novelty.fit`][probneural.calibration.Novelty.fit].
@@ -122,14 +121,14 @@ class NoveltyScale:
                 error.
 
         Returns:
-            A predictor that widens, and which remembers all these pairs.
+            An inflated predictor, with a record of all these pairs.
 
         Raises:
-            CalibrationError: If there are too few functions, no shifted ones, no variance in the predictions, or pairs trained
+            CalibrationError: If there are too few samples, no shifted ones, no variance in the predictions, or pairs trained
                 the predictor.
-            DataError: If a data set is none, or a value is not finite.
-            ShapeError: If channels are not the predictor's.
-            GridError: If shifted outputs live elsewhere than the calibration outputs.
+            DataError: If a data set is of another type, or a value is not finite.
+            ShapeError: If the channels differ from the predictor's.
+            GridError: If the grids of shifted and calibration outputs differ.
         """
         inner = predictor.inner if isinstance(predictor, InflatedPredictor) else predictor
         sets = tuple(shifted) if isinstance(shifted, list | tuple) else (shifted,)
@@ -163,14 +162,14 @@ class NoveltyScale:
 
 @stored(on_cpu=("inflation", "measure", "calibrated_on"))
 class InflatedPredictor(Calibrated):
-    """A predictor whose covariances grow with the novelty of the input function; means and correlations stay.
+    """A predictor whose covariances grow with the novelty of the input; means and correlations are unchanged.
 
     See [`NoveltyScale`][probneural.calibration.NoveltyScale].
 
     Args:
         inner: The predictor it wraps.
         inflation: g² of scores.
-        measure: Scores of input functions.
+        measure: Scores of inputs.
         calibrated_on: Row keys of the calibration and shifted pairs, and of those that `inner` was calibrated on, `(n,)`: a
             conformal band needs others.
     """
@@ -189,9 +188,9 @@ class InflatedPredictor(Calibrated):
             inputs: `(n, in_channels, *grid)`.
 
         Raises:
-            DataError: If the inputs are no field, or not finite.
+            DataError: If the inputs are not a field, or not finite.
             ShapeError: If the number of channels is not the predictor's.
-            GridError: If the inputs live on another domain.
+            GridError: If the inputs have another domain.
         """
         checked = self._checked(inputs, None)
         return self.inflation(self.measure.partial(self.inner, checked, asks_head=self.inflation.asks_head))
@@ -203,7 +202,7 @@ class InflatedPredictor(Calibrated):
     def _about(
         self, u: FieldDistribution, center: Float[Tensor, "n c *grid"], factor: Float[Tensor, " n"]
     ) -> FieldDistribution:
-        """A distribution, or a component of one, whose deviations from the whole mean are inflated."""
+        """A distribution or mixture component with inflated deviations from the overall mean."""
         factors = factor.reshape(-1, *(1,) * (center.ndim - 1))
         mean = center + factors * (u.mean - center)
         if isinstance(u, ScaleMixtureField):
@@ -236,25 +235,25 @@ class InflatedPredictor(Calibrated):
 
 
 def _inflated(root: Root, factor: Float[Tensor, " n"]) -> Root:
-    """The root with all rows of a function multiplied by one factor."""
+    """The root with one factor per sample."""
     if isinstance(root, FeatureRoot):
         return FeatureRoot(root.features * factor.to(root.features)[:, None, None], root.factor)
     return weigh(root, factor[:, None, None].expand(root.shape[:3]))
 
 
 def _distances(detector: NoveltyDetector, inflation: Inflation, pairs: Dataset) -> Float64[Tensor, "n j"]:
-    """How far shifted functions lie beyond the knots."""
+    """Distances of the scores of shifted samples beyond the knots."""
     size = max(1, CHUNK_VALUES // pairs.inputs.grid.size)
     return torch.cat([inflation.distances(detector.scores(part.inputs)) for part in batches(pairs, size)])
 
 
 def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n j"]) -> Errors:
-    """Errors at some values of each function, and what is stated there.
+    """Errors at some values of each sample, and the predicted variances.
 
-    Errors without variance are left out, and those that are rounding, as what is stated of them.
+    Errors without predicted variance and errors at rounding level are omitted.
 
     Raises:
-        CalibrationError: If no variance is stated at all.
+        CalibrationError: If all predicted variances are zero.
     """
     grid, channels = check_unmasked(pairs.outputs.grid, "errors of shifted functions"), pairs.outputs.channels
     count = min(grid.size, max(1, _POINTS // channels))
@@ -273,8 +272,8 @@ def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n 
     if not bool((stated > 0).any()):
         raise CalibrationError(
             expected="a predictor whose field has a variance",
-            got="zero everywhere, which no factor can widen",
-            remedy="calibrate it first: VarianceScale moves what a head calls noise into the field",
+            got="zero everywhere, which no factor can inflate",
+            remedy="calibrate it first: VarianceScale moves estimated noise into the field",
         )
     return Errors(distances=distances, variance=stated, squares=torch.cat(squares), noise=noise.expand_as(stated))
 
@@ -282,10 +281,10 @@ def _errors(predictor: Predictor, pairs: Dataset, distances: Float64[Tensor, "n 
 @stored(on_cpu=("knots", "exponents"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inflation:
-    """g(s)² = prod over j of max(1, s_j / k_j)^theta_j, with theta_j >= 0: never below 1, and larger for stranger functions.
+    """g(s)² = prod over j of max(1, s_j / k_j)^theta_j, with theta_j >= 0: at least 1, and increasing with novelty.
 
     Args:
-        names: Which score each factor follows.
+        names: Score of each factor.
         knots: k, logarithms of scores, `(j,)`.
         exponents: theta, `(j,)`, dimensionless.
 
@@ -310,7 +309,7 @@ class Inflation:
 
     @classmethod
     def at(cls, ordinary: Mapping[str, Float64[Tensor, " n"]]) -> Inflation:
-        """No inflation yet, with knots at quantiles of the scores of ordinary functions."""
+        """Zero exponents, with knots at quantiles of the in-distribution scores."""
         pairs = [(name, knot) for name in SCORES for knot in KNOTS]
         knots = [float(log_score(ordinary[name]).quantile(knot)) for name, knot in pairs]
         zeros = torch.zeros(len(pairs), dtype=torch.float64)
@@ -318,12 +317,12 @@ class Inflation:
 
     @property
     def asks_head(self) -> bool:
-        """Whether it follows what the head states, and not the inputs alone."""
+        """Whether a score depends on the head's prediction, not on the inputs only."""
         used = {name for name, exponent in zip(self.names, self.exponents.tolist(), strict=True) if exponent > 0}
         return "variance" in used
 
     def distances(self, scores: Mapping[str, Float64[Tensor, " n"]]) -> Float64[Tensor, "n j"]:
-        """How far the logarithm of each score lies above its knot, not below zero; zero where a score is not given."""
+        """max(0, log score - log knot) of each score; zero for missing scores."""
         example = next(iter(scores.values()))
         columns = [log_score(scores[name]) if name in scores else torch.full_like(example, -torch.inf) for name in self.names]
         return (torch.stack(columns, 1) - self.knots).clamp_min(0.0)
@@ -337,13 +336,13 @@ class Inflation:
         return (distances @ self.exponents).exp()
 
     def fitted(self, errors: Errors, weights: Float64[Tensor, " n"]) -> Inflation:
-        """Exponents under which Gaussian errors of variance g² v + s are most likely, among those whose sum is bounded.
+        """Maximum-likelihood exponents for Gaussian errors of variance g² v + s, with a bounded sum.
 
-        One function counts as one observation. Without noise s the negative log likelihood is convex in the exponents.
+        One sample counts as one observation. Without noise s the negative log likelihood is convex in the exponents.
 
         Args:
-            errors: Of n functions.
-            weights: Of the functions, sum 1.
+            errors: Errors of n samples.
+            weights: Weights of the samples, sum 1.
         """
 
         def objective(at: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -356,7 +355,7 @@ class Inflation:
 
         at = np.zeros(len(self.exponents))
         value = objective(at)[0]
-        for _ in range(_STARTS):  # far from the minimum the search may end where it began, or outside of the bounds
+        for _ in range(_STARTS):  # far from the minimum the search may fail to move, or leave the bounds
             moved = _searched(objective, at)
             lower = objective(moved)[0]
             if not lower < value - _GAIN * abs(value):
@@ -395,11 +394,11 @@ def _searched(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Errors:
-    """Errors of n functions at m values, beside what is stated there.
+    """Errors of n samples at m values, and the predicted variances.
 
     Attributes:
-        distances: From `Inflation.distances`.
-        variance: v, stated variances of the field, in physical units squared.
+        distances: Result of `Inflation.distances`.
+        variance: v, predicted variances of the field, in physical units squared.
         squares: Squared errors.
         noise: s, variance of the measurements' noise.
     """
@@ -411,7 +410,7 @@ class Errors:
 
     @classmethod
     def together(cls, sets: Sequence[Errors]) -> Errors:
-        """All functions of several sets."""
+        """All samples of several sets."""
         names = ("distances", "variance", "squares", "noise")
         return cls(**{name: torch.cat([getattr(errors, name) for errors in sets]) for name in names})
 
@@ -426,16 +425,15 @@ class Errors:
 
 
 def fit_inflation(initial: Inflation, ordinary: Errors, *, shifted: Sequence[Errors]) -> Inflation:
-    """Fit exponents to ordinary functions and to sets of shifted ones, half the weight each, for the worst of the sets.
+    """Fit exponents to in-distribution and shifted samples, half the weight each, for the worst of the shifted sets.
 
-    Sets count alike at first. Then weight moves to those whose errors are larger than stated, as long as there are any. Where
-    ordinary functions would widen, on average, by more than a fifth beyond what their own errors ask for, all exponents are
-    reduced until they do not.
+    Sets have equal weight at first. Then weight moves to those with errors larger than predicted. If in-distribution
+    deviations grow, on average, by more than a fifth beyond the inflation that their errors require, all exponents are reduced.
 
     Args:
-        initial: With knots, and no exponents yet.
-        ordinary: Errors of ordinary functions.
-        shifted: Of each set of shifted ones.
+        initial: Inflation with knots and zero exponents.
+        ordinary: Errors of in-distribution samples.
+        shifted: Errors of each shifted set.
     """
     typical = ordinary.chi2(initial).sort().values[: max(1, round((1.0 - _OUTLIERS) * len(ordinary.squares)))]
     widest = WIDEST * math.sqrt(max(1.0, float(typical.mean())))
@@ -451,7 +449,7 @@ def fit_inflation(initial: Inflation, ordinary: Errors, *, shifted: Sequence[Err
 
 
 def _for_the_worst(initial: Inflation, ordinary: Errors, shifted: Sequence[Errors]) -> Inflation:
-    """Exponents under which no set of shifted functions has errors larger than stated, if they can be had."""
+    """Exponents under which no shifted set has larger errors than predicted, if such exponents exist."""
     every = Errors.together([ordinary, *shifted])
     shares = torch.full((len(shifted),), 1.0 / len(shifted), dtype=torch.float64)
     best, least = initial, math.inf

@@ -29,9 +29,9 @@ def hessian_product(
 
     Args:
         loss: From `(P,)` to a scalar.
-        parameters: Where, `(P,)`.
+        parameters: Point of evaluation, `(P,)`.
         vectors: v, `(P,)` or `(s, P)`.
-        chunk: Vectors pushed at once; all by default.
+        chunk: Number of vectors per pass; all by default.
 
     Returns:
         H v, of the vectors' shape.
@@ -60,10 +60,10 @@ def gauss_newton_product(
 
     Args:
         function: From `(P,)` to outputs.
-        parameters: Where, `(P,)`.
+        parameters: Point of evaluation, `(P,)`.
         vectors: v, `(P,)` or `(s, P)`.
         weights: w, of a shape that broadcasts over the outputs: the Hessian of the loss in them, if it is diagonal.
-        chunk: Vectors pushed at once; all by default.
+        chunk: Number of vectors per pass; all by default.
 
     Returns:
         G v, of the vectors' shape.
@@ -91,9 +91,9 @@ def fisher_product(
 
     Args:
         losses: From `(P,)` to `(n,)`, one loss per function.
-        parameters: Where, `(P,)`.
+        parameters: Point of evaluation, `(P,)`.
         vectors: v, `(P,)` or `(s, P)`.
-        chunk: Vectors pushed at once; all by default.
+        chunk: Number of vectors per pass; all by default.
 
     Returns:
         F v, of the vectors' shape.
@@ -108,9 +108,9 @@ def jacobian_product(
 
     Args:
         function: From `(P,)` to outputs, `(n, c, p)` for instance.
-        parameters: Where, `(P,)`.
+        parameters: Point of evaluation, `(P,)`.
         vectors: v, `(P,)` or `(s, P)`.
-        chunk: Vectors pushed at once; all by default.
+        chunk: Number of vectors per pass; all by default.
 
     Returns:
         J v, `(n, c, p)` or `(s, n, c, p)`, in output units.
@@ -130,9 +130,9 @@ def transposed_jacobian_product(
 
     Args:
         function: From `(P,)` to outputs, `(n, c, p)` for instance.
-        parameters: Where, `(P,)`.
+        parameters: Point of evaluation, `(P,)`.
         cotangents: u, of the outputs' shape or a block of such.
-        chunk: Cotangents pulled at once; all by default.
+        chunk: Number of cotangents per pass; all by default.
 
     Returns:
         J^T u, `(P,)` or `(s, P)`.

@@ -34,7 +34,7 @@ Term = Callable[..., tuple[Tensor, ...]]
 
 
 class Kind(Enum):
-    """How an argument or result is laid out, and so how it is cut up or put together."""
+    """Layout of an argument or result, which defines its splitting and concatenation."""
 
     SHARED = "the same for all vectors and functions: P numbers; results are summed"
     BLOCK = "one row per vector: (s, P); results are summed over functions"
@@ -47,7 +47,7 @@ class Streamed:
 
     Args:
         problem: The data.
-        term: One minibatch's part, for one chunk of vectors.
+        term: Contribution of one minibatch, for one chunk of vectors.
         arguments: Kinds of the arguments.
         results: Kinds of the results.
         transpose: For a map M(theta) v of two arguments, linear in v: the term of M(theta)^T u.
@@ -243,15 +243,15 @@ def hessian_vector_product(
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         H v, in nats per unit of each parameter.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem has no targets or is none, or dtypes differ.
+        DataError: If the problem is invalid or has no targets, or dtypes differ.
     """
     return _symmetric_product(_checked(problem, needs_targets=True), _hessian_terms(problem), parameters, vectors)
 
@@ -259,19 +259,19 @@ def hessian_vector_product(
 def gauss_newton_vector_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
 ) -> Float[Tensor, "*s P"]:
-    """J^T diag(w) J v, summed over functions, with w the likelihood's weights.
+    """J^T diag(w) J v, summed over samples, with w the likelihood's weights.
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         G v, in nats per unit of each parameter.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem is none, or dtypes differ.
+        DataError: If the problem is invalid, or dtypes differ.
     """
     terms = _gauss_newton_terms(_checked(problem).outputs, problem.likelihood.weights)
     return _symmetric_product(problem, terms, parameters, vectors)
@@ -280,19 +280,19 @@ def gauss_newton_vector_product(
 def fisher_vector_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
 ) -> Float[Tensor, "*s P"]:
-    """Sum over functions of g_i (g_i . v), with g_i the gradient of function i's loss: the empirical Fisher matrix.
+    """Sum over samples of g_i (g_i . v), with g_i the gradient of sample i's loss: the empirical Fisher matrix.
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         F v, in nats squared per unit of each parameter.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem has no targets or is none, or dtypes differ.
+        DataError: If the problem is invalid or has no targets, or dtypes differ.
     """
     terms = _gauss_newton_terms(_checked(problem, needs_targets=True).losses, None)
     return _symmetric_product(problem, terms, parameters, vectors)
@@ -301,19 +301,19 @@ def fisher_vector_product(
 def jacobian_vector_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], vectors: Float[Tensor, "*s P"]
 ) -> Float[Tensor, "*s n c p"]:
-    """J v, with J the Jacobian of this process's outputs in the parameters.
+    """J v, with J the Jacobian of this rank's outputs in the parameters.
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
-        vectors: One or a block.
+        parameters: Point of evaluation, `(P,)`.
+        vectors: A vector `(P,)` or a block `(s, P)`.
 
     Returns:
         J v, in output units.
 
     Raises:
         ShapeError: If parameters or vectors do not have these shapes.
-        DataError: If the problem is none, or dtypes differ.
+        DataError: If the problem is invalid, or dtypes differ.
     """
     product, forward_mode, transposed = _jacobian_terms(_checked(problem))
     streamed = Streamed(problem, product, (Kind.SHARED, Kind.BLOCK), (Kind.LOCAL,), transposed, forward_mode)
@@ -323,11 +323,11 @@ def jacobian_vector_product(
 def vector_jacobian_product(
     problem: CurvatureProblem, parameters: Float[Tensor, " P"], cotangents: Float[Tensor, "*s n c p"]
 ) -> Float[Tensor, "*s P"]:
-    """J^T u, summed over functions.
+    """J^T u, summed over samples.
 
     Args:
         problem: The data and the likelihood.
-        parameters: Where, `(P,)`.
+        parameters: Point of evaluation, `(P,)`.
         cotangents: u, one or a block, in inverse output units.
 
     Returns:
@@ -335,7 +335,7 @@ def vector_jacobian_product(
 
     Raises:
         ShapeError: If parameters or cotangents do not have these shapes.
-        DataError: If the problem is none, or dtypes differ.
+        DataError: If the problem is invalid, or dtypes differ.
     """
     product, _, transposed = _jacobian_terms(_checked(problem))
     streamed = Streamed(problem, transposed, (Kind.SHARED, Kind.LOCAL), (Kind.BLOCK,), product)

@@ -34,7 +34,7 @@ class CurvatureOperator(LinearOperator):
     The diagonal takes P products.
 
     Args:
-        parameters: Where, `(P,)`: `problem.parameters` for the operator as it is.
+        parameters: Point of evaluation, `(P,)`: `problem.parameters` for the operator as it is.
         problem: The data.
         linearisation: One made before at the same parameters; a new one by default.
 

@@ -1,8 +1,8 @@
-"""Linear maps with everything that does not depend on the vector worked out beforehand.
+"""Linear maps with precomputed constants.
 
 At fixed parameters a curvature product is linear in the vector. Its graph of tensor operations is traced once per shape, split
-into what depends on the vector and what does not, and the second part is run once per minibatch and remembered. What is left
-per product has no activation functions, no derivatives of them and no automatic differentiation in it.
+into nodes that depend on the vector and nodes that do not. The latter are evaluated once per minibatch and cached. The
+remaining operations per product contain no activation functions, derivatives of them or automatic differentiation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from probneural.curvature.problem import CurvatureProblem
 from probneural.curvature.products.core import fisher_product, gauss_newton_product, hessian_product
 
 _MEMORY = 2**29
-"""Bytes of constants to remember, 512 MiB. A 1-D operator of width 32 needs about 50 MB per minibatch of 32 functions."""
+"""Maximum bytes of cached constants, 512 MiB. A 1-D operator of width 32 needs about 50 MB per minibatch of 32 samples."""
 
 _DECOMPOSED = (
     "gelu_backward",
@@ -43,11 +43,11 @@ _DECOMPOSED = (
 
 @dataclass(frozen=True, eq=False)
 class LinearProgram:
-    """A map (fixed tensors, vector) -> result, split in two; only the second part sees the vector.
+    """A map (fixed tensors, vector) -> result, split into precomputation and a second part that depends on the vector.
 
     Attributes:
-        prepare: From the fixed tensors to the constants of the second part.
-        apply: From a vector and the constants to the result.
+        prepare: Map from the fixed tensors to the constants of the second part.
+        apply: Map from a vector and the constants to the result.
     """
 
     prepare: fx.GraphModule
@@ -57,7 +57,7 @@ class LinearProgram:
     def trace(cls, function: Callable[..., Tensor], fixed: tuple[Tensor, ...], vector: Tensor) -> LinearProgram:
         """Trace a pure function of tensors.
 
-        It is traced on shapes alone: a function whose course depends on values cannot be, and torch says so.
+        It is traced on shapes only: data-dependent control flow raises an error of torch.
         """
         table: dict[Any, Callable[..., Any]] = get_decompositions([getattr(torch.ops.aten, name) for name in _DECOMPOSED])
         pure = functionalize(function, remove="mutations")
@@ -83,7 +83,7 @@ def storage_bytes(tensors: tuple[Tensor, ...]) -> int:
 
 
 def _split(traced: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut the graph along what depends on the last placeholder."""
+    """Split the graph into nodes that depend on the last placeholder and the others."""
     placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
     moving = {placeholders[-1]}
     for node in traced.graph.nodes:
@@ -143,17 +143,17 @@ def fisher_term(problem: CurvatureProblem) -> Term:
 class Linearisation:
     """A symmetric curvature matrix at fixed parameters, made for many products.
 
-    The first product traces the operator (about a second) and remembers constants of each minibatch, within a memory budget;
-    minibatches beyond it are worked out anew for every product. An operator whose course depends on values cannot be traced:
-    all its products are worked out anew, and `is_traced` says so.
+    The first product traces the operator (about a second) and caches constants of each minibatch within a memory budget;
+    minibatches beyond it are recomputed in every product. Operators with data-dependent control flow cannot be traced:
+    all their products are recomputed, and `is_traced` is False.
 
-    Not differentiable: use the autograd functions for that.
+    Not differentiable: use the autograd functions instead.
 
     Args:
         problem: The data.
-        parameters: Where, `(P,)`; copied.
-        term: A minibatch's part of the product.
-        memory: Bytes of constants to remember.
+        parameters: Point of evaluation, `(P,)`; copied.
+        term: Contribution of a minibatch to the product.
+        memory: Maximum bytes of cached constants.
     """
 
     def __init__(

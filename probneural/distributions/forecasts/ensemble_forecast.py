@@ -29,7 +29,7 @@ from probneural.functionals.base import check_functional
 from probneural.grids import Grid, check_unmasked
 
 _CHUNK_BYTES = 2**26
-"""Bytes of a chunk at most, where one function at one lead is no more."""
+"""Maximum bytes per chunk, unless one sample at one lead is larger."""
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Where xarray looks for the names of an array's axes."""
 MapOfSpace = Callable[[Tensor], Tensor]
@@ -39,7 +39,7 @@ MapOfSpace = Callable[[Tensor], Tensor]
 class EnsembleForecast(Undisturbed, ABC):
     """A forecast by members, each of them one trajectory at all leads; abstract.
 
-    So what is asked of several leads is joint over them, member by member.
+    So quantities of several leads are joint over them, member by member.
     """
 
     @property
@@ -50,7 +50,7 @@ class EnsembleForecast(Undisturbed, ABC):
     @property
     @abstractmethod
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
 
     @property
     @abstractmethod
@@ -73,7 +73,7 @@ class EnsembleForecast(Undisturbed, ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
 
     @abstractmethod
     def _until(self, last: int) -> Iterator[tuple[int, EmpiricalField]]:
@@ -81,7 +81,7 @@ class EnsembleForecast(Undisturbed, ABC):
 
     @abstractmethod
     def _attributes(self) -> dict[str, Any]:
-        """What a file says of the forecast."""
+        """Metadata of the forecast in a file."""
 
     def leads(self) -> Iterator[tuple[int, EmpiricalField]]:
         """Leads 1 to `steps` in order, each with the members' states.
@@ -103,17 +103,17 @@ class EnsembleForecast(Undisturbed, ABC):
         """Push forward through a linear functional of space, or of space and time: joint over leads, member by member.
 
         Args:
-            functional: Of the states at each lead, m numbers per channel; or one for each lead, as of a sensor that moves.
-            leads: Which; 1 to `steps` by default.
-            weights: Of a sum over these leads, `(l,)`, or of k sums, `(k, l)`; `[dt / 2, dt, ..., dt, dt / 2]` is the integral
-                over time by the trapezoidal rule. By default nothing is summed.
+            functional: Functional of the states with m numbers per channel; or one per lead, for a moving sensor.
+            leads: Leads; 1 to `steps` by default.
+            weights: Weights of a sum over leads, `(l,)`, or k sums, `(k, l)`; `[dt / 2, dt, ..., dt, dt / 2]` is the integral
+                over time by the trapezoidal rule. By default no sum.
 
         Returns:
             The distribution of the numbers, those of the first lead, or sum, first: `l * m` or `k * m` numbers per channel.
 
         Raises:
-            ArgumentError: If a lead is none of this forecast's, or weights or functionals are not one per lead.
-            GridError: If a functional lives on another grid.
+            ArgumentError: If a lead is out of range, or weights or functionals are not one per lead.
+            GridError: If a functional has another grid.
         """
         chosen = self._chosen(leads)
         maps = (functional,) * len(chosen) if isinstance(functional, Functional) else functional
@@ -141,11 +141,11 @@ class EnsembleForecast(Undisturbed, ABC):
             weights: As in `apply`.
 
         Returns:
-            As `apply`. What is not linear in time follows from the samples: the largest of all leads is `samples.amax(-1)`.
+            As `apply`. Nonlinear functions of time are functions of the samples: the maximum over leads is `samples.amax(-1)`.
 
         Raises:
-            ArgumentError: If a lead is none of this forecast's, or weights are not one per lead.
-            ShapeError: If what the function returns is not `(s, n, c', m)`.
+            ArgumentError: If a lead is out of range, or weights are not one per lead.
+            ShapeError: If the function's result is not `(s, n, c', m)`.
             DataError: If it returns no tensor, or values that are not finite.
         """
         chosen = self._chosen(leads)
@@ -158,8 +158,8 @@ class EnsembleForecast(Undisturbed, ABC):
         The store appears when it is whole. Where members blow up, it holds the leads before, and the error is raised then.
 
         Args:
-            path: Of the new store.
-            times: Of leads 0 to `steps`, ascending; by default the forecast's own, from 0, or the leads if it has none.
+            path: Path of the new store.
+            times: Times of leads 0 to `steps`, ascending; by default the forecast's own, from 0, or the leads if it has none.
 
         Raises:
             FileError: If there is something of that name already, or the folder cannot be written to.
@@ -207,7 +207,7 @@ def write_zarr(
     numbers = _checked_times(times, forecast.steps)
     if target.exists() or target.is_symlink():
         raise FileError(
-            expected="a path where nothing is yet", got=str(target), remedy="choose another, or remove what is there"
+            expected="a path that does not exist", got=str(target), remedy="choose another path, or remove the existing file"
         )
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name[:48]}.", dir=target.parent))
@@ -252,7 +252,7 @@ def _filled(
     per_member = max(1, _CHUNK_BYTES // max(1, first[0].numel() * first.element_size()))
     space = [f"x{number}" for number in range(len(forecast.grid.shape))] if forecast.grid.is_uniform else ["point"]
     description = {**attributes, "probneural_version": version("probneural")}
-    group = zarr.create_group(store=store, attributes=description, zarr_format=2)  # what xarray has read for longest
+    group = zarr.create_group(store=store, attributes=description, zarr_format=2)  # supported by xarray for longest
     check_unmasked(forecast.grid, "files of forecasts")
     about_grid: dict[str, Any] = dict(grid_attributes(forecast.grid)) if forecast.grid.is_uniform else {}
     array = group.create_array(
@@ -280,7 +280,7 @@ def _filled(
 
 
 def _coordinates(group: Any, forecast: EnsembleForecast, space: Sequence[str]) -> None:
-    """Coordinates of members, functions, channels and space."""
+    """Coordinates of members, samples, channels and space."""
     counts = {"member": forecast.members, "sample": len(forecast), "channel": forecast.channels}
     for name, count in counts.items():
         _coordinate(group, name, np.arange(count), [name])
@@ -309,9 +309,9 @@ def applied(
     """The distribution of all maps' numbers, or of weighted sums of them.
 
     Args:
-        maps: One per row of the result, that is per lead; their numbers are equally many.
-        states: Gives rows and states, each row once, in any order.
-        leads: Of the rows, for their names.
+        maps: One map per row of the result (lead), all with the same number of values.
+        states: Iterator over rows and states, each row once, in any order.
+        leads: Leads of the rows, for their names.
         weights: `(l,)`, `(k, l)`, or None.
 
     Raises:
@@ -360,7 +360,7 @@ def _checked_weights(weights: Sequence[float] | Sequence[Sequence[float]] | Tens
         raise ArgumentError(
             expected=f"weights of shape ({count},) or (k, {count}), one per lead",
             got=str(tuple(numbers.shape)),
-            remedy="say which leads: leads=range(1, 21)",
+            remedy="pass the leads: leads=range(1, 21)",
         )
     return numbers if numbers.ndim == 2 else numbers[None]
 

@@ -22,14 +22,14 @@ from probneural.pairs.provenance import TrainingRecord
 from probneural.randomness import check_seed, stream_seed
 
 _LARGEST = 1e30
-"""Absolute value of a state above which a roll-out has left what any data are."""
+"""Absolute value of a state above which a roll-out is unstable."""
 Forcing = Callable[[int], Field | Tensor]
-"""From a lead to the channels that vary in time, `(n, k, *grid)` or `(k, *grid)`, beside the state at that lead."""
+"""Map from a lead to the time-dependent channels, `(n, k, *grid)` or `(k, *grid)`, that accompany the state at that lead."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepInputs:
-    """The input of a step beside the last state: earlier states, and other channels.
+    """Inputs of a step other than the last state: earlier states, and other channels.
 
     Args:
         history: Number of states in an input; by default that of the training windows, or 1 if they are unknown.
@@ -38,8 +38,8 @@ class StepInputs:
             are beside the state at that lead; or None.
 
     Raises:
-        ArgumentError: If the history is no positive integer, or the forcing cannot be called.
-        DataError: If parameters are no field, or not finite.
+        ArgumentError: If the history is not a positive integer, or the forcing is not callable.
+        DataError: If parameters are not a field, or not finite.
     """
 
     history: int | None = None
@@ -103,14 +103,14 @@ class Members:
     and forcing.
 
     Args:
-        predictor: Of one step.
-        start: States at lead 0 and what is constant, `(n, history * c + ..., *grid)`.
-        count: How many members s.
+        predictor: Predictor of one step.
+        start: States at lead 0 and constant channels, `(n, history * c + ..., *grid)`.
+        count: Number s of members.
         draws: `"trajectory"` or `"step"`.
-        initial: Distribution of the states at lead 0, or None where they are known.
-        inputs: What a step takes beside the last state, its history included.
-        seed: Of draws and starts.
-        shift: Each member has the operator of the member so many places after it.
+        initial: Distribution of the states at lead 0, or None if they are known.
+        inputs: Inputs of a step other than the last state, including the history.
+        seed: Seed of draws and starts.
+        shift: Offset of the operators: member m has the operator of member m + shift.
     """
 
     predictor: StepPredictor
@@ -124,7 +124,7 @@ class Members:
 
     @property
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
         return self.start.grid
 
     def shifted(self) -> Members:
@@ -176,7 +176,7 @@ class Members:
         inputs = torch.cat([window, extras.expand(self.count, *extras.shape)], dim=2) if extras.shape[1] else window
         try:
             states = self._evaluate(inputs, self.seeds(lead))
-        except DataError as error:  # predictors refuse what is not finite
+        except DataError as error:  # predictors raise for values that are not finite
             blown_up = [member for member in range(self.count) if not self._is_finite(inputs, member, lead)]
             if not blown_up:
                 raise
@@ -184,7 +184,7 @@ class Members:
         finite = torch.isfinite(states).flatten(1).all(1)
         if not bool(finite.all()):
             raise self._blow_up(torch.nonzero(~finite).flatten().tolist(), lead)
-        if (largest := float(states.abs().max())) > _LARGEST >= float(window.abs().max()):  # once, where the bound is crossed
+        if (largest := float(states.abs().max())) > _LARGEST >= float(window.abs().max()):  # warn once
             warn(
                 f"states of a roll-out reach {largest:.1g} at lead {lead}: the operator is unstable over so many steps",
                 DataWarning,
@@ -217,7 +217,7 @@ class Members:
         )
 
     def extras(self, lead: int) -> Float[Tensor, "n k *grid"]:
-        """Extra channels beside the state at a lead."""
+        """Extra channels at a lead."""
         constant = self._constant
         if self.inputs.forcing is None:
             return constant
@@ -230,7 +230,7 @@ class Members:
             raise ShapeError(
                 expected=f"forcing of shape {shape[1:]} or {shape}",
                 got=str(tuple(values.shape)),
-                remedy="return the channels that the operator takes beside states and parameters",
+                remedy="return the operator's input channels other than states and parameters",
             )
         check_finite(values, f"forcing at lead {lead}")
         return torch.cat([constant, values.to(constant).expand(shape)], dim=1)
@@ -247,11 +247,11 @@ def members_of(
     inputs: StepInputs | None = None,
     seed: int = 0,
 ) -> Members:
-    """Check what a roll-out starts from; see [`rollout`][probneural.distributions.Predictor.rollout]."""
+    """Check the start of a roll-out; see [`rollout`][probneural.distributions.Predictor.rollout]."""
     check_field(start, "start")
     check_finite(start.values, "start")
     if not len(start):
-        raise DataError(expected="a start of at least one function", got="none", remedy="roll out from some states")
+        raise DataError(expected="a start of at least one sample", got="none", remedy="roll out from some states")
     check_choice(draws, ("trajectory", "step"), "draws")
     inputs = StepInputs() if inputs is None else check_instance(inputs, StepInputs, "inputs", remedy="StepInputs(history=2)")
     parameters, history = inputs.parameters, _history(predictor, inputs.history)
@@ -289,9 +289,9 @@ def step_duration(predictor: StepPredictor) -> float | None:
 
 
 def _history(predictor: StepPredictor, history: int | None) -> int:
-    """The number of states in an input: that of the training windows, if it is known, else the stated one, or 1."""
+    """Number of states in an input: that of the training windows, if recorded, else the argument, or 1."""
     record = predictor.trained_on
-    if record is None or (record.step is None and record.history == 1):  # pairs without times say nothing of their history
+    if record is None or (record.step is None and record.history == 1):  # pairs without times have no history
         return history or 1
     if record.history > 1 and record.lead > 1:
         raise ArgumentError(
@@ -309,12 +309,12 @@ def _history(predictor: StepPredictor, history: int | None) -> int:
 
 
 def _check_alike(field: Field, start: Field, name: str, *, channels: int) -> None:
-    """Raise an error unless a field has the start's grid and number of functions, and so many channels."""
+    """Raise an error unless a field has the start's grid and number of samples, and a number of channels."""
     if field.grid.shared != start.grid.shared:
         raise GridError(expected=f"{name} on the grid of the start, {start.grid!r}", got=repr(field.grid), remedy="resample it")
     if (len(field), field.channels) != (len(start), channels):
         raise ShapeError(
-            expected=f"{name} of {len(start)} functions and {channels} channels",
+            expected=f"{name} of {len(start)} samples and {channels} channels",
             got=f"{len(field)} and {field.channels}",
             remedy="one for each function of the start",
         )

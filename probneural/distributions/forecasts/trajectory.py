@@ -25,14 +25,14 @@ from probneural.grids import Grid
 from probneural.pairs.provenance import Provenance, TrainingRecord
 
 _BUDGET = 2**28
-"""Bytes of states that a trajectory keeps (256 MiB)."""
+"""Maximum bytes of stored states of a trajectory (256 MiB)."""
 _DELAY = 2.0
 """Seconds after which a progress bar appears."""
 
 
 @runtime_checkable
 class Forecast(Protocol):
-    """Distributions over the states of n functions at leads 1 to `steps`: what scores, calibrators and figures rely on."""
+    """Distributions over the states of n samples at leads 1 to `steps`: the interface of scores, calibrators and plots."""
 
     @property
     def steps(self) -> int:
@@ -40,32 +40,32 @@ class Forecast(Protocol):
 
     @property
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
 
     def at(self, lead: int, /) -> FieldDistribution:
-        """The distribution of the states `(n, c, *grid)` after so many steps; lead 0 is the start."""
+        """The distribution of the states `(n, c, *grid)` at a lead; lead 0 is the start."""
 
     def leads(self) -> Iterator[tuple[int, FieldDistribution]]:
         """Leads 1 to `steps` in order, each with its distribution; of roll-outs in bounded memory."""
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
 
 
 class Trajectory(EnsembleForecast):
-    """An ensemble of roll-outs: member m at all leads is one trajectory of all n functions.
+    """An ensemble of roll-outs: member m at all leads is one trajectory of all n samples.
 
-    It is made by [`rollout`][probneural.distributions.Predictor.rollout]. States are computed when they are asked for, without
-    gradients. All are kept where they fit into the budget; otherwise windows of them are, evenly spread over the leads, and a
-    lead between two is computed again from the one before it, with the same numbers. What can be asked of its leads is in
+    [`rollout`][probneural.distributions.Predictor.rollout] returns it. States are computed lazily, without gradients. All
+    are stored if they fit into the budget; otherwise windows at evenly spaced leads are stored, and states between them
+    are recomputed from the preceding window, with the same random numbers. For methods on its leads see
     [`EnsembleForecast`][probneural.distributions.EnsembleForecast].
 
     The states are without measurement noise: scores and intervals take its variance as `noise=predictor.noise`.
 
     Args:
-        ensemble: What is rolled out.
+        ensemble: The ensemble.
         steps: The largest lead.
-        budget: Bytes of states that are kept; 256 MiB by default.
+        budget: Maximum bytes of stored states; 256 MiB by default.
         show_progress: Whether long computations show a progress bar.
     """
 
@@ -82,12 +82,12 @@ class Trajectory(EnsembleForecast):
 
     @property
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
         return self.ensemble.grid
 
     @property
     def start(self) -> Field:
-        """What the roll-out started from: states, then other channels."""
+        """Start of the roll-out: states, then other channels."""
         return self.ensemble.start
 
     @property
@@ -122,16 +122,16 @@ class Trajectory(EnsembleForecast):
         return self.ensemble.predictor.trained_on
 
     def at(self, lead: int) -> EmpiricalField:
-        """The members' states after so many steps.
+        """The members' states at a lead.
 
         Args:
-            lead: From 0, the start, to `steps`.
+            lead: Lead from 0 (the start) to `steps`.
 
         Returns:
             Samples `(s, n, c, *grid)`: the members, in the same order at all leads.
 
         Raises:
-            ArgumentError: If there is no such lead.
+            ArgumentError: If the lead is out of range.
             ForecastError: If a member is not finite there, or before.
         """
         return self._field(self._state(check_integer(lead, "lead", least=0, most=self.steps)))
@@ -159,8 +159,8 @@ class Trajectory(EnsembleForecast):
     def variance_shares(self, *, noise: float | Float[Tensor, " c"] = 0.0) -> VarianceShares:
         """Take the members' variance apart at each lead: by initial states, by operators, by noise.
 
-        Without `initial`, all of the states' variance is the operators'. With it, a second ensemble is rolled out in which each
-        initial state meets the operators of the next member; see `VarianceShares` for the estimators, which are unbiased.
+        Without `initial`, the whole variance of the states is due to the operators. With it, a second ensemble is rolled out
+        that pairs each initial state with the operator of the next member; see `VarianceShares` for the unbiased estimators.
 
         Args:
             noise: Variance of the measurement noise, a number or `(c,)`, in physical units squared.
@@ -233,7 +233,7 @@ class Trajectory(EnsembleForecast):
         return self.ensemble.step(window[0] if len(window) == 1 else torch.cat(window, dim=2), lead)
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.start)
 
     def __repr__(self) -> str:
@@ -244,7 +244,7 @@ class Trajectory(EnsembleForecast):
 
 
 class KeptStates:
-    """States by lead: all of them where they fit into a budget, else some from which the others follow.
+    """States by lead: all of them if they fit into a budget, else checkpoints for recomputation.
 
     To go on from lead l, the `history` states up to l are needed. So whole windows are kept, evenly spread over the leads,
     and the latest window, from which the next lead follows.
@@ -252,10 +252,10 @@ class KeptStates:
     Args:
         start: States at leads 1 - history to 0.
         steps: The largest lead.
-        budget: Bytes that may be kept beside start and latest window.
+        budget: Maximum bytes of stored states other than the start and the latest window.
 
     Attributes:
-        every: Leads from one kept window to the next; 1 where all are kept.
+        every: Number of leads between stored windows; 1 if all are stored.
     """
 
     def __init__(self, start: list[Float[Tensor, "s n c *grid"]], *, steps: int, budget: int) -> None:
@@ -277,7 +277,7 @@ class KeptStates:
         return dict(self._latest).get(lead, self._kept.get(lead))
 
     def before(self, lead: int) -> tuple[int, list[Float[Tensor, "s n c *grid"]]]:
-        """The largest lead up to this one that can be gone on from, and the window of states up to there."""
+        """The largest stored lead up to this one, and its window of states."""
         for last in range(lead, -1, -1):
             window = [self.get(number) for number in range(last + 1 - self.history, last + 1)]
             states = [state for state in window if state is not None]
@@ -287,7 +287,7 @@ class KeptStates:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all states that are held, the start's among them."""
+        """Bytes of all stored states, including the start."""
         held = {
             id(state): state.numel() * state.element_size() for state in (*self._kept.values(), *dict(self._latest).values())
         }
@@ -310,7 +310,7 @@ class VarianceShares:
     Attributes:
         initial: Var E[u | I], `(steps, n, c)`, in physical units squared, float64; zeros where the start is known.
         operator: Var E[u | O], likewise.
-        interaction: The rest of the states' variance, likewise.
+        interaction: Remaining variance of the states, in the same shape and units.
         noise: Variance of the measurement noise, likewise.
 
     Reference:

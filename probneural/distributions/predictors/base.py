@@ -33,19 +33,19 @@ from probneural.randomness import check_seed
 from probneural.registry import stored
 
 _DRAWN_VALUES = 2**20
-"""Values of draws that are evaluated at once, some 600 bytes each."""
+"""Number of values per chunk of draws, about 600 bytes each."""
 AnyPredictor = TypeVar("AnyPredictor", bound="Predictor")
 _NAMED = 4
-"""Parameters of an operator, and values of each, that tell it from others."""
+"""Number of parameters of an operator, and of values of each, in its fingerprint."""
 _SAMPLES = 64
 """Maximum number of samples over which the variance of a discrepancy is averaged."""
 _VALUES = 2**16
-"""Values of these samples that are predicted at once."""
+"""Number of values per prediction of these samples."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PredictorTraits:
-    """What every predictor says of itself; one that wraps another predictor may share its traits.
+    """Properties of a predictor; wrappers may share those of the wrapped predictor.
 
     Args:
         in_channels: Channels its inputs must have.
@@ -66,7 +66,7 @@ class PredictorTraits:
 
 
 class Predictor(Undisturbed, ABC):
-    """A frozen map from input functions to a distribution over output functions; abstract.
+    """A frozen map from input fields to a distribution over output fields; abstract.
 
     Args:
         traits: Channels, noise, domain, dtype and device.
@@ -74,17 +74,17 @@ class Predictor(Undisturbed, ABC):
     Attributes:
         traits: The same.
         effective_observations: Independent observations that one observed function amounts to, per channel, `(c,)`,
-            dimensionless, whatever the grid; None if the head does not say.
-        calibrated_on: Row keys of the pairs that its variances were scaled on, `(m,)`; none for a head's own predictor.
+            dimensionless, independent of the grid; None if the head does not provide it.
+        calibrated_on: Row keys of the pairs that its variances were scaled on, `(m,)`; empty for a head's predictor.
     """
 
     traits: PredictorTraits
     effective_observations: Float[Tensor, " c"] | None = None
     calibrated_on: Int64[Tensor, " m"] = no_keys()
     _moved: ClassVar[Callable[[Predictor, torch.device | str], Predictor]]
-    """Copies a predictor to a device; `probneural.storage` sets it, which depends on all kinds of predictors."""
+    """Function that copies a predictor to a device; set by `probneural.storage`, which imports all predictors."""
     _conditioned: ClassVar[Callable[..., Predictor]]
-    """Conditions a predictor; `conditioned` sets it, whose class derives from this one."""
+    """Function that conditions a predictor; set by the module `conditioned`, which imports this one."""
 
     def __init__(self, traits: PredictorTraits) -> None:
         domain = traits.domain.first.unmasked
@@ -149,7 +149,7 @@ class Predictor(Undisturbed, ABC):
 
     @abstractmethod
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        """Predict for several sets of inputs, which share a latent that belongs to one call.
+        """Predict for several sets of inputs, which share a per-call latent.
 
         Args:
             sets: Inputs `(n, in_channels, *grid)`, validated, of the predictor's dtype and device, each with its query; n may
@@ -161,20 +161,20 @@ class Predictor(Undisturbed, ABC):
         """
 
     def __call__(self, inputs: Field, query: Grid | None = None) -> FieldDistribution:
-        """Predict the output functions of n input functions.
+        """Predict the outputs of n inputs.
 
         Args:
-            inputs: Input functions, `(n, in_channels, *grid)`, at any resolution the operator accepts.
-            query: Where to evaluate; the inputs' own grid by default.
+            inputs: Input fields, `(n, in_channels, *grid)`, at any resolution that the operator accepts.
+            query: Grid of the outputs; the inputs' grid by default.
 
         Returns:
-            A distribution over n functions, differentiable in `inputs.values`. With masks that differ from sample to sample, in
+            A distribution over n samples, differentiable in `inputs.values`. With masks that differ between samples, in
             inputs or query, it is that on the grid without masks.
 
         Raises:
             DataError: If the inputs are not a `Field` or not finite, or a channel has another unit than in training.
             ShapeError: If the number of channels is not the operator's.
-            GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
+            GridError: If the domain differs from the training inputs', or the query is not a grid.
         """
         inputs, query = self._checked(inputs, query), None if query is None else query.shared
         with undisturbed():
@@ -213,7 +213,7 @@ class Predictor(Undisturbed, ABC):
             device: A device, or `"auto"` for the best there is.
 
         Raises:
-            ArgumentError: If there is no such device.
+            ArgumentError: If the device does not exist.
             UnsupportedError: If a part cannot be copied, as a predictor class of your own, or that of
                 `Laplace(structure="iterative")`.
         """
@@ -222,29 +222,29 @@ class Predictor(Undisturbed, ABC):
     def condition(
         self, inputs: Field, functional: Functional, *, values: Float[Tensor, "n c m"], noise: float | Tensor = 0.0
     ) -> Predictor:
-        """Return the predictor that has also seen measurements of n output functions, by Bayes' rule.
+        """Return the predictor conditioned on measurements of n outputs, by Bayes' rule.
 
-        All later predictions know of them through what functions share, the latent or the process. What measurements tell about
-        a measured function's own discrepancy stays with that function: predict it, and condition the field. Measured again in
+        Measurements inform all later predictions through the shared latent or Gaussian process. The discrepancy of a measured
+        sample is not updated: for that, predict the sample, and condition the field. Measured again in
         a later `condition`, the same function counts as another with its input.
 
         Args:
-            inputs: The input functions of what was measured, `(n, in_channels, *grid)`, taken as known.
+            inputs: Inputs of the measured outputs, `(n, in_channels, *grid)`, without uncertainty.
             functional: A, of size m; its grid may have another resolution than the inputs.
             values: The measurements of A u, `(n, c, m)`; lists and arrays will do.
-            noise: Their variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
+            noise: Noise variance, in the values' units squared: a number, one per channel, or one per value; 0 is exact.
 
         Raises:
             ConstraintError: If there are more exact measurements than the rank of the latent, or they contradict.
             ArgumentError: If noise is negative, or zero for some values only.
             DataError: If a value is not finite.
-            ShapeError: If numbers of functions, channels or values do not fit.
+            ShapeError: If the number of samples, channels or values does not match.
             UnsupportedError: If the predictor's fields are not Gaussian; `VarianceScale` makes them so.
         """
         return self._conditioned(self, inputs, functional=functional, values=values, noise=noise)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set what others rely on once: predictors are frozen."""
+        """Set an attribute once: predictors are frozen."""
         is_shared = isinstance(getattr(Predictor, name, None), property)
         if is_shared or (name in Predictor.__annotations__ and name in self.__dict__):
             raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be changed")
@@ -255,28 +255,28 @@ class Predictor(Undisturbed, ABC):
         return self._description() if self.is_calibrated else f"{self._description()}, uncalibrated"
 
     def _description(self) -> str:
-        """What it is, without saying whether it was calibrated."""
+        """Description of the predictor, without its calibration."""
         return f"{type(self).__name__}({self.in_channels} -> {self.out_channels} channels on {self.domain!r})"
 
     def evaluate_draws(
         self, inputs: Field, query: Grid | None = None, *, seeds: Sequence[int], each: bool = False
     ) -> Float[Tensor, "..."]:
-        """Evaluate draws of operators by seed, without the rest of a prediction.
+        """Evaluate draws of operators by seed, without mean and covariance.
 
         Args:
             inputs: `(n, in_channels, *grid)`, at any resolution the operator accepts.
-            query: Where to evaluate; the inputs' own grid by default.
+            query: Grid of the outputs; the inputs' grid by default.
             seeds: Non-negative integers: one for each draw, or with `each` one for each input.
-            each: Whether input i is mapped by the draw of seed i alone.
+            each: Whether input i is mapped only by the draw of seed i.
 
         Returns:
             `(s, n, c, *query.shape)`, or `(n, c, *query.shape)` with `each`; differentiable in the inputs.
 
         Raises:
             DataError: If the inputs are not a `Field` or not finite.
-            ArgumentError: If a seed is not a non-negative integer, or there is none.
+            ArgumentError: If a seed is not a non-negative integer, or there are no seeds.
             ShapeError: If the number of channels is not the operator's, or that of the seeds does not fit.
-            GridError: If the inputs live on another domain than the training inputs, or the query is no grid.
+            GridError: If the domain differs from the training inputs', or the query is not a grid.
             UnsupportedError: If the predictor returns no field distribution.
         """
         checked = self._checked(inputs, query)
@@ -334,10 +334,10 @@ class Predictor(Undisturbed, ABC):
         return f"{type(self).__name__}-{digest(self.trained_on.row_keys)}({' '.join(f'{value:.1e}' for value in values)})"
 
     def draw(self, seed: int, *, shared: bool = False) -> FunctionDraw:
-        """Return one function draw: an operator in its own right, the same at every input, grid and call.
+        """Return one drawn operator, the same function at every input, grid and call.
 
-        Where fields have a discrepancy, its vector too is one for all functions: each function is drawn from its own
-        distribution, and functions of neighbouring inputs are neighbours.
+        A discrepancy is drawn with one vector for all samples: each sample has its marginal distribution, and the draw is
+        continuous in the inputs.
 
         Args:
             seed: Names the draw, a non-negative integer. Draws of different predictors are independent, with one seed too.
@@ -362,14 +362,14 @@ class Predictor(Undisturbed, ABC):
 
         Args:
             start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
-            steps: How many.
-            members: How many roll-outs s.
+            steps: Number of steps.
+            members: Number s of roll-outs.
             draws: `"trajectory"`: a member is one operator, `draw(seed)`, at all steps. `"step"`: a member is a fresh draw at
                 every step, so errors of different steps are independent.
-            initial: Distribution of the states at lead 0: each member starts from its own draw.
-            inputs: What a step takes beside the last state and what `start` has beyond the states: earlier states, constant
+            initial: Distribution of the states at lead 0: one draw per member.
+            inputs: Inputs of a step other than the last state and the constant channels of `start`: earlier states, constant
                 channels, and a forcing.
-            seed: Of draws and starts.
+            seed: Seed of draws and starts.
             show_progress: Whether long computations show a progress bar.
 
         Returns:
@@ -378,9 +378,9 @@ class Predictor(Undisturbed, ABC):
         Raises:
             ArgumentError: If a number, the kind of draws, or the seed is none of those allowed, or the history is not that of
                 the training windows.
-            ShapeError: If channels or numbers of functions do not fit.
-            GridError: If parts live on different grids, or on another domain than the training inputs.
-            DataError: If a part is no field, or not finite.
+            ShapeError: If the number of channels or samples does not match.
+            GridError: If grids differ, or the domain is not that of the training inputs.
+            DataError: If an input is not a field, or not finite.
         """
         ensemble = members_of(self, start, members=members, draws=draws, initial=initial, inputs=inputs, seed=seed)
         check_domain(start.grid, self.domain)
@@ -405,7 +405,7 @@ def with_discrepancy(predictor: AnyPredictor, pairs: Dataset) -> AnyPredictor:
 
 
 def with_records(predictor: AnyPredictor, *records: TrainingRecord | None) -> AnyPredictor:
-    """A predictor, just made, with the union of training records, which key the random numbers of its latent."""
+    """A new predictor with merged training records, which key the random numbers of its latent."""
     with_traits(predictor, trained_on=joined_record(records)).__dict__.pop("_key", None)
     latent = getattr(predictor, "latent", None)
     if isinstance(latent, Latent):
@@ -420,7 +420,7 @@ def with_traits(predictor: AnyPredictor, **changes: Any) -> AnyPredictor:
 
 
 def check_domain(grid: Grid, domain: Grid) -> None:
-    """Raise a GridError if a uniform grid spans another domain than the training inputs: operators cannot tell."""
+    """Raise a GridError if the domain of a uniform grid differs from the training inputs', which operators do not check."""
     if not (grid.is_uniform and domain.is_uniform):
         return
 
@@ -443,7 +443,7 @@ def check_domain(grid: Grid, domain: Grid) -> None:
 
 
 def _contents(part: object) -> object:
-    """The text that tells a part of a predictor from others: names of predictors, tensors of modules."""
+    """Text that identifies a component of a predictor: names of predictors, tensors of modules."""
     if isinstance(part, Predictor):
         return part._identity
     if isinstance(part, list | tuple):
@@ -458,12 +458,12 @@ class FunctionDraw(Undisturbed, nn.Module):
     """One draw from a predictor's distribution over operators; callable like an operator.
 
     Args:
-        predictor: Where it is drawn from.
+        predictor: The predictor.
         seed: Names the draw, a non-negative integer.
-        shared: Whether it has the random numbers of the draws of this seed of other predictors.
+        shared: Whether it shares random numbers with draws of this seed from other predictors.
 
     Raises:
-        ArgumentError: If the seed is none.
+        ArgumentError: If the seed is invalid.
     """
 
     def __init__(self, predictor: Predictor, *, seed: int, shared: bool = False) -> None:
@@ -483,7 +483,7 @@ class FunctionDraw(Undisturbed, nn.Module):
         return self.predictor.out_channels
 
     def _apply(self, *_: object, **__: object) -> FunctionDraw:
-        """Refuse `.to(...)` and its like, which would do nothing: a draw has no parameters of its own."""
+        """Raise an error for `.to(...)` and similar methods: a draw has no parameters."""
         raise UnsupportedError(
             expected="a draw used in the dtype and on the device of its predictor",
             got="a conversion",
@@ -493,12 +493,12 @@ class FunctionDraw(Undisturbed, nn.Module):
     def forward(
         self, values: Float[Tensor, "..."], *, grid: Grid | None = None, query: Grid | None = None
     ) -> Float[Tensor, "n c *grid"]:
-        """Evaluate the draw, a few functions at a time where all have more than a million values: some 600 MB are enough.
+        """Evaluate the draw, in chunks of about a million values (600 MB).
 
         Args:
             values: Inputs, `(n, c, *grid)`.
             grid: Their grid; by default the training domain at the values' resolution.
-            query: Where to evaluate; the inputs' grid by default.
+            query: Grid of the outputs; the inputs' grid by default.
 
         Returns:
             `(n, c', *query.shape)`.

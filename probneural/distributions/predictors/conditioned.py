@@ -1,4 +1,4 @@
-"""Predictors that have also seen measurements of some output functions."""
+"""Predictors conditioned on measurements of outputs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from probneural.registry import stored
 
 @stored(on_cpu=("matrix", "values", "measurement_noise"))
 class ConditionedPredictor(Predictor):
-    """What `predictor.condition(...)` returns: all predictions know of measurements of n output functions.
+    """Predictor of `predictor.condition(...)`: all predictions are conditioned on measurements of n outputs.
 
-    Where the latent of the predictor lasts, measurements update it once. Where it belongs to one call, as that of
-    `KernelOperator`, each call predicts the measured functions too, and solves for all measurements anew.
+    If all calls share the latent, it is updated once. With a per-call latent, as of `KernelOperator`, each call
+    also predicts the measured samples, and solves for all measurements again.
 
     Args:
         inner: The predictor it wraps, of Gaussian fields.
-        inputs: Input functions of what was measured, `(n, in_channels, *grid)`.
-        grid: Where the functional's matrix takes values.
+        inputs: Inputs of the measured outputs, `(n, in_channels, *grid)`.
+        grid: Grid of the functional's matrix.
         matrix: The functional A, `(m, p)`.
         values: Measurements of A u, `(n, c, m)`, in the functional's units.
-        measurement_noise: Their variances, `(n, c, m)`, in those units squared; all zero, or none.
+        measurement_noise: Noise variances, `(n, c, m)`, in those units squared; either all or none are zero.
 
     Attributes:
-        chi2: Squared standardised residual per measurement: near 1 where the predictor and the noise agree with them.
+        chi2: Squared standardised residual per measurement: near 1 if predictor and noise are consistent with them.
 
     Raises:
         UnsupportedError: If fields are not Gaussian.
@@ -84,7 +84,7 @@ class ConditionedPredictor(Predictor):
     def of_measurements(
         cls, inner: Predictor, inputs: Field, *, functional: Functional, values: Tensor, noise: float | Tensor
     ) -> ConditionedPredictor:
-        """Condition on what a user passes; see `Predictor.condition`."""
+        """Validate the arguments, and condition; see `Predictor.condition`."""
         check_field(inputs, "inputs")
         grid, size = check_functional(functional).grid, functional.size
         numbers = real_tensor(values, "values")
@@ -114,7 +114,7 @@ class ConditionedPredictor(Predictor):
         return [_gaussian(u) for u in self.inner._predict([(measured, self.grid), *sets])]
 
     def _measured(self, u: GaussianField) -> Latent:
-        """What measurements say about the latent, whatever other inputs are: they come after the measured ones in a factor."""
+        """The posterior of the latent given the measurements, for any other inputs, which follow the measured ones."""
         latent = u.condition(self._functional, self.values.to(u.mean.device), noise=self.measurement_noise).latent
         assert latent.shift is not None
         assert latent.transform is not None
@@ -126,7 +126,7 @@ class ConditionedPredictor(Predictor):
         return MatrixFunctional(self.grid, self.matrix)
 
     def _description(self) -> str:
-        """How much was measured, and what was conditioned."""
+        """Description: number of measurements, and the inner predictor."""
         functions, _, numbers = self.values.shape
         return f"ConditionedPredictor({description(self.inner)}, {numbers} measurements of each of {functions} functions)"
 

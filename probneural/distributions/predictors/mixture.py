@@ -1,4 +1,4 @@
-"""Several predictors brought to one answer: a mixture of what each of them says."""
+"""Mixtures of predictors."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from probneural.pairs.provenance import joined_record
 from probneural.registry import stored
 
 _SAME_NOISE = 1e-6
-"""Part of a noise variance by which two are the same: rounding of float32, and half of it in nats per value."""
+"""Relative difference below which two noise variances are equal: rounding of float32, and half of it in nats per value."""
 
 
 @stored(on_cpu=("weights", "calibrated_on"))
 class MixturePredictor(Predictor):
-    """Predicts the mixture of what m predictors predict: one of them is right, with the probability that is its weight.
+    """Predict the mixture of m predictors' fields; the weight of a predictor is the probability that it is correct.
 
-    A predictor of empirical fields takes part with the Gaussian field of their mean and covariance. The noise is the least of
-    the predictors' noise variances; what another one states beyond that belongs to its component's field, as a discrepancy
-    without correlation. So the density of an observation is the weighted sum of the predictors' own, with the noise of each.
-    Draws and forecasts are states, in which what has no correlation is left out, that too: `rsample` of a field has it.
-    A predictor of weight 0 is kept, and not evaluated.
+    Empirical fields are replaced by the Gaussian field of their mean and covariance. The noise is the smallest of the
+    predictors' noise variances; the excess of another predictor is a white noise discrepancy of its component. So the
+    density of an observation is the weighted sum of the predictors' densities, each with its noise. Draws and forecasts
+    omit white noise, including this excess; `rsample` of a field includes it. Predictors of weight 0 are stored, not evaluated.
 
     Args:
         predictors: m predictors of one problem, for inputs of one domain, on one device; operators, heads, dtypes and
@@ -51,7 +50,7 @@ class MixturePredictor(Predictor):
         calibrated_on: Row keys of those pairs, and of those that the predictors themselves were calibrated on.
 
     Raises:
-        DataError: If one is no predictor, there are none, or weights are negative, not finite or all zero.
+        DataError: If a predictor is invalid, the list is empty, or weights are negative, not finite or all zero.
         ShapeError: If channels differ, or there is not one weight for each predictor.
         GridError: If domains differ.
         UnsupportedError: If they compute on different devices.
@@ -92,7 +91,7 @@ class MixturePredictor(Predictor):
             self.effective_observations = self.weights[self._active] @ torch.stack(counts).to(self.weights)
 
     def with_predictors(self, predictors: Sequence[Predictor]) -> MixturePredictor:
-        """Return the mixture of other predictors with the same weights, which were fitted on what they were fitted on."""
+        """Return the mixture of other predictors with the same weights and the same calibration records."""
         return MixturePredictor(predictors, self.weights, calibrated_on=self.calibrated_on)
 
     def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
@@ -136,12 +135,12 @@ def checked_predictors(predictors: Sequence[Predictor]) -> tuple[Predictor, ...]
     """Return predictors that can answer the same question.
 
     Raises:
-        DataError: If one is no predictor, or there are none.
+        DataError: If a predictor is invalid, or the list is empty.
         ShapeError: If channels differ.
         GridError: If domains differ.
         UnsupportedError: If they compute on different devices.
     """
-    remedy = "give a list of what heads or calibrators returned"
+    remedy = "give a list of predictors of heads or calibrators"
     checked = check_sequence(predictors, "predictors", remedy=remedy, error=DataError)
     if not checked:
         raise DataError(expected="at least one predictor", got="none", remedy=remedy)
@@ -178,7 +177,7 @@ def as_component(mixture: MixturePredictor, index: int, u: FieldDistribution) ->
 
 
 def _component(u: FieldDistribution, excess: Float64[Tensor, " c"], *, owner: Predictor) -> GaussianField | MixtureField:
-    """What one predictor, the owner, predicts, as a component.
+    """The prediction of one predictor, the owner, as a component.
 
     Raises:
         UnsupportedError: If it is neither Gaussian nor empirical nor a mixture.

@@ -24,9 +24,9 @@ from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
 
 _CHUNK_ELEMENTS = 2**24
-"""Entries of a dense root, or of its columns in float64, that sums over the latent side may hold at once (64 or 128 MiB)."""
+"""Maximum number of entries per chunk of sums over the latent side (64 or 128 MiB)."""
 _SQUARED_ELEMENTS = 2**18
-"""Entries of a dense root of features whose squares are formed at once: more leave the processor's caches."""
+"""Number of entries of a dense root of features per chunk of squares, which fit into the processor's caches."""
 _NO_UPDATES = UpdateSequence()
 
 
@@ -50,7 +50,7 @@ class LatentMap(ABC):
 
 
 class Root(Undisturbed, LatentMap):
-    """The operations a Gaussian field asks of its root; abstract."""
+    """Linear operations on the root of a Gaussian field; abstract."""
 
     @property
     @abstractmethod
@@ -79,7 +79,7 @@ class Root(Undisturbed, LatentMap):
 
     @abstractmethod
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose to m vectors: the latent rows of m linear observations of each function."""
+        """Apply each input's transpose to m vectors: the latent rows of m linear observations of each function."""
 
     @abstractmethod
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -98,9 +98,9 @@ class Root(Undisturbed, LatentMap):
         """
 
     def marginal(self, index: int) -> Root:
-        """Return a root of one function's own covariance, `(1, c, p, k')`, where its latent need not be that of the others.
+        """Return a root of one sample's marginal covariance, `(1, c, p, k')`, with any latent.
 
-        A density of one function wants few columns; roots that can do with fewer than k override this.
+        Densities of one sample are cheaper with fewer columns; roots with a smaller marginal root override this.
         """
         return self.select(slice(index, index + 1))
 
@@ -117,15 +117,15 @@ class Root(Undisturbed, LatentMap):
         """Form the root."""
 
     def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
-        """The root without the part whose values are independent of each other, and the variances of that part.
+        """The root without its white noise component, and the variances of that component.
 
-        Densities take the latter as noise. None stands for a root of which nothing else is left.
+        Densities treat the latter as noise. The root is None if the field is white noise only.
         """
         inputs, channels, points, _ = self.shape
         return self, torch.zeros(inputs, channels, points, dtype=torch.float64, device=self.device)
 
     def magnitude(self) -> Float[Tensor, "n c"]:
-        """How large standard deviations get, per function and channel; an upper bound or an estimate of the size will do."""
+        """Largest standard deviation per sample and channel; an upper bound or an estimate suffices."""
         return self.row_norms().amax(-1)
 
     def row_norms(self) -> Float[Tensor, "n c p"]:
@@ -142,7 +142,7 @@ class Root(Undisturbed, LatentMap):
         return norms
 
     def gram(self) -> Float64[Tensor, "n cp cp"]:
-        """The covariance of each function's values, channels first, summed in float64 a few latent dimensions at a time."""
+        """The covariance of each sample's values, channels first, summed in float64 over chunks of latent dimensions."""
         inputs, channels, points, rank = self.shape
         total = torch.zeros(inputs, channels * points, channels * points, dtype=torch.float64, device=self.device)
         if min(self.shape) == 0:
@@ -199,7 +199,7 @@ class DenseRoot(Root):
         return torch.einsum("ncpk,sncp->sk", self.matrix, values.to(self.matrix))
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         return torch.einsum("ncpk,nmcp->nmk", self.matrix, cotangents.to(self.matrix))
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -230,7 +230,7 @@ class DenseRoot(Root):
 
 
 class FormedRoot(DenseRoot):
-    """A root whose entries are formed when they are first read; draws do not need them.
+    """A root with lazily formed entries; draws do not need them.
 
     Args:
         source: A lazy root of few entries.
@@ -284,7 +284,7 @@ class FeatureRoot(Root):
     factor: Float[Tensor, "..."]
 
     def __post_init__(self) -> None:
-        """Check that features and factor fit together."""
+        """Check the shapes of features and factor."""
         check_floating(self.features, "features")
         check_floating(self.factor, "factor")
         features, factor = tuple(self.features.shape), tuple(self.factor.shape)
@@ -317,7 +317,7 @@ class FeatureRoot(Root):
         return torch.einsum("npf,ncf->ncp", self.features, weights.to(self.features))
 
     def draw(self, seeds: Seeds, *, each: bool = False) -> Float[Tensor, "..."]:
-        """Features times the drawn weights, which are formed once for each distinct seed."""
+        """Features times the drawn weights, formed once per distinct seed."""
         if not each or self.factor.shape[0] > 1:
             return super().draw(seeds, each=each)
         numbers = {seed: number for number, seed in enumerate(seeds.rows())}
@@ -331,12 +331,12 @@ class FeatureRoot(Root):
         return torch.einsum("ncfk,sncf->sk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose, in the factor's dtype from the features on."""
+        """Apply each input's transpose, in the factor's dtype from the features on."""
         moments = torch.einsum("npf,nmcp->nmcf", self.features, cotangents.to(self.features)).to(self.factor)
         return torch.einsum("ncfk,nmcf->nmk", self.factor.expand(self.shape[0], -1, -1, -1), moments)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
-        """Row sums of squares, formed for a few inputs at a time."""
+        """Row sums of squares, in chunks of inputs."""
         root = self._narrowed()
         inputs, channels, points, rank = root.shape
         step = max(1, _SQUARED_ELEMENTS // max(1, channels * points * rank))
@@ -344,7 +344,7 @@ class FeatureRoot(Root):
         return torch.cat(pieces) if pieces else self.features.new_zeros(0, channels, points)
 
     def _narrowed(self) -> FeatureRoot:
-        """A root of each channel's own covariance with no more latents than features, or this root if that costs more.
+        """A root of each channel's covariance with at most as many latents as features, or this root if that costs more.
 
         A channel's factor L and the triangle R of the QR decomposition of its transpose have the same L L^T = R^T R. The
         channels' joint covariance is lost. Gradients do not pass, since the derivative of a QR decomposition needs full rank.
@@ -382,7 +382,7 @@ class FeatureRoot(Root):
 
 
 def _feature_squares(root: FeatureRoot) -> Float[Tensor, "n c p"]:
-    """Row sums of squares of a root of features, formed at once."""
+    """Row sums of squares of a dense root of features."""
     if root.factor.shape[0] > 1:
         return root.dense().square().sum(-1)
     _, channels, _, rank = root.shape
@@ -391,7 +391,7 @@ def _feature_squares(root: FeatureRoot) -> Float[Tensor, "n c p"]:
 
 
 def square_units(squares: Float[Tensor, "n c *points"]) -> Float[Tensor, "n c"]:
-    """Return units in which squares of each function's channels are to be formed, so that roots can be had whatever their size.
+    """Return units of each sample's channels for squares without overflow or underflow.
 
     They are 1 where the dtype holds the squares to its full precision; elsewhere the root of the dtype's smallest number, or
     the inverse.
@@ -453,7 +453,7 @@ class RecordedMaps:
     """The maps A of values and S of latent vectors that make A R S of a root R.
 
     Args:
-        factors: One per channel, `(c,)`, dimensionless.
+        factors: One factor per channel, `(c,)`, dimensionless.
         functionals: Applied to the values in turn.
         updates: Applied to the latent side.
     """
@@ -475,7 +475,7 @@ class RecordedMaps:
         return replace(self, factors=self.factors * factors.to(self.factors))
 
     def __getitem__(self, index: int | slice | Tensor) -> RecordedMaps:
-        """What was done to some functions, or to one."""
+        """Operations applied to several samples, or to one."""
         return replace(self, updates=self.updates[index])
 
     def size(self, points: int) -> int:

@@ -1,4 +1,4 @@
-"""Roots of features that are evaluated in parts, where all of them would exceed a memory budget."""
+"""Roots of features evaluated in chunks, for features that exceed a memory budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PART_ELEMENTS = 2**23
 
 @dataclass(frozen=True, eq=False)
 class LazyFeatureRoot(Root):
-    """A [`FeatureRoot`][probneural.distributions.FeatureRoot] whose features are evaluated when an operation reads them.
+    """A [`FeatureRoot`][probneural.distributions.FeatureRoot] with features evaluated in each operation.
 
     Each operation evaluates the features of a few samples at a time and drops them, so memory does not grow with the number
     of samples. It costs one forward pass of the operator per operation.
@@ -52,7 +52,7 @@ class LazyFeatureRoot(Root):
         return self.example
 
     def parts(self) -> Iterator[FeatureRoot]:
-        """Yield the roots of a few samples at a time, with their features; one root without samples if there are none."""
+        """Yield roots of chunks of samples with their features; a single empty root if there are no samples."""
         step = max(1, _PART_ELEMENTS // (self.size[0] * self.size[1]))
         for rows in torch.arange(len(self.indices)).split(step):
             features = self.evaluate(self.indices[rows]) if len(rows) else self.example.new_zeros(0, *self.size)
@@ -81,7 +81,7 @@ class LazyFeatureRoot(Root):
         return total
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose, in the factor's dtype from the features on."""
+        """Apply each input's transpose, in the factor's dtype from the features on."""
         return self._joined(lambda root, rows: root.pull(cotangents[rows]))
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -89,7 +89,7 @@ class LazyFeatureRoot(Root):
         return self._joined(lambda root, rows: root.row_squares())
 
     def push(self, functional: Functional) -> LazyFeatureRoot:
-        """Apply the functional to each feature, once where the results fit the memory budget."""
+        """Apply the functional to each feature, once if the results fit the memory budget."""
         shape, evaluate = grid_shape(functional, self.shape[2]), self.evaluate
 
         def pushed(indices: Int64[Tensor, " b"]) -> Float[Tensor, "b m f"]:

@@ -44,7 +44,7 @@ class ModulatedRoot(Root):
 
     @property
     def _is_per_sample(self) -> bool:
-        """Whether inputs have modes of their own."""
+        """Whether modes differ between samples."""
         return self.modes.ndim == 4
 
     @property
@@ -71,7 +71,7 @@ class ModulatedRoot(Root):
         return torch.einsum("cpr,scp->scr", self._modes, weighted).flatten(1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         weighted = cotangents.to(self.std) * self.std[:, None]
         formula = "ncpr,nmcp->nmcr" if self._is_per_sample else "cpr,nmcp->nmcr"
         return torch.einsum(formula, self._modes, weighted).flatten(2)
@@ -148,7 +148,7 @@ class DiagonalRoot(Root):
         return (values.to(self.std) * self.std).sum(1).flatten(1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         return (cotangents.to(self.std) * self.std[:, None]).flatten(2)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -254,7 +254,7 @@ class WeightedRoot(Root):
         return self.base.transposed_product(values.to(self.weights) * self.weights)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         return self.base.pull(cotangents.to(self.weights) * self.weights[:, None])
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
@@ -278,7 +278,7 @@ class WeightedRoot(Root):
         return CorrectedRoot.composed(self, transform)
 
     def marginal(self, index: int) -> Root:
-        """The weighted root of one function's own covariance."""
+        """The weighted root of one sample's marginal covariance."""
         return weigh(self.base.marginal(index), self.weights[index : index + 1])
 
     def scale(self, factors: Float[Tensor, " c"]) -> WeightedRoot:
@@ -294,6 +294,6 @@ class WeightedRoot(Root):
         return self.base.dense() * self.weights[..., None]
 
     def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
-        """What is not independent from value to value, weighted, and the variances of what is."""
+        """The weighted root without its white noise component, and the variances of that component."""
         correlated, white = self.base.without_white()
         return None if correlated is None else weigh(correlated, self.weights), white * self.weights.to(white).square()

@@ -1,4 +1,4 @@
-"""Roots made of other roots: side by side, and plus a product of thin matrices."""
+"""Compound roots: concatenations, and low-rank corrections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
 
 _DENSE_ELEMENTS = 2**24
-"""Entries of one function's root up to which variances are summed from the root itself (64 MiB in float32)."""
+"""Largest number of entries of one sample's root for which variances are summed from the dense root (64 MiB in float32)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,17 +28,17 @@ class SideBySideRoot(Root):
         second: `(n, c, p, r)`, in the same units.
 
     Raises:
-        ShapeError: If the two belong to different functions, channels or points.
+        ShapeError: If the two belong to different samples, channels or points.
     """
 
     first: Root
     second: Root
 
     def __post_init__(self) -> None:
-        """Check that the two fit together."""
+        """Check the shapes."""
         if self.first.shape[:3] != self.second.shape[:3]:
             raise ShapeError(
-                expected=f"two roots of the same functions, channels and points {self.first.shape[:3]}",
+                expected=f"two roots of the same samples, channels and points {self.first.shape[:3]}",
                 got=str(self.second.shape[:3]),
                 remedy="evaluate both at the same inputs on the same grid",
             )
@@ -81,7 +81,7 @@ class SideBySideRoot(Root):
         return torch.cat([first, self.second.transposed_product(values).to(first)], dim=-1)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         first = self.first.pull(cotangents)
         return torch.cat([first, self.second.pull(cotangents).to(first)], dim=-1)
 
@@ -95,7 +95,7 @@ class SideBySideRoot(Root):
         return SideBySideRoot(self.first.push(functional), self.second.push(functional))
 
     def compose(self, transform: LowRankUpdate) -> SideBySideRoot:
-        """[L R] (I + V^T D V) = [L + P D V_L, R + P D V_R], with P = [L R] V^T: the two blocks stay apart."""
+        """[L R] (I + V^T D V) = [L + P D V_L, R + P D V_R], with P = [L R] V^T: the two blocks stay separate."""
         if transform.rank != self.shape[3]:
             raise ShapeError(
                 expected=f"a map of {self.shape[3]} latent dimensions", got=str(transform.rank), remedy="one for both roots"
@@ -110,7 +110,7 @@ class SideBySideRoot(Root):
         return SideBySideRoot(CorrectedRoot.of(self.first, columns, first), CorrectedRoot.of(self.second, columns, second))
 
     def marginal(self, index: int) -> SideBySideRoot:
-        """The roots of one function's own covariance, side by side."""
+        """The concatenated per-sample roots."""
         return SideBySideRoot(self.first.marginal(index), self.second.marginal(index))
 
     def scale(self, factors: Float[Tensor, " c"]) -> SideBySideRoot:
@@ -127,7 +127,7 @@ class SideBySideRoot(Root):
         return torch.cat([first, self.second.dense().to(first)], dim=-1)
 
     def without_white(self) -> tuple[Root | None, Float64[Tensor, "n c p"]]:
-        """What of both is not independent from value to value, and the variances of what is."""
+        """The root without its white noise component, and the variances of the white noise."""
         (first, white), (second, more) = self.first.without_white(), self.second.without_white()
         white = white + more.to(white)
         if first is None or second is None:
@@ -146,9 +146,9 @@ class SideBySideRoot(Root):
 
 @dataclass(frozen=True, eq=False)
 class CorrectedRoot(Root):
-    """B + C W: a root plus a product of thin matrices, one pair per function.
+    """B + C W: a root with a low-rank correction, one pair of thin matrices per sample.
 
-    What one function's own observations do to a root that it shares with others: u + K (y - A u) has the root B - K (A B).
+    Conditioning a sample on its observations, u + K (y - A u), corrects the shared root to B - K (A B).
 
     Args:
         base: B, `(n, c, p, k)`.
@@ -162,7 +162,7 @@ class CorrectedRoot(Root):
 
     @classmethod
     def of(cls, base: Root, columns: Tensor, rows: Tensor) -> CorrectedRoot:
-        """Correct a root; one that was corrected before gets more columns instead of a second layer."""
+        """Correct a root; a root that is corrected already gets more columns instead of a second layer."""
         if isinstance(base, CorrectedRoot):
             thin = torch.cat([base.columns, columns.to(base.columns)], -1)
             return cls(base.base, thin, torch.cat([base.rows, rows.to(base.rows)], 1))
@@ -170,7 +170,7 @@ class CorrectedRoot(Root):
 
     @classmethod
     def composed(cls, base: Root, transform: LowRankUpdate) -> CorrectedRoot:
-        """Root (I + V^T D V) = root + (root V^T D) V, for a root that keeps its form."""
+        """Root (I + V^T D V) = root + (root V^T D) V, for a base without its own implementation."""
         directions = transform.directions.expand(base.shape[0], -1, -1)
         change = (transform.factors - 1.0).expand(base.shape[0], -1)
         columns = [base.product_each(directions[:, index]) for index in range(directions.shape[1])]
@@ -210,13 +210,13 @@ class CorrectedRoot(Root):
         return first + torch.einsum("nqk,snq->sk", self.rows, pulled.to(self.rows)).to(first)
 
     def pull(self, cotangents: Float[Tensor, "n m c p"]) -> Float[Tensor, "n m k"]:
-        """Apply each input's own transpose."""
+        """Apply each input's transpose."""
         pulled = torch.einsum("ncpq,nmcp->nmq", self.columns, cotangents.to(self.columns))
         first = self.base.pull(cotangents)
         return first + (pulled.to(self.rows) @ self.rows).to(first)
 
     def row_squares(self) -> Float[Tensor, "n c p"]:
-        """Row sums of squares, of the formed root where one function's fits into memory: nothing then cancels."""
+        """Row sums of squares; from the dense root if one sample's fits into memory, which avoids cancellation."""
         inputs, channels, points, rank = self.shape
         if channels * points * rank <= _DENSE_ELEMENTS:
             step = max(1, _DENSE_ELEMENTS // max(1, channels * points * rank))

@@ -36,43 +36,41 @@ TRAIN_REMEDY = "pass train=functools.partial(pn.fit, epochs=50): it is called as
 
 @dataclass(frozen=True)
 class DeepEnsemble:
-    """M operators of one architecture, trained by one recipe on the same data from different initial weights.
+    """M operators of one architecture, trained by the same function on the same data from different initial weights.
 
-    The prediction is the empirical field of the members. The recipe is called as `train(operator, data, seed=seed)` and trains
-    the module it is given in place, so `functools.partial(pn.fit, epochs=50)` is one. If it takes `show_progress`, that is
-    `False` unless it was set. Around each call torch's global generators are seeded, and put back afterwards.
+    The prediction is the empirical field of the members. The training function is called as `train(operator, data, seed=seed)`
+    and trains the module in place, as `functools.partial(pn.fit, epochs=50)` does. Its argument `show_progress`, if it has
+    one, is `False` unless you set it. torch's global generators are seeded before each call and restored afterwards.
 
-    The spread of the members is what initial weights and the order of batches leave open; it is no posterior. Where data
-    determine the weights, members that have converged agree however few data there are: see `LaplaceEnsemble`. Calibrate
-    it on held-out fields.
+    The spread of the members reflects initial weights and the order of batches; it is not a posterior. If data determine the
+    weights, converged members agree even with few data: see `LaplaceEnsemble`. Calibrate the spread on held-out fields.
 
-    Training time is M times that of `train`, spread over the workers. Starting processes takes seconds; from half a minute per
-    member they pay. Bits depend on the number of threads, so members trained here and in processes of one thread agree to
-    the last bit under `torch.set_num_threads(1)`.
+    Training time is M times that of `train`, divided by the number of workers. Starting processes takes seconds; workers save
+    time from half a minute per member. Results depend on the number of threads: members trained in this process and in
+    single-threaded workers are bit-equal under `torch.set_num_threads(1)`.
 
     Args:
-        members: M.
+        members: Number of members M.
         train: The training function.
-        reinitialise: Draws the weights of the module it is given anew, in place and from torch's global generator. By default
-            every submodule's own `reset_parameters`, which have to reach all trainable parameters; frozen ones keep their
-            values.
-        build: Makes a member: called as `build(seed)`, returns an untrained operator of the one architecture. In place of
-            `reinitialise`, for operators whose modules have no `reset_parameters`: those of other libraries. Members then start
-            from what it returns, units and other buffers included.
-        keeps_operator: Whether the operator, already trained, is member 0 as it is, so that only M - 1 are trained. By default
-            all are trained from new weights; its units and other buffers are where every member starts from.
-        seed: Random seed. Member i is the same one in an ensemble of any size.
-        workers: Processes of one thread each that train members at the same time; by default members are trained in this
-            process, one after the other. Or a `concurrent.futures.Executor` of processes, here or on other machines. What is
-            sent to processes has to be defined at the top of a module, and a script's work under `if __name__ == "__main__":`.
+        reinitialise: Draws new weights of a module, in place and from torch's global generator. By default every submodule's
+            `reset_parameters`, which together must cover all trainable parameters; frozen ones keep their values.
+        build: Factory of members: called as `build(seed)`, returns an untrained operator of this architecture. It replaces
+            `reinitialise` for modules without `reset_parameters`, as of other libraries. Units and other buffers are those of
+            the returned operator.
+        keeps_operator: Whether the trained operator is member 0, so that only M - 1 are trained. By default all are trained
+            from new weights, with the units and other buffers of the operator.
+        seed: Random seed. Member i is equal in ensembles of any size.
+        workers: Number of single-threaded processes that train members in parallel; by default members are trained
+            sequentially in this process. Or a `concurrent.futures.Executor` of processes, local or remote. Functions must be
+            defined at module level, and a script's main code under `if __name__ == "__main__":`.
         show_progress: Whether to show one progress bar over the members.
 
     Raises:
-        ArgumentError: If a setting is out of range, or `train` is no function.
+        ArgumentError: If a setting is out of range, or `train` is not callable.
 
     Reference:
         Lakshminarayanan, Pritzel & Blundell (2017), Simple and scalable predictive uncertainty estimation using deep
-        ensembles. Deviations: members predict functions, not means and variances; no adversarial training; one noise variance
+        ensembles. Deviations: members predict fields, not means and variances; no adversarial training; one noise variance
         per channel, the mean squared residual of the ensemble's mean.
 
     Examples:
@@ -123,21 +121,20 @@ class DeepEnsemble:
     def fit(self, operator: nn.Module, data: Dataset) -> WeightSampledPredictor:
         """Train the members.
 
-        Where torch.distributed is initialised, every process calls it with the same data: each trains some of the members on
-        all of the data, as if it were alone.
+        With torch.distributed, every rank calls it with the same data and trains some of the members on all data.
 
         Args:
-            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed. With `build`
-                it is an example of what that returns, and member 0 if it is kept.
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed. With `build`,
+                an example of the factory's operators, and member 0 if `keeps_operator`.
             data: Training pairs.
 
         Returns:
             A predictor of empirical fields, one sample per member.
 
         Raises:
-            ArgumentError: If weights cannot be drawn anew, or the operator is no module.
-            TrainingError: If a member fails, which is named.
-            UnsupportedError: If the training function cannot be sent to the workers, or parameters differ in dtype.
+            ArgumentError: If weights cannot be reinitialised, or the operator is not a module.
+            TrainingError: If the training of a member fails.
+            UnsupportedError: If the training function is not picklable for the workers, or parameters differ in dtype.
             DataError: If the data are not finite pairs.
             ShapeError: If the operator's outputs do not fit the data's.
         """

@@ -1,4 +1,4 @@
-"""Ensembles of posteriors: several trained operators, each with a posterior around its own weights."""
+"""Ensembles of posteriors: several trained operators, each with a posterior around its weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from probneural.pairs import Dataset
 
 @runtime_checkable
 class Head(Protocol):
-    """What turns a trained operator into a predictor."""
+    """A head: turns a trained operator into a predictor."""
 
     def fit(self, operator: nn.Module, data: Dataset) -> Predictor:
         """Fit a posterior around the operator."""
@@ -33,25 +33,25 @@ _LAST_LAYER = LastLayerLaplace()
 
 @dataclass(frozen=True)
 class LaplaceEnsemble:
-    """M trained operators of one architecture, each with its own posterior: a mixture of Laplace approximations.
+    """M trained operators of one architecture, each with a posterior: a mixture of Laplace approximations.
 
-    A Laplace posterior knows one mode of the weights, and an ensemble knows where several modes are, but nothing of their
-    width. The mixture has both: its variance is the mean of the members' own variances plus the variance of their means.
-    Members are those that `DeepEnsemble` of the same seed trains; the head then costs what it costs M times.
+    A Laplace posterior describes one mode of the weights; an ensemble finds several modes, but not their widths. The mixture
+    combines both: its variance is the mean of the members' variances plus the variance of their means. Members equal those
+    of `DeepEnsemble` with the same seed; the head is fitted M times.
 
-    Raw variances of Laplace heads are far off, so calibrate: `VarianceScale` scales each member, and then the mean and
+    Raw variances of Laplace heads are inaccurate, so calibrate: `VarianceScale` scales each member, and then the mean and
     covariance of the mixture.
 
     Args:
-        members: M.
+        members: Number of members M.
         train: The training function, called as `train(operator, data, seed=seed)`; see
-            [`DeepEnsemble`][probneural.heads.DeepEnsemble]. Not needed where `fit` is given operators that are trained.
-        head: What is fitted to each member: any object with `fit(operator, data)` that returns a predictor.
-        build: Makes a member: called as `build(seed)`, returns an untrained operator. By default every submodule's own
+            [`DeepEnsemble`][probneural.heads.DeepEnsemble]. Not needed if `fit` gets trained operators.
+        head: Head of each member: any object with `fit(operator, data)` that returns a predictor.
+        build: Factory of members: called as `build(seed)`, returns an untrained operator. By default every submodule's
             `reset_parameters` draws new weights.
-        keeps_operator: Whether the operator, already trained, is member 0 as it is.
-        seed: Random seed. Member i is the same one in an ensemble of any size.
-        workers: Processes that train members, or an executor.
+        keeps_operator: Whether the trained operator is member 0.
+        seed: Random seed. Member i is equal in ensembles of any size.
+        workers: Number of processes that train members, or an executor.
         show_progress: Whether to show one progress bar over the members.
 
     Raises:
@@ -107,17 +107,17 @@ class LaplaceEnsemble:
         """Train the members, and fit the head to each.
 
         Args:
-            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`, whose architecture all members have; or a list of
-                operators that are trained already, of any architectures, which then are the members, however many.
+            operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`, the architecture of all members; or a list of
+                trained operators of any architectures, which are the members (`members` is then ignored).
             data: Training pairs; neither they nor the operators are changed.
 
         Returns:
             The mixture of the members' predictors, equally weighted.
 
         Raises:
-            ArgumentError: If members have to be trained and there is no training function, or weights cannot be drawn anew.
-            TrainingError: If a member fails, which is named.
-            DataError: If the head returns no predictor, there are no operators, or the data are not finite pairs.
+            ArgumentError: If there is no training function for untrained members, or weights cannot be reinitialised.
+            TrainingError: If the training of a member fails.
+            DataError: If the head does not return a predictor, the list is empty, or the data are not finite pairs.
             ShapeError: If the operators' outputs do not fit the data's.
         """
         if isinstance(operator, nn.Module) or not isinstance(operator, Sequence):
@@ -142,4 +142,4 @@ class LaplaceEnsemble:
 
 
 def _untrained(operator: nn.Module, data: Dataset, *, seed: int) -> None:
-    """Stands for a training function where none is needed."""
+    """Placeholder of a training function."""

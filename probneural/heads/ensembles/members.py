@@ -1,4 +1,4 @@
-"""Members of ensembles: training one after the other, in worker processes or on an executor; checks and training residuals."""
+"""Training of ensemble members, sequentially, in worker processes or on an executor; checks and training residuals."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ State = dict[str, Tensor]
 TrainFunction = Callable[..., object]
 """Called as train(operator, data, seed=seed); trains the operator in place."""
 Job = tuple[int, int]
-"""Number and seed of a member."""
+"""Index and seed of a member."""
 
 
 @dataclass(frozen=True)
 class MemberTask:
-    """Everything that training one member takes, but for its number and seed.
+    """Arguments of the training of a member, except for its index and seed.
 
     Attributes:
-        operator: Is copied, never changed.
+        operator: The operator; it is copied, never changed.
         data: Training pairs, in the operator's dtype.
         train: The training function.
-        initialisation: Where a member's weights come from.
-        members: How many there are, for messages.
-        device: Where to train.
+        initialisation: Source of a member's initial weights.
+        members: Number of members, for messages.
+        device: Training device.
     """
 
     operator: nn.Module
@@ -60,7 +60,7 @@ class MemberTask:
         """Train one member.
 
         Raises:
-            TrainingError: If it fails, is left with values that are not finite, or was not trained in place.
+            TrainingError: If training fails, yields values that are not finite, or does not change the module in place.
         """
         options = {"show_progress": False} if _shows_progress(self.train) else {}
         with torch.enable_grad(), seeded(seed, "member training", devices=[self.device]):
@@ -68,7 +68,7 @@ class MemberTask:
             start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
             try:
                 self.train(module, self.data.to(self.device), seed=seed, **options)
-            except Exception as error:  # whatever a training function raises, the member it failed on is named
+            except Exception as error:  # name the member for any exception of the training function
                 raise self.failed(number, f"{type(error).__name__}: {error}") from error
         state = state_of(module)
         self._check(number, start, state)
@@ -85,7 +85,7 @@ class MemberTask:
             raise self.failed(number, "weights as they were: train(operator, data, seed=...) has to train in place")
 
     def failed(self, number: int, got: str) -> TrainingError:
-        """The error of a member that did not train."""
+        """The error of a member whose training failed."""
         return TrainingError(
             expected=f"member {number} (of 0 to {self.members - 1}) to train",
             got=got,
@@ -94,18 +94,18 @@ class MemberTask:
 
 
 def state_of(module: nn.Module) -> State:
-    """Copies of all parameters and buffers by name, those that files leave out included."""
+    """Copies of all parameters and buffers by name, including non-persistent buffers."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
 def exchanged(states: dict[int, State], jobs: Sequence[Job], *, like: State) -> dict[int, State]:
-    """Give every process the members that the others have trained.
+    """Gather the trained members on all ranks.
 
     Args:
-        states: This process's own.
-        jobs: All, of which each process has trained a block.
-        like: A member, whose names, shapes and dtypes all have.
+        states: Members of this rank.
+        jobs: All jobs; each rank has trained a block of them.
+        like: A member with the names, shapes and dtypes of all members.
     """
     for index, (number, _) in enumerate(jobs if world_size() > 1 else ()):
         source = next(process for process in range(world_size()) if index < len(jobs) * (process + 1) // world_size())
@@ -118,25 +118,25 @@ def exchanged(states: dict[int, State], jobs: Sequence[Job], *, like: State) -> 
 
 
 def _shows_progress(train: TrainFunction) -> bool:
-    """Whether a training function takes `show_progress` and leaves it open: one bar over the members is enough."""
+    """Whether a training function has an unset argument `show_progress`, to be switched off in favour of one bar."""
     if isinstance(train, functools.partial) and "show_progress" in train.keywords:
         return False
     try:
         return "show_progress" in inspect.signature(train).parameters
-    except (TypeError, ValueError):  # some built-in callables have no signature
+    except (TypeError, ValueError):  # built-in callables may have no signature
         return False
 
 
 def train_members(
     task: MemberTask, jobs: Sequence[Job], *, workers: int | Executor, tick: Callable[[], object]
 ) -> dict[int, State]:
-    """Train members one after the other in this process, in worker processes of one thread each, or on an executor.
+    """Train members sequentially in this process, in single-threaded worker processes, or on an executor.
 
-    Processes are started for the call, and ended on every way out; an executor stays as it is.
+    Worker processes live for this call only; an executor is not shut down.
 
     Raises:
-        UnsupportedError: If the training function, the reinitialisation, the factory or the operator cannot be sent.
-        TrainingError: If a member fails, or its process dies.
+        UnsupportedError: If the training function, the reinitialisation, the factory or the operator is not picklable.
+        TrainingError: If the training of a member fails, or its process dies.
     """
     states: dict[int, State] = {}
     if workers == 1:
@@ -146,7 +146,7 @@ def train_members(
         return states
     sent = replace(task, operator=copy.deepcopy(task.operator).cpu(), data=task.data.to("cpu"))
     with _one_thread_each(min(workers, len(jobs))) if isinstance(workers, int) else nullcontext(workers) as executor:
-        # other executors, Dask's for example, send functions of scripts and notebooks as their code
+        # other executors, such as Dask's, serialise functions of scripts and notebooks by value
         call = (
             functools.partial(_trained_pickled, _pickled(sent))
             if isinstance(executor, ProcessPoolExecutor)
@@ -181,7 +181,7 @@ def _one_thread_each(workers: int) -> Iterator[Executor]:
 
 
 def _result(task: MemberTask, number: int, future: Future[bytes]) -> bytes:
-    """What a worker sends, or the error that says why it sends nothing."""
+    """The result of a worker, or a TrainingError with the cause of its failure."""
     try:
         return future.result()
     except BrokenExecutor as error:
@@ -190,10 +190,10 @@ def _result(task: MemberTask, number: int, future: Future[bytes]) -> bytes:
 
 
 def _pickled(task: MemberTask) -> bytes:
-    """The task in memory; no file is written or read.
+    """The task pickled in memory; no file is written or read.
 
     Raises:
-        UnsupportedError: If it cannot be sent.
+        UnsupportedError: If it is not picklable.
     """
     try:
         return pickle.dumps(task)
@@ -207,15 +207,15 @@ def _pickled(task: MemberTask) -> bytes:
 
 
 def _trained_pickled(payload: bytes, number: int, seed: int) -> bytes:
-    """What a process does with a task from its parent's memory."""
+    """Run a pickled task of the parent process."""
     task: MemberTask = pickle.loads(payload)  # noqa: S301 (from our own parent's memory)
     return _trained(task, number, seed)
 
 
 def _trained(task: MemberTask, number: int, seed: int) -> bytes:
-    """What a worker does: train one member, and send its tensors without pickle.
+    """Train one member in a worker, and return its tensors without pickle.
 
-    It is alone: it has the environment of the process that started it, but is none of those that torchrun has.
+    The worker inherits the parent's environment but is not a torchrun rank.
     """
     buffer = io.BytesIO()
     with alone():
@@ -225,7 +225,7 @@ def _trained(task: MemberTask, number: int, seed: int) -> bytes:
 
 
 _BATCH_ELEMENTS = 2**22
-"""Members times output values held at once while the noise is measured."""
+"""Number of members times output values in memory during the noise estimate."""
 
 
 def copied_operator(operator: nn.Module) -> nn.Module:
@@ -250,7 +250,7 @@ def copied_operator(operator: nn.Module) -> nn.Module:
 def predictor_of_members(
     operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: TrainingData
 ) -> WeightSampledPredictor:
-    """Stack what differs between members, and measure the noise."""
+    """Stack the parameters and buffers that differ between members, and estimate the noise."""
     names = [name for name, _ in operator.named_buffers()]
     differ = [name for name in names if not all(torch.equal(state[name], states[0][name]) for state in states)]
     shapes = {name: {tuple(state[name].shape) for state in states} for name in names}
@@ -278,7 +278,7 @@ def predictor_of_members(
 
 @torch.no_grad()
 def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData) -> Float64[Tensor, " c"]:
-    """Of the members' mean, by quadrature, per channel; some functions at a time."""
+    """Residual sums of the members' mean, by quadrature, per channel, in chunks."""
     step = max(1, _BATCH_ELEMENTS // (predictor.members * predictor.out_channels * data.grid.size))
     total = torch.zeros(predictor.out_channels, dtype=torch.float64, device=predictor.device)
     for batch in data.batches(step):

@@ -1,4 +1,4 @@
-"""Operators of one architecture with new weights: completely, repeatably, and without touching global randomness."""
+"""Reinitialisation of operators: complete, reproducible, and without side effects on global generators."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from probneural.errors import ArgumentError
 from probneural.randomness import seeded
 
 Reinitialise = Callable[[nn.Module], object]
-"""Draws the weights of a module anew, in place."""
+"""Function that draws new weights of a module in place."""
 Build = Callable[[int], nn.Module]
-"""Makes an operator with weights of its own from a seed."""
+"""Function that returns a new operator for a seed."""
 
 
 @torch.no_grad()
 def reinitialise(operator: nn.Module, method: Reinitialise | None) -> None:
-    """Draw the trainable weights of a module anew, in place; frozen ones keep their values.
+    """Draw new trainable weights of a module in place; frozen ones keep their values.
 
-    Without a method, every submodule's own `reset_parameters` is called, children before parents, as constructors run.
+    By default every submodule's `reset_parameters` is called, children before parents, as constructors run.
     """
     frozen = [(parameter, parameter.clone()) for parameter in operator.parameters() if not parameter.requires_grad]
     if method is not None:
@@ -40,11 +40,11 @@ def reinitialise(operator: nn.Module, method: Reinitialise | None) -> None:
 
 @dataclass(frozen=True)
 class Initialisation:
-    """Where a member's weights come from: a factory, a function of the module, or the modules' own `reset_parameters`.
+    """Source of a member's initial weights: a factory, a function, or the submodules' `reset_parameters`.
 
     Attributes:
-        reinitialise: Draws the weights of a copy of the operator, or None.
-        build: Makes a member as a whole, which the operator then is only an example of, or None.
+        reinitialise: Function that draws new weights of a copy of the operator, or None.
+        build: Factory of whole members, or None.
     """
 
     reinitialise: Reinitialise | None = None
@@ -54,23 +54,23 @@ class Initialisation:
         """A new, untrained member on a device; draws from the global generators, which the caller seeds.
 
         Raises:
-            ArgumentError: If the factory makes something else than the operator.
+            ArgumentError: If the architecture of the factory differs from that of the operator.
         """
         if self.build is None:
             module = copy.deepcopy(operator).to(device)
             reinitialise(module, self.reinitialise)
             return module
-        built = copy.deepcopy(self.build(seed))  # a factory may hand out one module twice
+        built = copy.deepcopy(self.build(seed))  # a factory may return one module twice
         check_module(built, "what build returns")
         _check_alike(built, operator)
         return built.to(device)
 
     def check(self, operator: nn.Module, *, device: torch.device) -> None:
-        """Check that new weights are complete and drawn at random, without changing the operator.
+        """Check that reinitialisation is complete and random, without changing the operator.
 
         Raises:
-            ArgumentError: If the modules' own `reset_parameters` leave out a trainable parameter, if the factory makes
-                something else than the operator, or if two seeds give equal weights throughout.
+            ArgumentError: If `reset_parameters` of the submodules miss a trainable parameter, if the factory's architecture
+                differs from the operator's, or if two seeds give equal weights.
         """
         if self.reinitialise is None and self.build is None:
             _check_complete(operator, device)
@@ -106,7 +106,7 @@ def _check_alike(built: nn.Module, operator: nn.Module) -> None:
 
 
 def _check_complete(operator: nn.Module, device: torch.device) -> None:
-    """Fill the trainable parameters with NaN: what is still NaN after it was left out, whatever it was initialised to."""
+    """Fill the trainable parameters with NaN, to detect parameters that reinitialisation misses."""
     module = copy.deepcopy(operator)
     trainable = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Laplace posteriors over all parameters, or chosen ones, of any operator."""
+"""Laplace posteriors over all or selected parameters of any operator."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from probneural.registry import stored
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What new data make of a weight posterior.
+    """A weight posterior after conditioning on new data.
 
     Attributes:
         weights: The new root.
-        shift: Of the weights from the trained ones, `(P,)`, float64.
-        log_evidence: What the new data add to it, in nats: log p(new | old).
-        next_value: Whitened precision that a low-rank root leaves out along the next direction; 0 of a dense one.
+        shift: Mean weights minus trained weights, `(P,)`, float64.
+        log_evidence: Increment of the log evidence, in nats: log p(new | old).
+        next_value: Whitened precision along the first direction that a low-rank root omits; 0 for a dense root.
     """
 
     weights: DenseWeights | LowRankWeights
@@ -65,8 +65,8 @@ def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift
 
     Args:
         problem: The new pairs, with the noise of the posterior.
-        root: Of the posterior's covariance.
-        shift: Of its mean from the trained weights.
+        root: Root of the posterior's covariance.
+        shift: Its mean minus the trained weights.
     """
     old = torch.zeros_like(problem.vector) if shift is None else shift.to(problem.vector)
     gradient, squares = _misfit(problem, old)
@@ -79,7 +79,7 @@ def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift
 
 @torch.no_grad()
 def _misfit(problem: WeightProblem, old: Tensor) -> tuple[Float64[Tensor, " P"], float]:
-    """J^T S^-1 r and r^T S^-1 r with the residuals r at the old mean, a few functions at a time."""
+    """J^T S^-1 r and r^T S^-1 r with the residuals r at the old mean, in chunks."""
     total = torch.zeros(len(old) + 1, dtype=torch.float64, device=old.device)
     for batch, residuals in problem.residuals():
         part = replace(problem.curvature, inputs=batch.inputs, batches=Minibatches())
@@ -91,7 +91,7 @@ def _misfit(problem: WeightProblem, old: Tensor) -> tuple[Float64[Tensor, " P"],
 
 
 def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, float, float]:
-    """R (I + R^T G R)^(-1/2), log det(I + R^T G R), and 0: nothing is left out."""
+    """R (I + R^T G R)^(-1/2), log det(I + R^T G R), and 0: no direction is omitted."""
     factor = root.factor.to(torch.float64)
     gain = torch.zeros(root.rank, root.rank, dtype=torch.float64, device=root.device)
     for rows in problem.rows()():
@@ -103,7 +103,7 @@ def _dense(root: DenseWeights, problem: WeightProblem) -> tuple[DenseWeights, fl
 
 
 def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeights, float, float]:
-    """Eigenpairs of the old directions plus the new curvature, with a rank that holds both where that is not too much."""
+    """Eigenpairs of the old directions plus the new curvature, with a rank for both up to the maximum."""
     dtype, problem = root.dtype, problem.in_double_precision
     directions, ratios = root.directions, (root.factors.to(torch.float64).reciprocal().square() - 1.0)
     prior_std = root.prior_std
@@ -123,48 +123,48 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
 
 
 _MATERIALISED = 2**25
-"""Entries of a root that is formed at once rather than kept as products (128 MiB in float32)."""
+"""Maximum number of entries of a dense root; larger roots are matrix-free (128 MiB in float32)."""
 
 VARIATIONAL = "variational"
-"""Name of the structure of weights that variational inference fitted."""
+"""Name of the structure of variational posteriors."""
 _VARIANCE_ESTIMATION = VarianceEstimation()
 _STRUCTURE = Kronecker(probes=16)
-"""What fits operators of any size in about the time that training them takes."""
+"""Default structure, for operators of any size; the fit takes about as long as training."""
 
 
 @dataclass(frozen=True)
 class Laplace:
-    """The linearised Laplace posterior: weights N(theta, (G + T)^-1) around the trained ones, pushed through the Jacobian.
+    """The linearised Laplace posterior: weights N(theta, (G + T)^-1), mapped to fields by the Jacobian.
 
     u(x) = f(x; theta) + J(x) (w - theta), with G the Gauss-Newton matrix of the quadrature likelihood and T the prior
-    precision. The structure is what is assumed of G:
+    precision. The structure is the approximation of G:
 
-    * `LowRank()` or `"low_rank"`: only the directions that data determine more than the prior does are informed.
-    * `Full()` or `"full"`: nothing; at most 5,000 parameters. The exact reference.
+    * `LowRank()` or `"low_rank"`: leading eigenpairs, those whose curvature exceeds the prior precision.
+    * `Full()` or `"full"`: exact and dense; at most 5,000 parameters.
     * `Kronecker()` or `"kronecker"`: a Kronecker product for every linear layer and every mode of a spectral convolution.
     * `Diagonal()` or `"diagonal"`: independent parameters.
-    * `Iterative()` or `"iterative"`: nothing again, for any number of parameters: draws solve linear systems.
+    * `Iterative()` or `"iterative"`: exact and matrix-free, for any number of parameters: draws solve linear systems.
 
-    It is exact where the operator is linear in the chosen parameters and the trained ones are the posterior mode; elsewhere
-    it knows only the linearisation.
+    It is exact if the operator is linear in the selected parameters and the trained ones are the posterior mode; otherwise
+    it is the linearisation.
 
     Args:
-        structure: One of the above: an object with its settings, or its name for the default ones. By default
-            `Kronecker(probes=16)`, which takes operators of any size, and states variances that are too large.
-        parameters: Names of parameters or submodules; all by default. Others stay as they are.
-        noise: Observation variance, in physical units squared: one number or one per channel. Learned noise is one fraction
-            of each channel's training variance.
+        structure: One of the above: an object with its settings, or its name for default settings. By default
+            `Kronecker(probes=16)`, which suits operators of any size, and overestimates variances.
+        parameters: Names of parameters or submodules; all by default. Other parameters are fixed.
+        noise: Observation variance, in physical units squared: one number or one per channel. Learned noise is the same
+            fraction of every channel's training variance.
         prior_precision: Precision of the parameters around zero, per parameter unit squared: one number, a vector `(P,)` in
-            the order of `ParameterVector`, or by name, a number or a tensor in real pairs each; infinity fixes a parameter.
+            the order of `ParameterVector`, or a mapping from names to numbers or real tensors; infinity fixes a parameter.
             By default one number is learned for all; `"per_layer"` learns one per parameter tensor.
         effective_observations: Independent observations per field, dimensionless, one number or one per channel; by
             default from the training residuals.
-        variance_estimation: When marginal variances are exact, and how well they are estimated otherwise.
+        variance_estimation: Settings of exact and estimated marginal variances.
         seed: Random seed of starts and projections.
         show_progress: Whether to show progress bars.
 
     Raises:
-        UnsupportedError: If there is no such structure.
+        UnsupportedError: If the structure is unknown.
         ArgumentError: If a setting is out of range.
 
     Reference:
@@ -203,21 +203,21 @@ class Laplace:
     @recorded
     @undisturbed()
     def fit(self, operator: nn.Module, data: Dataset) -> LaplacePredictor:
-        """Fit the posterior, a few functions at a time.
+        """Fit the posterior, in chunks of the data.
 
-        Where torch.distributed is initialised, every process calls it with the same data and reads a part of them.
+        With torch.distributed, every rank calls it with the same data and reads a part of them.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
             data: Training pairs.
 
         Returns:
-            A predictor with its own copy of the operator.
+            A predictor with a copy of the operator.
 
         Raises:
             UnsupportedError: If there are too many parameters for the structure, or the prior does not suit it.
             EvidenceError: If the evidence determines no noise or prior.
-            ArgumentError: If a setting is out of range, or a name fits no parameter.
+            ArgumentError: If a setting is out of range, or a name matches no parameter.
             ShapeError: If the operator's outputs do not fit the data's, or a prior its parameters.
             DataError: If the data are not finite.
         """
@@ -254,21 +254,21 @@ class Laplace:
 
 @stored()
 class LaplacePredictor(Predictor):
-    """Linearised Gaussian posteriors of weights, as `Laplace` and `BayesianOperator` fit them.
+    """Linearised Gaussian posterior of weights, the predictor of `Laplace` and `BayesianOperator`.
 
     Attributes:
-        operator: The predictor's own copy of the operator.
-        layout: Which parameters vary, and where they lie in the vector.
-        weights: Root of their covariance.
-        summary: The seven that follow, in one.
+        operator: The predictor's copy of the operator.
+        layout: The parameters that vary, and their positions in the vector.
+        weights: Root of the weights' covariance.
+        summary: Record of the following attributes.
         structure: Form of the covariance.
         noise: Observation variance per channel, `(c,)`, in physical units squared.
         prior_precision: `(P,)`, per parameter unit squared.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
-        log_evidence: In nats, of the training outputs in physical units; NaN where there is no prior.
-        log_evidence_error: Its standard error where it is estimated, in nats.
-        report: What the structure found out, by name.
-        latent: The name of the weights' randomness.
+        log_evidence: Log evidence of the training outputs in physical units, in nats; NaN without a prior.
+        log_evidence_error: Standard error of an estimated log evidence, in nats.
+        report: Diagnostics of the structure by name.
+        latent: Latent vector of the weights.
     """
 
     effective_observations: Float64[Tensor, " c"]  # known to this head
@@ -310,20 +310,20 @@ class LaplacePredictor(Predictor):
 
     @property
     def weight_covariance(self) -> Float[Tensor, "P P"]:
-        """Covariance of the parameters, in parameter units squared; formed."""
+        """Dense covariance of the parameters, in parameter units squared."""
         return self.weights.covariance()
 
     def variance_bounds(
         self, inputs: Field, query: Grid | None = None
     ) -> tuple[Float[Tensor, "n c *grid"], Float[Tensor, "n c *grid"]]:
-        """Bounds on the pointwise variance that leaving out directions entails, in physical units squared.
+        """Lower and upper bounds of the pointwise variance for a low-rank structure, in physical units squared.
 
-        The upper one leaves their prior as it is, which is what predictions use; the lower one divides it by one plus
-        `report["next_ratio"]`, the most that data may add in any of those directions.
+        The upper bound, used in predictions, keeps the prior variance along omitted directions; the lower bound divides it by
+        1 + `report["next_ratio"]`, with the largest ratio of curvature to prior precision along those directions.
 
         Args:
-            inputs: n input functions.
-            query: Where to evaluate; the inputs' grid by default.
+            inputs: n inputs.
+            query: Grid of the outputs; the inputs' grid by default.
 
         Raises:
             UnsupportedError: If the structure is not low rank.
@@ -345,7 +345,7 @@ class LaplacePredictor(Predictor):
         return inside + rest / (1.0 + self.report["next_ratio"]), upper
 
     def update(self, data: Dataset) -> LaplacePredictor:
-        """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
+        """Condition on more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
         The mean moves along the Jacobian, u = f + J (shift + R xi), by exact Bayesian linear regression.
 
@@ -353,7 +353,7 @@ class LaplacePredictor(Predictor):
             data: New pairs, on the grids of the training pairs or other ones.
 
         Returns:
-            A new predictor with a latent of its own.
+            A new predictor with a new latent.
 
         Raises:
             UnsupportedError: If the structure cannot be updated; refit then.
@@ -372,13 +372,13 @@ class LaplacePredictor(Predictor):
             parameters=self.layout.names,
             noise=self.noise,
             prior_precision=None,
-            # a coarse grid cannot tell more
+            # at most one observation per point of a coarse grid
             effective_observations=self.effective_observations.clamp_max(float(check_dataset(data).outputs.grid.size)),
         )
         result = update(problem, self.weights, shift=self.shift)
         report = dict(self.report)
         if isinstance(result.weights, LowRankWeights):
-            # what the old data say outside their span, and what the new span leaves of both, may add up along one direction
+            # omitted curvature of the old data and that of the new span may add up along one direction
             report |= {"rank": float(len(result.weights.factors)), "next_ratio": report["next_ratio"] + result.next_value}
         predictor = LaplacePredictor(
             operator=self.operator,
@@ -393,10 +393,10 @@ class LaplacePredictor(Predictor):
         return with_records(predictor, self.trained_on, record_of(data))
 
     def sampled(self, members: int, *, seed: int) -> WeightSampledPredictor:
-        """Return the predictor that is not linearised: `members` operators with weights drawn from the posterior.
+        """Return the predictor without linearisation: `members` operators with weights drawn from the posterior.
 
         Args:
-            members: How many.
+            members: Number of operators.
             seed: Random seed.
 
         Raises:

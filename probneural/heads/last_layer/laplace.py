@@ -1,4 +1,4 @@
-"""The posterior of the last layer, with its exact covariance: the default head, and the reference for all others."""
+"""Last-layer Laplace: the posterior of the last layer with exact covariance."""
 
 from __future__ import annotations
 
@@ -29,34 +29,33 @@ from probneural.pairs.provenance import record_of
 from probneural.registry import stored
 
 _BATCH_ELEMENTS = 2**23
-"""Feature values evaluated at once (32 MiB in float32)."""
+"""Number of feature values per evaluation (32 MiB in float32)."""
 
 
 @dataclass(frozen=True)
 class LastLayerLaplace:
     """The Gaussian posterior of a pointwise affine last layer: exact covariance, given the features, at the trained weights.
 
-    u_c(x) = sum over j of w_cj phi_j(x), plus what does not depend on the weights, as the state in a step that predicts its
-    increment. With m_c effective observations per field, noise variance s_c^2 and prior precision
+    u_c(x) = sum over j of w_cj phi_j(x), plus a term independent of the weights, such as the state if the operator predicts
+    its increment. With m_c effective observations per field, noise variance s_c^2 and prior precision
     tau_c, the weights of channel c have covariance (m_c G / s_c^2 + tau_c)^-1 around the trained ones, where
-    G = sum over i of 1/|D| * integral of phi_i phi_i^T. The predictive mean is the operator's own output. Noise and prior
-    maximise the evidence, in units of the training outputs' scale, unless given. It cannot see uncertainty in the features
-    themselves.
+    G = sum over i of 1/|D| * integral of phi_i phi_i^T. The predictive mean is the operator's output. Noise and prior
+    maximise the evidence, in units of the training outputs' scale, unless given. Uncertainty of the features is not
+    represented.
 
-    What training left of the data counts as noise. With `moves_mean` it does not: the mean weights are those of Bayesian linear
-    regression on the features, with a prior centred at zero (the bias at the mean training output), so with little noise and
-    features that outnumber the data the mean interpolates them. It is the exact posterior of the last layer at this noise and
-    prior.
+    By default training residuals are treated as noise. With `moves_mean` the mean weights are those of Bayesian linear
+    regression on the features, with a prior centred at zero (the bias at the mean training output): the exact posterior of
+    the last layer at this noise and prior. With little noise and more features than data the mean interpolates the data.
 
     Args:
-        readout: Name of the last layer; found by itself where it can be.
+        readout: Name of the last layer; detected by default.
         noise: Observation variance, in physical units squared: one number or one per channel.
         prior_precision: Precision of the weights, per physical unit squared of the output: one number, one per feature
             `(f,)`, or one per channel and feature `(c, f)`, the bias last (its prior is centred at the mean
-            training output, less what is added to the read-out); infinity fixes a weight.
+            training output minus the offset a of the read-out); infinity fixes a weight.
         effective_observations: m, dimensionless, one number or one per channel; by default from the training residuals.
-        moves_mean: Move the mean weights from the trained ones to where regression has them. Noise and prior precision that are
-            not given are still those of the trained weights.
+        moves_mean: Move the mean weights from the trained ones to the regression's. Noise and prior precision, unless given,
+            are still estimated at the trained weights.
 
     Reference:
         Kristiadi, Hein & Hennig (2020), Being Bayesian, even just a bit, fixes overconfidence in ReLU networks. Deviations:
@@ -78,21 +77,21 @@ class LastLayerLaplace:
     @undisturbed()
     @torch.no_grad()
     def fit(self, operator: nn.Module, data: Dataset) -> LastLayerPredictor:
-        """Fit the posterior in two passes over the data, a few functions at a time; memory does not grow with their number.
+        """Fit the posterior in two passes over the data, in chunks; memory does not grow with the number of samples.
 
-        Where torch.distributed is initialised, every process calls it with the same data and reads a part of them.
+        With torch.distributed, every rank calls it with the same data and reads a part of them.
 
         Args:
             operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`; neither it nor the data are changed.
             data: Training pairs.
 
         Returns:
-            A predictor with its own copy of the operator.
+            A predictor with a copy of the operator.
 
         Raises:
             ReadoutError: If the last layer is not pointwise and affine.
             EvidenceError: If the evidence determines no noise or prior.
-            ArgumentError: If a setting is out of range or of a wrong shape.
+            ArgumentError: If a setting is out of range or has a wrong shape.
             DataError: If the data are not finite.
         """
         pairs = training_data(data, check_module(operator, "operator"))
@@ -156,7 +155,7 @@ class LastLayerLaplace:
 
 
 def _columns(split: Readout) -> Iterator[slice]:
-    """Columns of the factor of each channel's weights, as many as parameters."""
+    """Number of columns of the factor of each channel's weights: the number of its parameters."""
     stop = 0
     for channel in range(len(split.weight)):
         start, stop = stop, stop + len(split.parameters_of(channel))
@@ -167,9 +166,9 @@ def _columns(split: Readout) -> Iterator[slice]:
 def statistics(
     split: Readout, data: TrainingData, *, unit: Float64[Tensor, " c"] | None = None
 ) -> tuple[Float64[Tensor, "f f"], Float64[Tensor, "c f"], ResidualSums]:
-    """Gram matrix of the features, their products with the residuals, both by quadrature, and sums over these; float64.
+    """Gram matrix of the features, their products with the residuals, both by quadrature, and residual sums; float64.
 
-    They are those of all processes. Squares of residuals are in the units given.
+    Sums over all ranks. Squares of residuals are in the given units.
     """
     channels, features = split.weight.shape
     gram = torch.zeros(features, features, dtype=torch.float64, device=data.outputs.device)
@@ -197,10 +196,10 @@ def statistics(
 
 
 def centred_weights(split: Readout, gram: Float64[Tensor, "f f"], moments: Float64[Tensor, "c f"]) -> Float64[Tensor, "c f"]:
-    """The trained weights less the prior's mean, `(c, f)`, in physical units.
+    """The trained weights minus the prior's mean, `(c, f)`, in physical units.
 
-    That is zero but for the constant's weight: there it is the mean training output less what is added to the read-out, or
-    its regression on the constant where that varies in space.
+    The prior's mean is zero, except for the constant's weight: the mean training output minus the offset a of the
+    read-out, or its regression on the constant if that varies in space.
     """
     weight = split.weight.to(gram).clone()
     if split.has_bias:
@@ -210,18 +209,17 @@ def centred_weights(split: Readout, gram: Float64[Tensor, "f f"], moments: Float
 
 @stored(on_cpu=("prior_precision", "effective_observations"))
 class LastLayerPredictor(Predictor):
-    """What `LastLayerLaplace` fits.
+    """Predictor of `LastLayerLaplace`.
 
     Attributes:
-        readout: The predictor's own copy of the operator, split into features and last layer.
+        readout: The predictor's copy of the operator, split into features and last layer.
         factor: Root of the weights' covariance, `(1, c, f, k)`, in physical units.
-        prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output; infinite where a weight is
-            no parameter, as of one channel for the features of another.
+        prior_precision: Precision of each weight, `(c, f)`, per physical unit squared of the output; infinite for weights
+            that are not parameters, such as those of one channel for another channel's features.
         effective_observations: Independent observations per field and channel, `(c,)`, dimensionless.
-        log_evidence: In nats, of the training outputs in physical units.
-        shift: How far `moves_mean` and updates have moved the mean weights from the trained ones, `(c, f)`, in physical units,
-            or None.
-        latent: The name of the weights' randomness.
+        log_evidence: Log evidence of the training outputs in physical units, in nats.
+        shift: Mean weights minus trained weights after `moves_mean` and updates, `(c, f)`, in physical units, or None.
+        latent: Latent vector of the weights.
     """
 
     effective_observations: Float64[Tensor, " c"]  # known to this head
@@ -252,7 +250,7 @@ class LastLayerPredictor(Predictor):
 
     @property
     def operator(self) -> nn.Module:
-        """The predictor's own copy of the operator."""
+        """The predictor's copy of the operator."""
         return self.readout.operator
 
     @property
@@ -263,19 +261,17 @@ class LastLayerPredictor(Predictor):
 
     @torch.no_grad()
     def update(self, data: Dataset) -> LastLayerPredictor:
-        """Learn from more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
+        """Condition on more pairs in closed form, at the same noise, prior and effective observations: equal to refitting.
 
-        The prior's mean is kept, too: of the constant's weight, where it is learned, that of the first training outputs. Where
-        means of new outputs are far from it, refitting takes them into the prior, and an update does not. On a grid of fewer
-        points than the effective observations, each point counts as one.
-
-        The mean weights move from the trained ones, to where regression on all data has them.
+        The prior's mean is fixed, too: for the constant's weight, the mean of the first training outputs. Refitting would
+        include the new outputs in that mean. On a grid with fewer points than effective observations, each point is one
+        observation. The mean weights move from the trained ones to the regression on all data.
 
         Args:
             data: New pairs, on the grids of the training pairs or other ones.
 
         Returns:
-            A new predictor with a latent of its own.
+            A new predictor with a new latent.
 
         Raises:
             DataError: If the data are not finite pairs.

@@ -1,4 +1,4 @@
-"""Find and verify the read-out of any module: a pointwise affine last layer, by numbers and not by class."""
+"""Numerical detection and verification of the read-out of any module: a pointwise affine last layer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from probneural.randomness import stream
 from probneural.registry import stored
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
-"""Relative deviation from an affine map that is still put down to rounding."""
+"""Largest relative deviation from an affine map that is treated as rounding."""
 _ROUNDING = 32
-"""Roundings of what is added to a map's response that may be seen in it."""
+"""Tolerated rounding error of a map's response, in units in the last place of its offset."""
 
 
 @stored()
@@ -31,19 +31,19 @@ _ROUNDING = 32
 class Readout:
     """An operator split into features and a pointwise affine last layer: u_c(x) = a_c(x) + m(x) sum over j of W_cj phi_j(x).
 
-    What is added, a, may depend on the input function, as the state in a step that predicts its increment; the factor m is
-    the same for all input functions, as 0 where boundary values are kept. Features and their constant hold the factor. Where
-    a is one number per channel, it belongs to W, as the weight of the constant, and a is 0.
+    The offset a may depend on the input, such as the state if the operator predicts its increment; the factor m is
+    the same for all inputs, such as 0 at points with fixed boundary values. Features and their constant include the factor.
+    An offset of one number per channel is part of W, as the weight of the constant, and a is 0.
 
     Attributes:
-        operator: The head's own evaluation copy.
+        operator: The head's copy of the operator in evaluation mode.
         name: The submodule's name.
         channel_axis: Axis of the features within the submodule's input: 1 or -1.
         has_bias: Whether the last feature is the constant 1.
         weight: W, `(c, f)`, in the outputs' physical units, float64.
-        response: How outputs respond to the submodule's own where m is 1, `(c, c)`, float64; None if m is 1 everywhere.
-        is_parameter: Which weights W depend on parameters, `(c, f)`; None if all do. The others are zero, as those of one
-            channel for the features of another.
+        response: Derivative of the outputs in the submodule's outputs at m = 1, `(c, c)`, float64; None if m is 1 everywhere.
+        is_parameter: Mask of the weights W that depend on parameters, `(c, f)`; None if all do. The remaining weights are
+            zero, such as those of one channel for another channel's features.
     """
 
     operator: nn.Module
@@ -55,7 +55,7 @@ class Readout:
     is_parameter: Bool[Tensor, "c f"] | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is such a submodule, and the axis."""
+        """Check that the submodule exists, and the axis."""
         if not self.name or self.name not in dict(self.operator.named_modules()) or self.channel_axis not in (1, -1):
             raise ReadoutError(
                 expected="a submodule's name, and 1 or -1 as channel_axis",
@@ -85,13 +85,13 @@ class Readout:
         return values, rows
 
     def home_and_factor(self, inputs: Field, query: Grid) -> tuple[Grid, Float64[Tensor, "*grid"] | None]:
-        """The grid of the features when outputs are on a query, which are interpolated from there; and the factor m on it."""
+        """The grid of the features for outputs on a query, which may be interpolated; and the factor m on it."""
         _, features = self._caught(inputs[:1], None if query == inputs.grid else query)
         home = self._home(inputs, query, tuple(features.shape[2:]))
         return home, self._factor(inputs, home)
 
     def _caught(self, inputs: Field, query: Grid | None) -> tuple[Float[Tensor, "n c *query"], Float[Tensor, "n f *grid"]]:
-        """The operator's values, and the features as they go into the read-out."""
+        """The operator's values, and the features at the read-out's input."""
         caught: list[Tensor] = []
         hooked = _hooked(self.operator, self.name, lambda module, arguments, output: caught.append(arguments[0]))
         values = evaluate(hooked, inputs, query)
@@ -118,7 +118,7 @@ class Readout:
 
     @torch.no_grad()
     def _follows_from(self, home: Grid, inputs: Field, where: Grid) -> bool:
-        """Whether outputs follow from a rough output of the read-out on a grid, interpolated if that is not the query."""
+        """Whether outputs are the affine map of a rough read-out output on a grid, interpolated to the query."""
         if home != where and not home.is_uniform:
             return False
         respond, like = _responses(self.operator, inputs[:1].detached(), self.name, self.channel_axis, where)
@@ -132,7 +132,7 @@ class Readout:
 
     @torch.no_grad()
     def _factor(self, inputs: Field, home: Grid) -> Float64[Tensor, "*grid"] | None:
-        """The factor m on the grid of the features, from the responses of one input function; None where it is 1 everywhere."""
+        """The factor m on the grid of the features, from the responses of one input; None if it is 1 everywhere."""
         if self.response is None:
             return None
         query = None if home == inputs.grid else home
@@ -145,7 +145,7 @@ class Readout:
 def with_factor(
     features: Float[Tensor, "n f *grid"], factor: Float64[Tensor, "*grid"] | None, *, has_bias: bool
 ) -> Float[Tensor, "n g *grid"]:
-    """Features times a factor that varies in space, and that factor, the constant's, as the last one; or as they are."""
+    """Features times the factor, with the factor as the constant's feature, the last; unchanged without a factor."""
     if factor is None:
         return features
     varying = factor.to(features)
@@ -154,21 +154,21 @@ def with_factor(
 
 
 VERIFIED = 6
-"""Functions that a read-out is verified on: a factor that differs between functions has to show."""
+"""Number of samples for the verification of a read-out; several detect a factor that differs between samples."""
 
 
 def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query: Grid | None = None) -> Readout:
     """Copy an operator and split off its read-out.
 
     Args:
-        operator: Any module from fields to fields; it is not touched.
-        inputs: A few functions to verify on, in the operator's dtype and on its device.
-        name: The read-out's name; by default a submodule called `readout`, else the last layer that proves to be one and is
-            no branch of a sum.
-        query: Where to evaluate, if the operator takes a query: needed where outputs live on another domain than inputs.
+        operator: Any module from fields to fields; it is not changed.
+        inputs: A few samples for the verification, in the operator's dtype and on its device.
+        name: The read-out's name; by default a submodule called `readout`, otherwise the last layer that passes the
+            verification and is not a branch of a sum.
+        query: Grid of the outputs, if the operator takes a query: required if outputs and inputs have different domains.
 
     Raises:
-        ReadoutError: If there is no such submodule, or it is not a pointwise affine last layer.
+        ReadoutError: If the submodule does not exist, or it is not a pointwise affine last layer.
     """
     copied = copy.deepcopy(operator).eval().requires_grad_(False)
     if not takes_grid(copied):
@@ -199,7 +199,7 @@ def find_readout(operator: nn.Module, inputs: Field, name: str | None, *, query:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module has parameters, and no modules within but those that its parameters are made by."""
+    """Whether a module has parameters, and no submodules except parametrisations."""
     children = [name for name, _ in module.named_children() if name != "parametrizations"]
     return not children and any(True for _ in module.parameters())
 
@@ -254,7 +254,7 @@ def _verify(operator: nn.Module, inputs: Field, name: str, query: Grid | None, *
 
 @dataclass(frozen=True, eq=False)
 class _AffineMap:
-    """A pointwise map of channels, m(x) M v(x) + a(x), where a may be another one for each function.
+    """A pointwise map of channels, m(x) M v(x) + a(x), where a may differ between samples.
 
     Attributes:
         matrix: M, `(c2, c)`, float64.
@@ -278,7 +278,7 @@ class _AffineMap:
         return self.factor is None and bool(((self.offset - first[:, None]).abs().amax((0, 2)) <= rounding).all())
 
     def agrees(self, inputs: Tensor, outputs: Tensor) -> bool:
-        """Whether outputs `(n, c2, *grid)` are the map's of inputs `(n, c, *grid)`, up to rounding."""
+        """Whether outputs `(n, c2, *grid)` equal the map of inputs `(n, c, *grid)`, up to rounding."""
         if inputs.shape[0] != outputs.shape[0] or self.matrix.shape != (outputs.shape[1], inputs.shape[1]):
             return False
         if inputs.shape[2:] != outputs.shape[2:]:
@@ -298,7 +298,7 @@ def _unit_responses(function: Callable[[Tensor], Tensor], like: Tensor) -> _Affi
     try:
         responses = function(units.reshape(channels + 1, channels, *(1,) * len(size)).expand(-1, -1, *size))
     except (RuntimeError, ValueError):
-        return None  # a layer bound to its grid cannot be a pointwise one
+        return None  # a layer that is tied to its grid is not pointwise
     points = responses.flatten(2).to(torch.float64)
     return _AffineMap((points[1:, :, 0] - points[:1, :, 0]).mT, points[:1, :, :1])
 
@@ -306,7 +306,7 @@ def _unit_responses(function: Callable[[Tensor], Tensor], like: Tensor) -> _Affi
 def _responses(
     operator: nn.Module, inputs: Field, name: str, axis: int, query: Grid | None
 ) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """What the operator makes of other outputs of its read-out, `(n, c, *grid)`, in float64; and the read-out's own output."""
+    """The operator's outputs for substituted read-out outputs, `(n, c, *grid)`, in float64; and the read-out's output."""
 
     def respond(replacement: Tensor) -> Tensor:
         hooked = _hooked(operator, name, lambda module, arguments, out: replacement.movedim(1, axis).expand_as(out))
@@ -318,7 +318,7 @@ def _responses(
 
 
 def _units(like: Tensor) -> Iterator[Tensor]:
-    """The outputs of a read-out that are 1 in one channel, and 0 in the others."""
+    """Unit outputs of a read-out: 1 in one channel, 0 in the others."""
     for channel in range(like.shape[1]):
         unit = torch.zeros_like(like)
         unit[:, channel] = 1.0
@@ -326,12 +326,12 @@ def _units(like: Tensor) -> Iterator[Tensor]:
 
 
 def _rough(like: Tensor) -> Tensor:
-    """Random numbers, independent from point to point."""
+    """White noise."""
     return torch.randn(like.shape, generator=stream(0, "read-out response")).to(like)
 
 
 def _outer_map(operator: nn.Module, inputs: Field, name: str, axis: int, query: Grid | None) -> _AffineMap | None:
-    """What the operator does after its read-out, verified on a rough random output."""
+    """The map after the read-out, verified on white noise."""
     respond, like = _responses(operator, inputs, name, axis, query)
     base = respond(torch.zeros_like(like))
     change = torch.stack([(respond(unit) - base)[:1] for unit in _units(like)], dim=2).flatten(3)
@@ -345,7 +345,7 @@ def _outer_map(operator: nn.Module, inputs: Field, name: str, axis: int, query: 
 
 
 def _factor(change: Float64[Tensor, "n o i p"], matrix: Float64[Tensor, "o i"], tolerance: float) -> Float64[Tensor, " p"]:
-    """The factor of a matrix at every point that fits responses best, outputs in units of their own; 1 where it is nearly."""
+    """Least-squares factor of the matrix at every point, with normalised outputs; values near 1 are set to 1."""
     norms = matrix.norm(dim=1, keepdim=True)
     relative = torch.where(norms > 0, matrix / norms.square(), 0.0)
     factor = torch.einsum("noip,oi->p", change, relative) / (len(change) * max(1, int((norms > 0).sum())))
@@ -353,7 +353,7 @@ def _factor(change: Float64[Tensor, "n o i p"], matrix: Float64[Tensor, "o i"], 
 
 
 def _is_invertible(matrix: Tensor) -> bool:
-    """Whether a map between channels is square and regular, in whatever units its outputs are."""
+    """Whether a map between channels is square and regular, independent of the outputs' units."""
     norms = matrix.norm(dim=1, keepdim=True)
     if matrix.shape[0] != matrix.shape[1] or not bool((norms > 0).all()):
         return False
@@ -361,7 +361,7 @@ def _is_invertible(matrix: Tensor) -> bool:
 
 
 def _is_parameter(module: nn.Module, inner: _AffineMap, outer: _AffineMap, *, like: Tensor, axis: int) -> Bool[Tensor, "c f1"]:
-    """Which weights of the outputs, that of the constant last, change with the layer's parameters."""
+    """Mask of the output weights, the constant's last, that depend on the layer's parameters."""
     probe = copy.deepcopy(module)
     generator = stream(0, "read-out parameters")
     for parameter in probe.parameters():

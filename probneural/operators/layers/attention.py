@@ -15,8 +15,8 @@ from probneural.errors import ArgumentError
 from probneural.grids import Grid
 
 _SOFTNESS = 0.009999999776482582
-"""Added to variances of layer norms: with the usual 1e-5, fields whose channels nearly agree somewhere get sharp there. It is
-0.01 in single precision, in which exported files keep it."""
+"""Epsilon of layer norms: with the usual 1e-5, outputs are sharp where the channels are nearly equal. It is
+0.01 in single precision, the precision of exported files."""
 
 
 class AttentionBlock(nn.Module):
@@ -30,7 +30,7 @@ class AttentionBlock(nn.Module):
 
     Args:
         width: Channels of h and g.
-        heads: Number of heads, which divides the width.
+        heads: Number of attention heads; a divisor of the width.
 
     Raises:
         ArgumentError: If a size is not a positive integer, or the heads do not divide the width.
@@ -97,6 +97,6 @@ def attention(
 
 
 def log_weights_of(grid: Grid, like: Tensor) -> Float[Tensor, "b 1 1 p"]:
-    """log(w_j / max w) of a grid's quadrature weights, -inf for a weight of zero; b is 1 where samples share them."""
+    """log(w_j / max w) of a grid's quadrature weights, -inf for a weight of zero; b is 1 if samples share them."""
     weights = grid.weights
     return (weights / weights.amax(-1, keepdim=True)).log().reshape(-1, 1, 1, grid.size).to(like)

@@ -13,8 +13,8 @@ from probneural.operators.checks import check_input, check_samples, check_where
 from probneural.pairs import Dataset
 
 _MARGIN = 0.25
-"""Extent of the box beyond the training points on axes that are not periodic, in units of their extent: a periodic function
-of the box may return there."""
+"""Padding of the box beyond the training points on non-periodic axes, in units of their extent, in which functions become
+periodic."""
 _SLACK = 1e-6
 """Distance outside the box that counts as rounding, in units of its lengths."""
 
@@ -59,7 +59,7 @@ class Box(nn.Module):
     def locate(
         self, values: Tensor, grid: Grid | None, *, query: Grid | None, channels: int, dtype: torch.dtype
     ) -> tuple[Grid, Grid]:
-        """Check input values and return where they live, and where to evaluate.
+        """Check input values and return the grids of inputs and outputs.
 
         Args:
             values: `(n, channels, *grid)`.
@@ -86,7 +86,7 @@ class Box(nn.Module):
         return grid, query
 
     def turns(self, grid: Grid) -> Float64[Tensor, "b p d"]:
-        """Coordinates of a grid's points from 0 to 1 on the box; b is 1 where samples share them."""
+        """Coordinates of a grid's points from 0 to 1 on the box; b is 1 if samples share them."""
         points = grid.points if grid.has_points_per_sample else grid.points[None]
         return (points - self.origin.cpu()) / self.sides.cpu()
 

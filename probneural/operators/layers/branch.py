@@ -24,14 +24,14 @@ class SensorBranch(nn.Module):
 
     Args:
         in_channels: Channels of the input.
-        sensors: Where the network sees it; every sensor counts alike, so quadrature weights have no effect.
+        sensors: Sensor grid; sensors have equal weight, quadrature weights have no effect.
         groups: g.
         basis: K.
         layers: Hidden layers of the network.
 
     Raises:
         ArgumentError: If a size is not a positive integer.
-        GridError: If the sensors are no grid.
+        GridError: If `sensors` is not a grid.
 
     Reference:
         Lu et al. (2021), Learning nonlinear operators via DeepONet based on the universal approximation theorem of operators.
@@ -54,11 +54,11 @@ class SensorBranch(nn.Module):
         self.network = MLP(in_channels * sensors.size, groups * basis, layers=layers)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew; the normaliser keeps its units."""
+        """Reinitialise all weights; the normaliser keeps its units."""
         self.network.reset_parameters()
 
     def locate(self, values: Tensor, grid: Grid | None) -> Grid:
-        """Check input values and return where they live.
+        """Check input values and return their grid.
 
         Args:
             values: `(n, in_channels, *grid)`.
@@ -78,7 +78,7 @@ class SensorBranch(nn.Module):
 
         Args:
             values: `(n, in_channels, *grid.shape)`, in physical units.
-            grid: Where they live.
+            grid: Grid of the values.
 
         Returns:
             `(n, groups, basis)`, dimensionless.
@@ -102,7 +102,7 @@ class SensorBranch(nn.Module):
 class PointBranch(nn.Module):
     """b(a) = H(mean over x of E(a(x), x)): K coefficients in each of g groups for an input a, from its values at any points.
 
-    E and H are networks, and the mean is an integral by quadrature weights, so each sample may have points of its own: their
+    E and H are networks, and the mean is an integral by quadrature weights, so samples may have different points: their
     order has no effect, nor have points of weight zero. Memory is linear in points: p * layers.width numbers per sample and
     layer of E.
 
@@ -132,12 +132,12 @@ class PointBranch(nn.Module):
         self.network = MLP(layers.width, groups * basis, layers=layers)
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew; the normaliser keeps its units."""
+        """Reinitialise all weights; the normaliser keeps its units."""
         self.encoder.reset_parameters()
         self.network.reset_parameters()
 
     def locate(self, values: Tensor, grid: Grid | None) -> Grid:
-        """Check input values and return where they live.
+        """Check input values and return their grid.
 
         Args:
             values: `(n, in_channels, *grid)`.
@@ -196,7 +196,7 @@ class GroupedLinear(nn.Module):
 
     Args:
         channels: Number of output channels c.
-        features: Features per channel; they come channel by channel.
+        features: Number of features per channel, ordered channel by channel.
 
     Raises:
         ArgumentError: If a size is not a positive integer.
@@ -232,7 +232,7 @@ class GroupedLinear(nn.Module):
         *,
         units: ChannelNormalizer,
     ) -> Float[Tensor, "n c *grid"]:
-        """Apply the layer, and the units of its outputs, to products of coefficients and functions.
+        """Apply the layer, and the units of its outputs, to products of coefficients and basis functions.
 
         The products are n x c x features x p numbers. A hook on the layer sees them, so where there is one they are formed;
         elsewhere weights and units go into the coefficients, and one matrix product is left. Autocast leaves it alone: means
@@ -240,7 +240,7 @@ class GroupedLinear(nn.Module):
 
         Args:
             coefficients: `(n, c, features)`.
-            functions: `(b, c, features, *grid)`, with b = 1 where all samples share them, else n.
+            functions: Basis functions, `(b, c, features, *grid)`, with b = 1 if all samples share them, else n.
             units: Normaliser of the outputs, whose inverse is applied.
 
         Returns:

@@ -50,7 +50,7 @@ class MLP(nn.Module):
     """Hidden layers of equal width, and a linear layer without activation.
 
     Args:
-        in_features: Numbers that come in.
+        in_features: Number of input features.
         out_features: Numbers that go out.
         layers: The hidden layers.
 
@@ -71,7 +71,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(have, want) for have, want in itertools.pairwise(sizes))
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, as `nn.Linear` does."""
+        """Reinitialise all weights, as `nn.Linear` does."""
         for layer in self.layers:
             layer.reset_parameters()  # type: ignore[operator]
 

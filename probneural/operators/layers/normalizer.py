@@ -39,11 +39,11 @@ class ChannelNormalizer(nn.Module):
     def fit(self, *fields: FieldSource) -> None:
         """Set mean and scale to the quadrature mean and standard deviation of the fields, per channel.
 
-        Where all processes are `together`, each reads a part of the fields, and all get the
+        If all ranks are `together`, each reads a part of the fields, and all get the
         bits that one process would.
 
         Args:
-            fields: One source, or several side by side, whose grids may differ.
+            fields: One source, or several with different grids.
 
         Raises:
             DataError: If the fields have another number of channels, or a scale that the normaliser's dtype does not hold.

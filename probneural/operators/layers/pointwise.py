@@ -62,7 +62,7 @@ class PointwiseLinear(nn.Module):
 
 
 class ReadoutLinear(PointwiseLinear):
-    """The same as an operator's last layer, which autocast leaves alone: it would round every output to 8 or 11 bits."""
+    """The last layer of an operator, without autocast, which would round every output to 8 or 11 bits."""
 
     def forward(self, values: Float[Tensor, "n in *grid"]) -> Float[Tensor, "n out *grid"]:
         """Map `(n, in_channels, *grid)` to `(n, out_channels, *grid)`, in the precision of the weights under autocast."""
@@ -117,7 +117,7 @@ class ChannelMLP(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights anew as `PointwiseLinear` does, and open the gate."""
+        """Reinitialise weights as `PointwiseLinear` does, and set the gate to 1."""
         self.first.reset_parameters()
         self.second.reset_parameters()
         nn.init.ones_(self.gate)

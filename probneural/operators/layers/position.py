@@ -20,7 +20,7 @@ Embedding = bool | Literal["linear"]
 
 
 REMEMBERED_POINTS = 2**16
-"""Points of a grid whose positions are kept for later calls, at most: on larger ones they take no time beside the rest."""
+"""Maximum number of grid points for cached positions; on larger grids their cost is negligible."""
 
 
 def check_embedding(value: object) -> Embedding:
@@ -56,9 +56,9 @@ def position_embedding(
 
     Args:
         grid: A uniform grid.
-        like: Tensor whose dtype and device to take.
+        like: Tensor with the dtype and device of the result.
         embedding: True, or `"linear"`.
-        continuation: Of axes that are not periodic, see `SpectralConv`.
+        continuation: Continuation of non-periodic axes, see `SpectralConv`.
 
     Returns:
         `(1, channels, *grid.shape)`, dimensionless.

@@ -20,7 +20,7 @@ from probneural.operators.layers.pointwise import PointwiseLinear, functions_fir
 from probneural.operators.layers.transforms import Continuation, TruncatedTransform
 
 Ends = Literal["even", "odd", "periodic"]
-"""How an axis that is not periodic goes on beyond its ends."""
+"""Continuation of a non-periodic axis beyond its ends."""
 
 
 class SpectralConv(nn.Module):
@@ -30,22 +30,22 @@ class SpectralConv(nn.Module):
     mode-major, so that the product is a batched matrix product. Coefficients are normalised by the number of points, so the
     layer is the same operator on every grid that resolves its input. All arithmetic is real.
 
-    An axis that is not periodic is continued beyond its ends, and its modes then count half periods of the domain. Evenly: a
-    continuous function stays continuous, and its coefficients are those of cosines. Oddly: its coefficients are those of
-    sines, in which solutions that vanish on the boundary are smooth; values that do not vanish there jump. Both kinds of
-    weights, real and imaginary parts, give outputs of both kinds. Periodically, as other libraries do: values jump where the
-    ends meet, modes count periods, and one period has as many steps as points.
+    A non-periodic axis is continued beyond its ends, and its modes then count half periods of the domain. Even: a
+    continuous function remains continuous, and its coefficients are those of cosines. Odd: its coefficients are those of
+    sines, in which solutions that vanish on the boundary are smooth; other values jump at the boundary. Real and imaginary
+    weights both give outputs of both kinds. Periodic, as in other libraries: values jump at the ends, modes count periods,
+    and the number of steps per period is the number of points.
 
-    On a grid with both end points a mirror stands there, on every grid alike. On one without its right end so does an odd
-    mirror, where the function is zero; an even one has to stand half a step beyond the outer points, so that the operator
-    changes with the grid, by the order of one step. With periodic continuation it does so on every grid.
+    On grids with both end points the mirror is at the end points. On grids without the right end an odd mirror is at the
+    domain's end, where the function is zero, and an even mirror half a step beyond the outer points: the operator then
+    depends on the grid, to first order in the step. With periodic continuation it depends on the grid in all cases.
 
     Args:
         in_channels: Channels of the input.
         out_channels: Channels of the output.
         modes: m per axis.
         periodic: Whether each axis is periodic.
-        continuation: How axes that are not periodic go on, `"even"`, `"odd"` or `"periodic"`.
+        continuation: Continuation of non-periodic axes, `"even"`, `"odd"` or `"periodic"`.
 
     Attributes:
         weight: Real pairs, `(*retained, in_channels, out_channels, 2)`, dimensionless. The last axis retains k = 0 ... m - 1,
@@ -94,12 +94,12 @@ class SpectralConv(nn.Module):
         endpoint: Sequence[bool] | None = None,
         pointwise: PointwiseLinear | None = None,
     ) -> Float[Tensor, "n out *grid"]:
-        """Convolve, Ku; or Ku + Wu + b, which costs fewer passes over memory than the sum of two layers.
+        """Convolve: Ku; or Ku + Wu + b, in fewer passes over memory than the sum of two layers.
 
         Args:
             values: `(n, in_channels, *grid)`.
             endpoint: Whether each axis includes its right end; by default those that are not periodic do.
-            pointwise: The layer Wu + b, of the same numbers of channels; none by default.
+            pointwise: The layer Wu + b with the same channels; none by default.
 
         Returns:
             `(n, out_channels, *grid)`, in the memory layout of `channels_innermost`.
@@ -175,7 +175,7 @@ class SpectralConv(nn.Module):
 def _add_product(
     values: Float[Tensor, "b points inner"], inputs: Float[Tensor, "m in"], weight: Float[Tensor, "out in"]
 ) -> Tensor:
-    """Add `inputs @ weight.mT` to values that nothing else refers to: in their own memory, unless a transform is active.
+    """Add `inputs @ weight.mT` to temporary values, in place unless a transform is active.
 
     A transform may follow the product and not the values (such as a batch of weights), whose memory cannot hold the sum then.
     """

@@ -13,14 +13,14 @@ from torch import Tensor
 from probneural.contexts import remembered
 
 Continuation = Literal["periodic", "even", "even without end", "odd", "odd without end"]
-"""How values go on past an axis: periodically, or mirrored, with the other sign if they are odd.
+"""Continuation of values beyond an axis: periodic, or mirrored, with opposite sign if odd.
 
 Mirrors stand at the first and the last point. Without the right end point, an even mirror stands half a step beyond the outer
 points, since nothing is known at the end; an odd one stands at the end, where an odd function is zero.
 """
 
 _MATRIX_FREQUENCIES = 64
-"""Most frequencies for which a matrix product replaces the fast transform.
+"""Maximum number of frequencies for a matrix product in place of the fast transform.
 
 A product costs 4 operations per value and frequency. Measured on two CPU cores, on 64 to 4,096 points: 2 to 6 times faster than
 the fast transform for 16 frequencies, 1.2 to 3 for 32, .6 to 1.7 for 64, .4 to 1.4 for 128.
@@ -37,7 +37,7 @@ class TruncatedTransform:
     Args:
         size: Points along the axis.
         modes: m.
-        continuation: How the values go on past the axis.
+        continuation: Continuation of the values beyond the axis.
         is_real: Whether this is the axis that holds real values.
     """
 

@@ -65,7 +65,7 @@ def test_the_calibration_fields_themselves_are_covered_as_counted() -> None:
 def test_fields_that_scales_were_fitted_on_are_refused(separate: bool) -> None:
     data = pairs(60)
     scaled = VarianceScale(separate=separate).fit(Synthetic(), data[:40])
-    with pytest.raises(CalibrationError, match="20 of 30 that they were; split them"):
+    with pytest.raises(CalibrationError, match="20 of 30 used for scaling; split them"):
         SimultaneousBand().fit(scaled, data[20:50])
     other = VarianceScale(separate=separate).fit(scaled, data[40:])  # calibrated anew: the first 40 are free again
     assert SimultaneousBand().fit(other, data[:40]).quantile > 0

@@ -76,7 +76,7 @@ def test_bands_are_the_mean_and_so_many_standard_deviations() -> None:
 def test_trajectories_that_variances_were_scaled_on_are_refused() -> None:
     forecast, truth = forecast_and_truth(20, steps=2, members=4)
     scaled = LeadScale().fit(forecast, truth)(forecast)
-    with pytest.raises(CalibrationError, match="20 of 20 that they were"):
+    with pytest.raises(CalibrationError, match="20 of 20 used for scaling"):
         HorizonBand().fit(scaled, truth)
 
 
@@ -86,7 +86,7 @@ def test_pairs_that_the_predictor_was_scaled_on_are_refused() -> None:
     truth = FieldTrajectories(Field(states[:, 0], GRID), states[:, 1:], times=torch.tensor([1.0, 2.0]).double())
     predictor = changed(scaled_by(1.0, Members()), calibrated_on=row_keys(truth.windows(stride=2)).flatten())
     forecast = predictor.rollout(truth.start, steps=2, members=3, seed=0)
-    with pytest.raises(CalibrationError, match="12 of 12 that they were"):
+    with pytest.raises(CalibrationError, match="12 of 12 used for scaling"):
         HorizonBand().fit(forecast, truth)
     assert HorizonBand().fit(Members().rollout(truth.start, steps=2, members=3, seed=0), truth).steps == 2
 

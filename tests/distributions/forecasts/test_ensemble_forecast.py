@@ -89,7 +89,7 @@ def test_nothing_is_left_of_what_fails(tmp_path: Path) -> None:
 @pytest.mark.bad_input
 class TestBadInput:
     def test_what_is_there_is_not_replaced(self, tmp_path: Path) -> None:
-        with pytest.raises(FileError, match="a path where nothing is yet"):
+        with pytest.raises(FileError, match="a path that does not exist"):
             rolled().to_zarr(tmp_path)
 
     def test_folders_that_do_not_exist(self, tmp_path: Path) -> None:

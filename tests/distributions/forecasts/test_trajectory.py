@@ -312,7 +312,7 @@ class TestBadInput:
             ({"start": constant(channels=2)}, ShapeError, "a start of 2"),
             ({"in_channels": 2}, ShapeError, "a start of 1 and 0 parameters"),
             ({"parameters": constant()}, ShapeError, "a start of 1 and 1 parameters"),
-            ({"parameters": constant(count=2), "in_channels": 2}, ShapeError, "parameters of 1 functions"),
+            ({"parameters": constant(count=2), "in_channels": 2}, ShapeError, "parameters of 1 samples"),
             (
                 {"parameters": constant(grid=Grid.uniform(5)), "in_channels": 2},
                 GridError,
@@ -324,7 +324,7 @@ class TestBadInput:
             (
                 {"initial": EmpiricalField(torch.zeros(3, 2, 1, 4), grid=GRID)},
                 ShapeError,
-                "initial of 1 functions and 1 channels",
+                "initial of 1 samples and 1 channels",
             ),
             ({"start": torch.zeros(1, 1, 4)}, DataError, "a Field as start"),
             ({"start": constant(math.nan)}, DataError, "start"),
@@ -391,5 +391,5 @@ def test_a_copy_of_one_that_was_used_gives_the_same_states() -> None:
 
 
 def test_no_function_is_refused() -> None:
-    with pytest.raises(DataError, match="a start of at least one function"):
+    with pytest.raises(DataError, match="a start of at least one sample"):
         rolled(start=constant(count=2)[:0])

@@ -25,12 +25,11 @@ from probneural.heads.weight_problem import WeightProblem
 class Kronecker(Structure):
     """A Kronecker product for every linear layer and every mode of a spectral convolution; layers are independent.
 
-    Where modes have several channels, prior precisions of a real and an imaginary part have to be equal, or one of them
-    infinite.
+    For modes of several channels, the prior precisions of real and imaginary part must be equal, or one of them infinite.
 
     Args:
-        probes: Random projections per function that replace its output values; by default every value counts.
-        eigenvalue_correction: Whether eigenvalues are estimated anew in the eigenbasis (EKFAC).
+        probes: Number of random projections per sample that replace its output values; by default all values are used.
+        eigenvalue_correction: Whether eigenvalues are re-estimated in the eigenbasis (EKFAC).
 
     Raises:
         ArgumentError: If `probes` is not a positive integer, or `eigenvalue_correction` is neither True nor False.
@@ -52,7 +51,7 @@ class Kronecker(Structure):
         """Find the factors from whitened gradients, and solve in their eigenbasis.
 
         Raises:
-            UnsupportedError: If the prior treats real and imaginary parts differently where that leaves no Kronecker product.
+            UnsupportedError: If different priors of real and imaginary parts rule out a Kronecker product.
             EvidenceError: If the evidence determines no noise or prior.
         """
         rows = problem.rows(probes=self.probes, seed=seed)
@@ -82,10 +81,10 @@ class Kronecker(Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagonal(Structure):
-    """Parameters are independent: only the diagonal of the Gauss-Newton matrix counts.
+    """Independent parameters: the diagonal of the Gauss-Newton matrix.
 
     Args:
-        probes: Products that XDiag may use; by default the diagonal is exact.
+        probes: Number of products for XDiag; by default the diagonal is exact.
 
     Raises:
         ArgumentError: If `probes` is not a positive integer.
@@ -121,7 +120,7 @@ def _exact(problem: WeightProblem) -> Float64[Tensor, " P"]:
 
 
 def _estimated(problem: WeightProblem, products: int, report: dict[str, float], *, seed: int) -> Float64[Tensor, " P"]:
-    """XDiag; an estimate below zero is replaced by zero, the bound that is certain, and counted."""
+    """XDiag; negative estimates are set to zero, a certain lower bound, and counted."""
     estimate = diagonals.xdiag(
         lambda vectors: problem.product(vectors.to(problem.vector)).to(vectors),
         problem.layout.size,
@@ -137,12 +136,12 @@ def _estimated(problem: WeightProblem, products: int, report: dict[str, float], 
 
 
 LARGEST = 5000
-"""Parameters beyond which a dense covariance (200 MB) stops being reasonable."""
+"""Maximum number of parameters for a dense covariance (200 MB)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Full(Structure):
-    """Nothing is assumed: the covariance is dense. The exact reference, for at most 5,000 parameters."""
+    """Exact dense covariance, for at most 5,000 parameters."""
 
     name: ClassVar[str] = "full"
 
@@ -166,7 +165,7 @@ class Full(Structure):
             flat = rows.to(torch.float64)
             curvature += flat.mT @ flat
         problem.data.summed(curvature)
-        safe = torch.where(prior_std > 0, prior_std, 1.0)  # rows came whitened; `weight_posterior` whitens by itself
+        safe = torch.where(prior_std > 0, prior_std, 1.0)  # rows are whitened already; `weight_posterior` whitens too
         curvature = curvature / safe / safe[:, None]
         centre = problem.vector.to(torch.float64)
         prior, noise = problem.prior, problem.noise

@@ -27,35 +27,35 @@ from probneural.linear_algebra.symmetric_maps import Map, gaussian, orthonormal
 from probneural.randomness import stream
 
 LARGEST_RANK = 512
-"""Rank at which growth stops by itself."""
+"""Maximum rank by default."""
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
-"""Relative residual of eigenpairs, by the operator's own dtype; variances err by its square over the gaps."""
+"""Relative residual of eigenpairs, by the operator's dtype; errors of variances are its square over the gaps."""
 _FIRST_RANK = 32
 _ROUNDING = 50.0
-"""Eigenvalues below this many roundings of the largest one cannot be seen."""
+"""Eigenvalues below this multiple of epsilon times the largest one are lost in rounding."""
 _HIDDEN = 0.03
-"""Precision that float32 may hide, over the prior's: variances err by that at most."""
+"""Largest eigenvalue that float32 may hide, relative to the prior precision; bounds the relative error of variances."""
 _PROBES = 8
 _STEPS = 40
-"""Lanczos steps of each probe at most; some 10 to 30 settle what is learned, unless noise is far below the first left out."""
+"""Maximum number of Lanczos steps per probe; 10 to 30 usually suffice, unless noise is far below the first omitted value."""
 _USUAL_STEPS = 20
 _PRODUCTS_PER_PAIR = 4
-"""Products that a progress bar expects."""
+"""Expected number of products of a progress bar."""
 _SETTLED = 0.05
-"""Relative change of noise and prior over five steps from which on they have settled."""
+"""Relative change of noise and prior over five steps below which they have converged."""
 
 
 @dataclass(frozen=True, eq=False)
 class Truncation:
-    """Eigenpairs of the whitened curvature with the hyper-parameters they lead to.
+    """Truncated eigenpairs of the whitened curvature, and the resulting hyper-parameters.
 
     Attributes:
-        pairs: At noise scale 1.
-        rest: Spectral measure of what they leave out, or None if that is nothing.
-        evidence: Of both together.
+        pairs: Eigenpairs at noise scale 1.
+        rest: Spectral measure of the orthogonal complement, or None if it is empty.
+        evidence: Evidence of both.
         noise_scale: Noise variance, in variance units.
         scale: Prior precision in whitened units; 1 if the prior is given.
-        hidden: An eigenvalue that rounding may hide.
+        hidden: Largest eigenvalue that rounding may hide.
     """
 
     pairs: Eigenpairs
@@ -67,13 +67,13 @@ class Truncation:
 
     @property
     def next_ratio(self) -> float:
-        """Precision that data add along the first direction left out, over the prior's; what rounding may hide counts."""
+        """Curvature along the first omitted direction, or hidden by rounding, relative to the prior precision."""
         left = self.pairs.vectors.shape[0] - len(self.pairs.values)
         return max(self.pairs.next_value / (self.noise_scale * self.scale), self.hidden_ratio) if left else 0.0
 
     @property
     def hidden_ratio(self) -> float:
-        """The same of a direction that rounding hides."""
+        """The same ratio for a direction hidden by rounding."""
         return self.hidden / (self.noise_scale * self.scale)
 
     @property
@@ -84,7 +84,7 @@ class Truncation:
         return 0.5 * self.rest.remainder(lambda nodes: torch.log1p(nodes / (self.noise_scale * self.scale)))[1]
 
     def agrees(self, other: Truncation) -> bool:
-        """Whether another has learned the same, to a twentieth, and its evidence to a quarter of the standard error."""
+        """Whether another truncation agrees to 5 %, and in evidence to a quarter of the standard error."""
         values = (result.evidence.value(noise=result.noise_scale, prior=result.scale) for result in (self, other))
         moved = (self.noise_scale / other.noise_scale, self.scale / other.scale)
         difference = abs(operator.sub(*values))
@@ -92,18 +92,18 @@ class Truncation:
 
     @property
     def ratios(self) -> Float64[Tensor, " r"]:
-        """The same along the directions kept."""
+        """The same ratios along the retained directions."""
         return self.pairs.values.clamp_min(0.0) / (self.noise_scale * self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Structure):
-    """Only directions that data determine more than the prior does are informed; elsewhere the posterior is the prior.
+    """Leading eigenpairs of the curvature; along the remaining directions the posterior is the prior.
 
-    That is an upper bound; see `LaplacePredictor.variance_bounds`.
+    The variance is an upper bound; see `LaplacePredictor.variance_bounds`.
 
     Args:
-        rank: Directions; by default they grow until the next one carries less than the prior, up to 512.
+        rank: Number of eigenpairs; by default all above the prior precision, up to 512.
 
     Raises:
         ArgumentError: If `rank` is not a positive integer.
@@ -113,16 +113,16 @@ class LowRank(Structure):
     rank: int | None = None
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
-        """Find eigenpairs of the whitened curvature, to a given rank or until the next carries less than the prior.
+        """Find eigenpairs of the whitened curvature, to a given rank or down to the prior precision.
 
-        The directions left out keep their prior, which bounds their variance from above. Data add at most `next_ratio` times
-        the prior's precision there, so dividing by 1 + `next_ratio` bounds it from below. The evidence counts them by
-        stochastic Lanczos quadrature, with its error.
+        Omitted directions keep their prior, which bounds their variance from above. Their curvature is at most `next_ratio`
+        times the prior precision, so dividing by 1 + `next_ratio` bounds the variance from below. Their contribution to the
+        evidence is estimated by stochastic Lanczos quadrature, with its error.
 
-        An operator in float32 is tried as it is. Where rounding hides directions to which data add more than 3 % of the prior's
-        precision, all is computed again in float64, if the operator runs in it: data that determine a direction ten million
-        times better than the prior may hide, in float32, those that they determine up to a hundred times better. How much
-        is hidden is measured by products in both. Directions are kept in the operator's dtype.
+        A float32 operator is tried in float32 first. If rounding hides eigenvalues above 3 % of the prior precision, the
+        computation is repeated in float64, if the operator supports it: in float32, an eigenvalue of 1e7 times the prior
+        precision may hide eigenvalues up to a hundred times it. Products in both dtypes measure the hidden amount. Directions
+        are stored in the operator's dtype.
 
         Raises:
             EvidenceError: If the evidence determines no noise or prior.
@@ -165,7 +165,7 @@ class LowRank(Structure):
 
 
 def _resolved(problem: WeightProblem, **settings: Any) -> tuple[WeightProblem, Truncation]:
-    """Truncate in the operator's dtype, and in float64 where that hides too much; return the problem in the dtype it took."""
+    """Truncate in the operator's dtype, or in float64 if rounding hides too much; return the problem in that dtype."""
     precise = problem.in_double_precision
     start = None
     if precise is not problem:
@@ -188,19 +188,19 @@ def truncate(
     precise: WeightProblem | None = None,
     show_progress: bool = False,
 ) -> tuple[Truncation | None, Eigenpairs]:
-    """Grow the span until the next direction carries less than the prior, or to the rank that is asked for.
+    """Grow the span down to the prior precision, or to a given rank.
 
     Args:
-        problem: What to truncate, in the dtype to do it in.
-        rank: Directions, or None.
-        seed: Of random starts and probes.
+        problem: The problem, in the dtype of the computation.
+        rank: Number of directions, or None.
+        seed: Seed of random starts and probes.
         tolerance: Relative residual of eigenpairs.
-        start: Directions near the wanted ones.
-        precise: The problem in float64, against which rounding is held.
+        start: Approximate eigenvectors.
+        precise: The problem in float64, the reference for rounding.
         show_progress: Whether to show a bar.
 
     Returns:
-        The truncation, or None as soon as rounding is seen to hide too much; and the pairs.
+        The truncation, or None if rounding hides too much; and the pairs.
     """
     size = problem.layout.size
     largest = min(size, LARGEST_RANK)
@@ -227,7 +227,7 @@ def truncate(
             if precise is not None and not pairs.is_converged:
                 return None, pairs
             _expect(bar, _PROBES * _USUAL_STEPS)
-            # What is below a Lanczos residual is found in float64 alone.
+            # Eigenvalues below a Lanczos residual are found in float64 only.
             is_enough = precise is None or (rank is not None and len(pairs.values) == width)
             result = _learn(problem, product, pairs, seed=seed, most_hidden=math.inf if is_enough else _HIDDEN)
             if precise is not None and result.hidden_ratio > _HIDDEN:
@@ -242,7 +242,7 @@ def truncate(
 
 @torch.no_grad()
 def _rounding(problem: WeightProblem, precise: WeightProblem, pairs: Eigenpairs, *, seed: int) -> float:
-    """Three times the largest error of products with vectors off the pairs, from one step of a power iteration on the error."""
+    """Three times the largest error of products orthogonal to the pairs, by one power iteration on the error."""
     span = orthonormal(pairs.vectors.to(torch.float64).mT)
     errors = gaussian(4, problem.layout.size, generator=stream(seed, "rounding of products"), like=span)
     for _ in range(2):
@@ -253,13 +253,13 @@ def _rounding(problem: WeightProblem, precise: WeightProblem, pairs: Eigenpairs,
 
 
 def _expect(bar: tqdm[None], more: int) -> None:
-    """Tell a bar how many products are still to come."""
+    """Set the expected number of products of a progress bar."""
     bar.total = bar.n + more
     bar.refresh()
 
 
 def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int, most_hidden: float) -> Truncation:
-    """Learn what is not given, counting the directions left out by their spectral measure."""
+    """Learn the free hyper-parameters, with the spectral measure of omitted directions."""
     left = problem.layout.size - len(pairs.values)
     if left == 0 or pairs.next_value <= 0:
         known = pairs.values.clamp_min(0.0).cpu()
@@ -269,7 +269,7 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
     last: Truncation | None = None
 
     def is_settled(measure: SpectralMeasure) -> bool:
-        """Whether more steps would hardly move what is learned from the measure, or serve nobody."""
+        """Whether the hyper-parameters have converged, or rounding hides too much for the result to be used."""
         nonlocal last
         before = last
         try:
@@ -292,14 +292,14 @@ def _learn(problem: WeightProblem, product: Map, pairs: Eigenpairs, *, seed: int
 
 
 def _evidence_of(problem: WeightProblem, rest: SpectralMeasure) -> Evidence:
-    """Evidence of eigenvalues that are known and of the measure of the others."""
+    """Evidence of the known eigenvalues and the spectral measure of the others."""
     known = rest.deflated.clamp_min(0.0).cpu()
     values = torch.cat([known, rest.nodes.flatten().cpu()])
     return problem.evidence(values, torch.cat([torch.ones_like(known), rest.weights.flatten().cpu() / len(rest.weights)]))
 
 
 def _learned(problem: WeightProblem, pairs: Eigenpairs, rest: SpectralMeasure | None, evidence: Evidence) -> Truncation:
-    """Maximise the evidence in what is not given."""
+    """Maximise the evidence in the free hyper-parameters."""
     noise_scale, scale = evidence.maximise(noise=problem.noise, prior=None if problem.prior is None else 1.0)
     largest = float(pairs.values[0]) if len(pairs.values) else 0.0
     hidden = _ROUNDING * torch.finfo(pairs.vectors.dtype).eps * largest
@@ -307,7 +307,7 @@ def _learned(problem: WeightProblem, pairs: Eigenpairs, rest: SpectralMeasure | 
 
 
 def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Tensor, " P"], float]:
-    """One prior precision per layer, from the directions truncated: a determinant of their number, whatever that of weights."""
+    """One prior precision per layer, from the truncated directions: a determinant of size rank, not number of weights."""
     root = truncated.pairs.vectors.to(torch.float64) * truncated.pairs.values.clamp_min(0.0).sqrt()
     groups = problem.groups
     count = len(problem.layout.names)
@@ -316,7 +316,7 @@ def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Ten
 
     def log_determinant(log_noise: Tensor, log_priors: Tensor) -> Tensor:
         matrix = torch.einsum("l,lij->ij", torch.exp(-log_priors - log_noise), grams)
-        values = torch.linalg.eigvalsh(matrix).clamp_min(0.0)  # in a search, large ones may hide the identity
+        values = torch.linalg.eigvalsh(matrix).clamp_min(0.0)  # during a search, large values may hide the identity
         return values.log1p().sum() + (sizes * log_priors).sum()
 
     layered = problem.layered(log_determinant)
@@ -326,13 +326,13 @@ def _layered(problem: WeightProblem, truncated: Truncation) -> tuple[Float64[Ten
 
 @dataclass(frozen=True, kw_only=True)
 class Iterative(Structure):
-    """Nothing is assumed, for any number of parameters: draws solve linear systems over the training data.
+    """Exact and matrix-free for any number of parameters: draws solve linear systems over the training data.
 
-    A draw has a random number for every value of the training outputs, so memory grows with their number: some thousand
-    functions, not a million. Several processes each do all of it.
+    A draw has a random number for every value of the training outputs, so memory grows with their number: suitable for
+    thousands of samples, not millions. With torch.distributed, every rank repeats the whole computation.
 
     Args:
-        rank: Directions of the preconditioner; by default they grow until the next one carries less than the prior.
+        rank: Rank of the preconditioner; by default all eigenvalues above the prior precision.
 
     Raises:
         ArgumentError: If `rank` is not a positive integer.
@@ -343,7 +343,7 @@ class Iterative(Structure):
     rank: int | None = None
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
-        """Learn hyper-parameters from a low-rank structure, which then preconditions.
+        """Learn hyper-parameters from a low-rank structure, which is also the preconditioner.
 
         Raises:
             EvidenceError: If the evidence determines no noise or prior.
