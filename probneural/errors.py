@@ -110,10 +110,6 @@ class UnsupportedError(ProbneuralError, NotImplementedError):
     """The requested combination is mathematically or technically out of reach; the message gives the reason."""
 
 
-class SolverError(ProbneuralError, RuntimeError):
-    """The solver of a differential equation found no step that meets its tolerances."""
-
-
 class TrainingError(ProbneuralError, RuntimeError):
     """Training met a value it cannot continue from."""
 

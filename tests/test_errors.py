@@ -20,7 +20,6 @@ BUILT_IN = {
     errors.OperatorError: RuntimeError,
     errors.UnsupportedError: NotImplementedError,
     errors.MissingAttributeError: AttributeError,
-    errors.SolverError: RuntimeError,
     errors.TrainingError: RuntimeError,
     errors.SimulationError: RuntimeError,
     errors.ForecastError: RuntimeError,

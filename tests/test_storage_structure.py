@@ -42,7 +42,6 @@ from probneural.heads import KernelOperator
 from probneural.operators import (
     DeepONet,
     HiddenLayers,
-    NeuralODEOperator,
     PODDeepONet,
     Rollout,
 )
@@ -115,7 +114,6 @@ THINGS: dict[str, Any] = {
         basis=3,
         layers=HiddenLayers(width=4, depth=1),
     ),
-    "neural-ode": lambda: NeuralODEOperator(1, 1, modes=(2,), width=2, depth=1),
     "regression": lambda: cases.operator_case("regression").operator,
     "last-layer": lambda: cases.fitted("last-layer", "fno-outputs"),
     "updated": _updated,

@@ -4,10 +4,8 @@ from probneural.operators.attention import AttentionOperator
 from probneural.operators.base import Operator
 from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
-from probneural.operators.integration import ODESolver
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
-from probneural.operators.neural_ode import NeuralODEOperator, space_time
 from probneural.operators.neuraloperator import from_neuraloperator, to_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
@@ -20,14 +18,11 @@ __all__ = [
     "DeepONet",
     "HiddenLayers",
     "LinearRegression",
-    "NeuralODEOperator",
-    "ODESolver",
     "Operator",
     "PODDeepONet",
     "PointFNO",
     "Rollout",
     "from_neuraloperator",
-    "space_time",
     "suggest",
     "to_neuraloperator",
 ]

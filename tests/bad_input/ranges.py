@@ -21,7 +21,6 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "training.Checkpoint": {"steps": (0,), "seconds": (-1.0,)},
     "operators.FNO": {"in_channels": COUNT, "width": COUNT, "depth": COUNT, "modes": ((0,), (), (2, 2, 2, 2))},
     "operators.DeepONet": {"basis": (0,)},
-    "operators.ODESolver": {"time": POSITIVE, "steps": COUNT},
     "heads.LastLayerLaplace": {"noise": POSITIVE, "prior_precision": POSITIVE, "effective_observations": POSITIVE},
     "heads.Laplace": {"noise": POSITIVE, "prior_precision": POSITIVE},
     "heads.LowRank": {"rank": COUNT},

@@ -19,7 +19,6 @@ from probneural.operators import (
     FNO,
     DeepONet,
     LinearRegression,
-    NeuralODEOperator,
     PODDeepONet,
     linear,
     pod_deeponet,
@@ -46,7 +45,6 @@ MAKE: dict[str, Callable[[Dataset], nn.Module]] = {
     "FNO": normalised(lambda: FNO(1, 2, modes=(2,), width=4, depth=1, seed=0)),
     "DeepONet": normalised(lambda: DeepONet(1, 2, sensors=GRID, seed=0)),
     "PODDeepONet": normalised(lambda: PODDeepONet(1, 2, sensors=GRID, out_grid=GRID, basis=3, seed=0)),
-    "NeuralODEOperator": normalised(lambda: NeuralODEOperator(1, 2, modes=(2,), width=4, seed=0)),
     "LinearRegression": lambda data: LinearRegression.fitted(data, components=3),
 }
 

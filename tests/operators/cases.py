@@ -19,8 +19,6 @@ from probneural.operators import (
     DeepONet,
     HiddenLayers,
     LinearRegression,
-    NeuralODEOperator,
-    ODESolver,
     Operator,
     PODDeepONet,
     PointFNO,
@@ -128,13 +126,6 @@ def pod_deeponet(sensors: Grid, out_grid: Grid, *, channels: tuple[int, int], **
     return build
 
 
-def neural_ode(
-    *channels: int, modes: tuple[int, ...], periodic: tuple[bool, ...] | bool = True, **solver: Any
-) -> Callable[[], Operator]:
-    chosen = ODESolver(**({"time": 0.7, "steps": 1} | solver))
-    return lambda: NeuralODEOperator(*channels, modes=modes, width=4, periodic=periodic, solver=chosen)
-
-
 LINE, PLANE = Grid.uniform(9, lengths=2.0), Grid.uniform((6, 7), lengths=(1.0, 3.0), origin=(0.5, -1.0))
 ENDS = Grid.uniform(8, periodic=False)
 MIXED = Grid.uniform((6, 5), lengths=(2.0, 1.0), periodic=(True, False))
@@ -228,14 +219,6 @@ CASES = [
         PLANE,
         PLANE.resized((12, 11)),
         1e-12,
-    ),
-    Case("neural-ODE-1-D", neural_ode(1, 2, modes=(3,)), LINE, Grid.uniform(64, lengths=2.0), 1e-7, equivariant=True),
-    Case(
-        "neural-ODE-2-D-mixed",
-        neural_ode(2, 1, modes=(2, 3), periodic=(True, False)),
-        MIXED,
-        MIXED.resized((32, 65)),
-        1e-3,
     ),
 ]
 KINDS = one_of_each(CASES, lambda case: (type(case.build()), case.takes_points, case.grid.dimension, all(case.grid.periodic)))
