@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_path, optional
@@ -60,7 +61,7 @@ def write_meshes(path: str | os.PathLike[str], grid: Grid, arrays: Mapping[str, 
         _write(file, lambda name, mesh=mesh: getattr(library, _WRITERS[target.suffix]).write(name, mesh))
 
 
-def _mesh(library: Any, grid: Grid, values: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+def _mesh(library: Any, grid: Grid, values: Mapping[str, NDArray[Any]]) -> Any:
     """A mesh of meshio with coordinates in three dimensions."""
     points = np.pad(grid.points.numpy(), ((0, 0), (0, 3 - grid.dimension)))
     cells = [("vertex", np.arange(grid.size)[:, None])]
