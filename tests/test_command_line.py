@@ -217,7 +217,7 @@ def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]
             else:
                 assert f"--{prefix}{name} " in printed
     assert "--training.early_stopping.patience " in printed
-    assert "coordinates cannot tell" in " ".join(printed.split())
+    assert "coordinates do not contain it" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(

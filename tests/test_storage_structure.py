@@ -307,7 +307,7 @@ SIZES = ["width", "depth", "in_channels", "out_channels", "projection", "basis",
 
 
 @pytest.mark.parametrize("number", [20_000, 10**7, 10**12, 2**63 - 1, 2**63, 10**30])
-@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "neural-ode", "regression"])
+@pytest.mark.parametrize("name", ["fno", "deeponet", "pod-deeponet", "regression"])
 def test_operators_larger_than_their_file_are_refused_before_they_are_built(
     name: str, number: int, corpus: dict[str, change.Opened], tmp_path: Path
 ) -> None:

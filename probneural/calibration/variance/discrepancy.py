@@ -21,6 +21,7 @@ from probneural.errors import ArgumentError
 from probneural.functionals.integrals import ValuesAt
 from probneural.linear_algebra.densities import lower_gram
 from probneural.pairs import Dataset, evenly_spread_rows
+from probneural.randomness import stream
 from probneural.registry import stored
 
 _POINTS = 1089
@@ -104,7 +105,7 @@ def decompose(
         local: h, or None where it is 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
-    points, waves = some_points(grid, _POINTS, name="likelihood points"), Waves(grid.unmasked)
+    points, waves = some_points(grid, _POINTS, generator=stream(0, "likelihood points")), Waves(grid.unmasked)
     groups, rows = group_numbers(predicted.pairs), likelihood_rows(predicted.pairs)
     side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
@@ -177,7 +178,7 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
     """
-    points = some_points(u.grid, _POINTS, name="likelihood points")
+    points = some_points(u.grid, _POINTS, generator=stream(0, "likelihood points"))
     covariances = []
     for index in rows.tolist():
         single = gaussian_of(u[index : index + 1])

@@ -27,6 +27,7 @@ from probneural.calibration.variance.local_scale import (
 )
 from probneural.grids import Grid
 from probneural.metrics.comparison import domain_average
+from probneural.randomness import stream
 
 _WIDTH = 0.08
 """Standard deviation of the local averages, in lengths of the domain. Rougher factors make smooth residuals rough:
@@ -83,7 +84,7 @@ def fit_local_scale(
         return None
     reader = Reader.of(grid, width=_WIDTH)
     initial = _blank(parts, reader, count=count, grid=grid)
-    points = some_points(grid, max(1, _VALUES // count), name="local scale points")
+    points = some_points(grid, max(1, _VALUES // count), generator=stream(0, "local scale points"))
     features: list[list[Tensor]] = [[] for _ in range(initial.standards.shape[2])]
     squares = []
     for mean, variance, ratios in parts():

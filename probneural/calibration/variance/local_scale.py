@@ -14,7 +14,6 @@ from probneural.contexts import remembered
 from probneural.errors import ShapeError
 from probneural.grids import Grid, along_axis, resample
 from probneural.grids.axes import Axis
-from probneural.randomness import stream
 from probneural.registry import stored
 
 _FLOOR = 0.03
@@ -312,11 +311,11 @@ def _squares(units: Tensor, like: Tensor) -> Tensor:
     return torch.where(squares > 0, squares, torch.ones_like(squares))
 
 
-def some_points(grid: Grid, most: int, *, name: str) -> Int64[Tensor, " m"]:
-    """Indices of some points of a grid in their order: all, or so many at random from the stream of this name."""
+def some_points(grid: Grid, most: int, *, generator: torch.Generator) -> Int64[Tensor, " m"]:
+    """Return the sorted indices of all points of a grid, or of `most` random points."""
     if grid.size <= most:
         return torch.arange(grid.size)
-    return torch.randperm(grid.size, generator=stream(0, name))[:most].sort().values
+    return torch.randperm(grid.size, generator=generator)[:most].sort().values
 
 
 def knots_of(logs: Float64[Tensor, " n"]) -> Float64[Tensor, " k"] | None:
