@@ -378,9 +378,7 @@ def test_wide_roots_whose_smallest_variance_drowns(monkeypatch: pytest.MonkeyPat
     assert density.isfinite().all()
     monkeypatch.setattr("probneural.distributions.intervals._LARGEST_DENSE", 1)
     for noise in (0.0, 1e-20):
-        with pytest.raises(
-            ArgumentError, match="compared with the largest one.* pass a larger observation variance"
-        ):
+        with pytest.raises(ArgumentError, match="compared with the largest one.* pass a larger observation variance"):
             field.log_prob(field.mean, noise=noise)
     assert field.log_prob(field.mean, noise=1e-8).isfinite().all()
 
