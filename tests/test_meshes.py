@@ -13,6 +13,7 @@ from probneural.errors import ArgumentError, DataError, DataWarning, GridError, 
 from probneural.functionals import boundary_integral, integral, region, sensors
 from probneural.grids import Grid, resample
 from probneural.grids.mesh import cell_volumes, triangulated
+from probneural.grids.resampling import background, rasterised
 from probneural.problems.poisson_on_shapes import triangulated_disk
 from tests.helpers import normal
 
@@ -202,6 +203,21 @@ def predictor(request: pytest.FixtureRequest) -> pn.distributions.Predictor:
     pn.fit(operator, train, epochs=4, seed=0, show_progress=False)
     fitted = pn.heads.LastLayerLaplace().fit(operator, train)
     return pn.calibration.VarianceScale().fit(fitted, mapping(40, resolution=100, seed=1))
+
+
+class TestRasters:
+    """Fields of meshes on a uniform grid."""
+
+    def test_linear_inside_zero_outside_and_a_mask(self) -> None:
+        mesh = Grid.mesh(SQUARE, HALVES)
+        grid = background(Grid.batch([mesh, mesh]), size=100, margin=0.5)
+        x, y = grid.points.T
+        raster = rasterised(
+            (1.0 + mesh.points[:, 0] - 2.0 * mesh.points[:, 1]).expand(2, 1, -1), Grid.batch([mesh, mesh]), grid
+        )
+        inside = ((x >= 0) & (x <= 1) & (y >= 0) & (y <= 1)).double()
+        assert 0.1 < float(inside.mean()) < 0.5
+        torch.testing.assert_close(raster.flatten(2), torch.stack([(1.0 + x - 2.0 * y) * inside, inside]).expand(2, -1, -1))
 
 
 class TestPosteriors:

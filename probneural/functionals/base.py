@@ -136,14 +136,17 @@ class MatrixFunctional(Functional):
 
     def __post_init__(self) -> None:
         """Check the matrix against the grid."""
-        own = (len(self.grid.weights),) if self.grid.has_points_per_sample else ()
-        if self.matrix.ndim != 2 + len(own) or (*self.matrix.shape[:-2], self.matrix.shape[-1]) != (*own, self.grid.size):
+        samples = (len(self.grid.weights),) if self.grid.has_points_per_sample else ()
+        if self.matrix.ndim != 2 + len(samples) or (*self.matrix.shape[:-2], self.matrix.shape[-1]) != (
+            *samples,
+            self.grid.size,
+        ):
             raise ShapeError(
-                expected=f"a matrix of shape ({'n, ' if own else ''}m, {self.grid.size})",
+                expected=f"a matrix of shape ({'n, ' if samples else ''}m, {self.grid.size})",
                 got=str(tuple(self.matrix.shape)),
                 remedy="one column per grid point",
             )
-        if own:
+        if samples:
             return
         check_unbatched(self.grid)
         if self.grid.is_masked:

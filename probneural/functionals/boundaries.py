@@ -70,8 +70,8 @@ def boundary_integral(
         )
     # each of the d points of a facet has 1/d of its area, or of the area's component along e
     weights = areas.norm(dim=1) if vector is None else areas @ vector
-    each = (weights / grid.dimension).repeat_interleave(grid.dimension)
-    row = torch.zeros(grid.size, dtype=torch.float64).index_add_(0, facets.flatten(), each)
+    per_point = (weights / grid.dimension).repeat_interleave(grid.dimension)
+    row = torch.zeros(grid.size, dtype=torch.float64).index_add_(0, facets.flatten(), per_point)
     return MatrixFunctional(grid, row[None], labels=("boundary integral",))
 
 

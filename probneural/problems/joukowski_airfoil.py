@@ -145,8 +145,8 @@ def _rings(count: int) -> tuple[Complex128[Tensor, " p"], Int64[Tensor, "m 3"]]:
     radii = _OUTER ** (torch.arange(rings, dtype=torch.float64) / (rings - 1))
     turns = torch.exp(2j * math.pi * torch.arange(around, dtype=torch.float64) / around)
     ring, place = (part.flatten() for part in torch.meshgrid(torch.arange(rings - 1), torch.arange(around), indexing="ij"))
-    here, after = ring * around + place, ring * around + (place + 1) % around
-    cells = torch.cat([torch.stack([here, after, here + around], 1), torch.stack([after, after + around, here + around], 1)])
+    start, end = ring * around + place, ring * around + (place + 1) % around
+    cells = torch.cat([torch.stack([start, end, start + around], 1), torch.stack([end, end + around, start + around], 1)])
     return (radii[:, None] * turns).flatten(), cells
 
 

@@ -113,7 +113,7 @@ class ShallowWater(Evolution, GaussianInputProblem):
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         f, g, depth = self.rotation, self.gravity, self.depth
         h, u, v = torch.fft.rfft2(values).unbind(1)
-        (kx, x_slope), (ky, y_slope) = wavenumbers(grid, values.device)
+        (kx, x_slope), (ky, y_slope) = _wavenumbers(grid, values.device)
         omega = (f**2 + g * depth * (kx**2 + ky**2)).sqrt()
         first = torch.sin(omega * self.time) / omega
         second = 2.0 * (torch.sin(0.5 * omega * self.time) / omega).square()  # (1 - cos ωt)/ω² without cancellation
@@ -130,11 +130,11 @@ class ShallowWater(Evolution, GaussianInputProblem):
         return torch.fft.irfft2(spectrum, s=grid.shape)
 
 
-def wavenumbers(grid: Grid, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+def _wavenumbers(grid: Grid, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """For each axis the angular wavenumbers of `rfft2`, and the factors ik of a derivative: 0 for a Nyquist wave."""
     pairs = []
     for number, size in enumerate(grid.shape):
-        counts = (torch.fft.rfftfreq if number else torch.fft.fftfreq)(size, 1.0 / size).round()  # 1 / 98 is inexact
+        counts = (torch.fft.rfftfreq if number else torch.fft.fftfreq)(size, 1.0 / size)
         angular = 2.0 * math.pi * counts.double().to(device)
         slope = 1j * torch.where(counts.abs().to(device) * 2 == size, 0.0, angular)
         pairs.append((angular, slope) if number else (angular[:, None], slope[:, None]))

@@ -144,6 +144,15 @@ def test_a_linear_symbol_alone_is_exact(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(problem.solve(inputs).values, heat.solve(inputs).values, atol=1e-13, rtol=0)
 
 
+@pytest.mark.parametrize("size", [16, 98])
+def test_a_symbol_of_odd_order_leaves_the_nyquist_frequency(size: int) -> None:
+    """98 * (1 / 98) is not 1 in double precision, so frequencies have to be rounded."""
+    problem = MethodOfLines(nothing, input_distribution=INPUTS, time=1e-6, linear_symbol=lambda k: -1j * k**3, design_dim=1)
+    grid = problem.grid(size)
+    wave = (1.0 - 2.0 * (torch.arange(size) % 2).double())[None, None]
+    torch.testing.assert_close(problem.solve(Field(wave, grid)).values, wave, atol=1e-9, rtol=0)
+
+
 def test_symbols_of_odd_order_move_waves() -> None:
     # u_t = u_xxx on [-1, 1): cos(kx) moves at speed k².
     problem = MethodOfLines(

@@ -13,7 +13,6 @@ from probneural.fields import Field
 from probneural.functionals import derivative
 from probneural.grids import Grid
 from probneural.problems import GaussianRandomField, ShallowWater
-from probneural.problems.shallow_water import wavenumbers
 
 
 def slope(values: torch.Tensor, grid: Grid, axis: int) -> torch.Tensor:
@@ -125,12 +124,3 @@ def test_channels_are_independent_draws_of_one_distribution() -> None:
     )
     covariance = torch.cov(inputs[..., 2, 3].T) / problem._field.mean_variance
     torch.testing.assert_close(covariance, torch.eye(3, dtype=torch.float64), atol=0.12, rtol=0)
-
-
-@pytest.mark.parametrize("size", [98, 196, 206])
-def test_nyquist_waves_have_no_slope(size: int) -> None:
-    """Of these sizes the floating-point product size * (1 / size) is not 1."""
-    for angular, slopes in wavenumbers(Grid.uniform((size, size)), torch.device("cpu")):
-        is_nyquist = angular.abs() == math.pi * size
-        assert int(is_nyquist.sum()) == 1
-        assert float(slopes[is_nyquist].abs()) == 0.0

@@ -72,6 +72,16 @@ def test_without_diffusion_it_is_a_rotation() -> None:
     torch.testing.assert_close(after, before, rtol=0, atol=1e-13)
 
 
+def test_areas_of_points_that_are_dense_on_one_side() -> None:
+    """The integral of (1 + z)² is 16π/3; equal weights give 5.5 times pi and more."""
+    points = normal(4000, 3, seed="points") + torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64)
+    points = points / points.norm(dim=1, keepdim=True)
+    grid, values = SphereHeat.grid(points), (1.0 + points[:, 2]).square()
+    exact = 16.0 * math.pi / 3.0
+    assert abs(float(grid.weights @ values) / exact - 1.0) < 0.01
+    assert abs(4.0 * math.pi * float(values.mean()) / exact - 1.0) > 0.1
+
+
 def test_areas_integrate_and_heat_is_conserved() -> None:
     for grid in (SphereHeat.grid(500), SphereHeat.grid(directions(500))):
         assert grid.volume == pytest.approx(4.0 * math.pi, rel=1e-10)

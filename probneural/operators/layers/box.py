@@ -20,15 +20,15 @@ _SLACK = 1e-6
 
 
 class Box(nn.Module):
-    """A box that holds all points of inputs and outputs; its opposite sides are one, as a Fourier series has them.
+    """A periodic box around all points of inputs and outputs.
 
     Args:
         dimension: Number of coordinates d of a point.
 
     Attributes:
         origin: Lower corner, `(d,)`, in the units of the coordinates.
-        lengths: Lengths, `(d,)`: the extent of a periodic axis, elsewhere the range of the training points and a margin. Zero
-            before training data gave them: the box is then the unit cube, and points outside are not refused.
+        lengths: Lengths, `(d,)`: the extent of a periodic axis, elsewhere the range of the training points and a margin.
+            Zero before `fit`: the box is then the unit cube, and points outside are not refused.
     """
 
     origin: Tensor
@@ -41,7 +41,7 @@ class Box(nn.Module):
 
     @property
     def sides(self) -> Tensor:
-        """Lengths, `(d,)`, or 1 before training data gave them."""
+        """Lengths, `(d,)`; 1 before `fit`."""
         return torch.where(self.lengths > 0, self.lengths, 1.0)
 
     def set(self, origin: Float64[Tensor, " d"], lengths: Float64[Tensor, " d"]) -> None:
@@ -98,7 +98,7 @@ class Box(nn.Module):
                 expected=f"points of {dimension} coordinates", got=repr(grid), remedy="build the operator for these coordinates"
             )
         if torch.compiler.is_compiling():
-            return  # a graph has no numbers
+            return  # values are not available while tracing
         with outside_of_transforms():
             turns = self.turns(grid)
             turns = turns[grid.weights > 0] if grid.has_points_per_sample else turns
