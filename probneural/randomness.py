@@ -88,6 +88,15 @@ PURPOSES: Final = {
     "stiffest direction": "the first vector of a power iteration",
     "weight units": "draws whose mean squares are the units of a variational posterior over all weights",
     "network variational": "draws of a variational posterior over all weights",
+    # inverse problems
+    "outputs given data": "draws of outputs given the data of an inverse problem, per target and batch",
+    "posterior start": "starts of solvers of an inverse problem",
+    "posterior blocks": "proposals of Markov chains, per block of steps",
+    "posterior sampling": "particles and moves of tempered samplers",
+    "Kalman inversion": "members and errors of ensemble Kalman inversion",
+    "inversion starts": "starts of the search for the most probable parameters",
+    "laplace draws": "draws from Gauss-Newton approximations of inverse problems",
+    "posterior steps": "what Pyro draws from torch's global generators, per block of steps",
     # operators and active learning
     "weights": "initial weights of operators",
     "acquisition": "seed of expected improvement and its optimisation, per evaluation",

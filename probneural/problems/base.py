@@ -199,6 +199,32 @@ class Problem(Undisturbed, ABC):
         grid, parts = self._drawn(n, resolution=resolution, seed=seed, dtype=dtype, device=device)
         return Field(torch.cat([self._inputs(part, grid).to(dtype) for part in parts]), grid)
 
+    def inputs(self, coefficients: Float[Tensor, "*batch size"], *, grid: Grid) -> Field:
+        """Map coefficients of the input distribution to input functions: `encode` of an inverse problem.
+
+        Args:
+            coefficients: `(..., input_distribution.size)`, as `input_distribution.draw` returns them.
+            grid: A grid of the kind that `grid` returns.
+
+        Returns:
+            `(n, in_channels, *grid)` in the coefficients' dtype, where n is the product of the leading axes; differentiable
+            where `encode` is.
+
+        Raises:
+            ShapeError: If the last axis does not have length `input_distribution.size`.
+            GridError: If the grid is not of the problem's kind (a ResolutionError if it is too coarse).
+        """
+        size = self.input_distribution.size
+        if check_floating(coefficients, "coefficients").ndim < 1 or coefficients.shape[-1] != size:
+            raise ShapeError(
+                expected=f"coefficients of shape (..., {size})",
+                got=str(tuple(coefficients.shape)),
+                remedy="pass draws of input_distribution; encode takes points of the unit cube",
+            )
+        self._check_grid(grid)
+        self._check_resolution(grid.shape)
+        return Field(self._inputs(coefficients.reshape(-1, size), grid), grid)
+
     def _drawn(
         self, n: int, *, resolution: int | Sequence[int], seed: int, dtype: torch.dtype, device: str | torch.device
     ) -> tuple[Grid, tuple[Tensor, ...]]:

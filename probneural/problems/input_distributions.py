@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
+from torch.distributions import Distribution, Independent, Uniform
 
 from probneural.checks import assign, check_callable, check_floating, check_instance, check_integer, check_real, check_sequence
 from probneural.contexts import Undisturbed
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.grids import Grid
 from probneural.randomness import check_seed, stream
 
@@ -40,6 +41,19 @@ class InputDistribution(Undisturbed, ABC):
     @abstractmethod
     def size(self) -> int:
         """Number of coefficients of one draw."""
+
+    @property
+    def factors(self) -> tuple[Distribution, ...]:
+        """Independent distributions of the coefficients, side by side, of event shapes `(k,)` that sum to `size`.
+
+        Raises:
+            UnsupportedError: If the coefficients have no density in closed form.
+        """
+        raise UnsupportedError(
+            expected="coefficients with a density in closed form",
+            got=type(self).__name__,
+            remedy="give a torch.distributions.Distribution",
+        )
 
     @abstractmethod
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
@@ -116,6 +130,12 @@ class UniformParameters(InputDistribution):
         """Number of parameters."""
         return len(self.lower)
 
+    @property
+    def factors(self) -> tuple[Distribution, ...]:
+        """The uniform distribution of all parameters."""
+        lower, upper = (torch.tensor(values, dtype=torch.float64) for values in (self.lower, self.upper))
+        return (Independent(Uniform(lower, upper), 1),)
+
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Parameters at given probabilities of their intervals; see the base class."""
         check_levels(probabilities, self.size)
@@ -169,6 +189,11 @@ class IndependentDistributions(InputDistribution):
     def size(self) -> int:
         """Number of all coefficients."""
         return sum(part.size for part in self.parts)
+
+    @property
+    def factors(self) -> tuple[Distribution, ...]:
+        """Those of all parts."""
+        return tuple(factor for part in self.parts for factor in part.factors)
 
     def split(self, coefficients: Float[Tensor, "n size"]) -> Sequence[Float[Tensor, "n _"]]:
         """The coefficients of each part."""
@@ -242,6 +267,11 @@ class StateDistribution(InputDistribution):
     def size(self) -> int:
         """Number of coefficients."""
         return self.coefficients.size
+
+    @property
+    def factors(self) -> tuple[Distribution, ...]:
+        """Those of the coefficients."""
+        return self.coefficients.factors
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
         """Quantiles of the coefficients; see the base class."""

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal
 
 from probneural.checks import assign, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError, DataError
@@ -76,6 +77,12 @@ class GaussianShell(InputDistribution):
     def size(self) -> int:
         """Number of coefficients: a cosine and a sine for each pair of opposite vectors."""
         return 2 * len(self.vectors)
+
+    @property
+    def factors(self) -> tuple[Distribution, ...]:
+        """Independent Gaussian coefficients of mean 0 and equal variances."""
+        mean = torch.zeros(self.size, dtype=torch.float64)
+        return (Independent(Normal(mean, torch.full_like(mean, self._deviation)), 1),)
 
     @property
     def _deviation(self) -> float:

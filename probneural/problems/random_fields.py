@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal
 
 from probneural.checks import check_choice, check_floating, check_integer, check_positive, check_sequence
 from probneural.errors import GridError, ShapeError
@@ -94,6 +95,11 @@ class GaussianRandomField(InputDistribution):
     def size(self) -> int:
         """Number of coefficients of one draw."""
         return self._places.shape[0]
+
+    @property
+    def factors(self) -> tuple[Distribution, ...]:
+        """Independent Gaussian coefficients of mean 0."""
+        return (Independent(Normal(torch.zeros_like(self.eigenvalues), self.eigenvalues.sqrt()), 1),)
 
     @cached_property
     def eigenvalues(self) -> Float64[Tensor, " size"]:

@@ -1,0 +1,6 @@
+"""Inverse problems: parameters of inputs from observations of outputs, with the predictor's uncertainty in the likelihood."""
+
+from probneural.inverse.posterior import InversePosterior
+from probneural.inverse.problem import InverseProblem
+
+__all__ = ["InversePosterior", "InverseProblem"]

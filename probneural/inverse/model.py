@@ -1,0 +1,229 @@
+"""Prior and likelihood of the parameters of input functions, given observations of outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from probneural.calibration.calibrate import CalibratedPredictor
+from probneural.calibration.novelty.detector import NoveltyDetector
+from probneural.checks import (
+    check_callable,
+    check_choice,
+    check_finite,
+    check_instance,
+    check_integer,
+    check_variances,
+    real_tensor,
+)
+from probneural.contexts import Undisturbed
+from probneural.distributions import FieldDistribution, GaussianField, Predictor
+from probneural.errors import ArgumentError, ConstraintError, ShapeError
+from probneural.fields import Field
+from probneural.functionals import Functional
+from probneural.functionals.base import check_functional
+from probneural.inverse.likelihoods import GaussianNumbers, log_density
+from probneural.inverse.priors import Prior, PriorLike
+
+Solver = Callable[[Field], Field]
+"""An exact map from input fields to output fields, for instance `problem.solve`."""
+LIKELIHOODS = ("mean", "joint", "draws")
+_CHUNK_VALUES = 2**20
+"""Number of values of input and output fields per prediction."""
+_CONTRADICTION = 40.0
+"""Squared standardised contradiction between data of dependent functionals that is refused: probability 3e-10."""
+
+
+class InverseModel(Undisturbed):
+    """Prior and likelihood of an [`InverseProblem`][probneural.inverse.InverseProblem], which documents the arguments."""
+
+    def __init__(
+        self,
+        predictor: Predictor | Solver,
+        *,
+        prior: PriorLike,
+        encode: Callable[[Tensor], Field],
+        functional: Functional,
+        data: Float[Tensor, "..."],
+        noise: float | Float[Tensor, "..."],
+        likelihood: str = "joint",
+        operator_draws: int = 16,
+        novelty: NoveltyDetector | None = None,
+    ) -> None:
+        self.predictor = check_callable(predictor, "predictor", remedy="fit a head; or give problem.solve")
+        self.prior = Prior(prior)
+        self.encode = check_callable(encode, "encode", remedy="give a function of parameters (n, d) that returns a Field")
+        self.functional = check_functional(functional)
+        self.likelihood = check_choice(likelihood, LIKELIHOODS, "likelihood")
+        self.operator_draws = check_integer(operator_draws, "operator_draws")
+        if not isinstance(predictor, Predictor) and likelihood != "mean":
+            raise ArgumentError(
+                expected='likelihood="mean" with a function, which has no uncertainty',
+                got=likelihood,
+                remedy="give a predictor",
+            )
+        if isinstance(predictor, CalibratedPredictor) and novelty is None:
+            novelty = None if predictor.measure is None else predictor.novelty
+        if novelty is not None:
+            check_instance(novelty, NoveltyDetector, "novelty", remedy="give Novelty().fit(predictor, held_out)")
+        self.novelty = novelty
+        self.data, self.noise = self._checked_data(data, noise)
+        self.evaluations = 0
+        self._check_contradictions()
+
+    @property
+    def size(self) -> int:
+        """Number d of parameters."""
+        return self.prior.size
+
+    @property
+    def targets(self) -> int:
+        """Number of posteriors that are averaged: the operator draws of `"draws"`, else 1."""
+        return self.operator_draws if self.likelihood == "draws" else 1
+
+    def log_likelihood(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "..."]:
+        """Log likelihood of parameters, in nats, differentiable.
+
+        Args:
+            theta: `(..., d)`.
+
+        Returns:
+            `(...)`; with `"draws"` `(s, ...)`, one for each operator draw, since each posterior is normalised by itself.
+
+        Raises:
+            ShapeError: If the last axis is not d.
+            DataError: If a parameter is not finite.
+        """
+        rows = self._checked_parameters(theta)
+        flat = rows.reshape(1, -1, self.size).expand(self.targets, -1, -1)
+        logs = self.log_densities(flat).reshape(self.targets, *rows.shape[:-1])
+        return logs if self.likelihood == "draws" else logs[0]
+
+    def log_posterior(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "..."]:
+        """Log likelihood plus log prior density, not normalised; see `log_likelihood`."""
+        return self.log_likelihood(theta) + self.prior.log_prob(self._checked_parameters(theta))
+
+    def log_densities(self, theta: Float64[Tensor, "t n d"]) -> Float64[Tensor, "t n"]:
+        """Log likelihood of each target's parameters, in nats, differentiable."""
+        parts = []
+        for part in self.chunks(theta):
+            values = self.values(part)
+            if isinstance(values, Tensor):
+                residual = self.data - values
+                squares = (residual.square() / self._variance).sum(-1)
+                parts.append(-0.5 * (squares + self._variance.log().sum() + len(self.data) * math.log(2.0 * math.pi)))
+            else:
+                parts.append(log_density(values, self.data, self.noise).view(part.shape[:2]))
+        return torch.cat(parts, dim=1)
+
+    def moments(self, theta: Float64[Tensor, "t n d"]) -> tuple[Float64[Tensor, "t n q"], Float64[Tensor, "t n q q"]]:
+        """Mean and covariance of the data given parameters, noise included; that of mixtures by their moments."""
+        values = self.values(theta)
+        if isinstance(values, Tensor):
+            return values, torch.diag_embed(self._variance).expand(*values.shape, -1)
+        numbers = GaussianNumbers.of(values)
+        shape = theta.shape[:2]
+        return numbers.mean.unflatten(0, shape), numbers.covariance(self.noise).unflatten(0, shape)
+
+    def values(self, theta: Float64[Tensor, "t n d"]) -> FieldDistribution | Float64[Tensor, "t n q"]:
+        """The functional's values: their distribution for `"joint"`, else the values that are taken as exact."""
+        flat = theta.flatten(0, 1)
+        fields = self.inputs_of(flat)
+        self.evaluations += len(flat)
+        query = self.functional.grid
+        if not isinstance(self.predictor, Predictor):
+            outputs = check_instance(self.predictor(fields), Field, "the solver's result", remedy="return a Field")
+            numbers = self.functional(outputs.values.to(torch.float64))
+        elif self.likelihood == "draws":
+            seeds = [seed for seed in range(self.targets) for _ in range(theta.shape[1])]
+            numbers = self.functional(self.predictor.evaluate_draws(fields, query, seeds=seeds, each=True).to(torch.float64))
+        elif self.likelihood == "joint":
+            return self.predictor(fields, query).apply(self.functional)
+        else:
+            numbers = self.functional(self.predictor(fields, query).mean.to(torch.float64))
+        return numbers.flatten(1).unflatten(0, theta.shape[:2])
+
+    def inputs_of(self, theta: Float64[Tensor, "n d"]) -> Field:
+        """The input fields of parameters, checked."""
+        fields = check_instance(self.encode(theta), Field, "the result of encode", remedy="return a Field of n input functions")
+        if len(fields) != len(theta):
+            raise ShapeError(
+                expected=f"{len(theta)} fields from encode, one per row of parameters",
+                got=str(len(fields)),
+                remedy="map parameters (n, d) to a Field of n functions",
+            )
+        return fields
+
+    def chunks(self, theta: Float64[Tensor, "t n d"]) -> tuple[Tensor, ...]:
+        """The parameters in parts along n, of a size that limits memory."""
+        return theta.split(max(1, _CHUNK_VALUES // (self.functional.grid.size * len(theta))), dim=1)
+
+    @cached_property
+    def _variance(self) -> Float64[Tensor, " q"]:
+        """Variances of the data given the outputs: noise, and for operator draws the white noise that these leave out."""
+        if self.likelihood != "draws" or not isinstance(self.predictor, Predictor):
+            return self.noise
+        centre = self.prior.from_normal(torch.zeros(1, self.size, dtype=torch.float64))
+        with torch.no_grad():
+            values = self.predictor(self.inputs_of(centre), self.functional.grid).apply(self.functional)
+        if not isinstance(values, GaussianField) or values.discrepancy is None:
+            return self.noise
+        return self.noise + values.discrepancy.without_white()[1].to(self.noise).flatten()
+
+    def _checked_parameters(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "*n d"]:
+        rows = real_tensor(theta, "theta", dtype=torch.float64)
+        if rows.ndim < 1 or rows.shape[-1] != self.size:
+            raise ShapeError(
+                expected=f"parameters of shape (..., {self.size})", got=str(tuple(rows.shape)), remedy="the prior's size is d"
+            )
+        check_finite(rows, "theta", remedy="check the parameters")
+        return rows
+
+    def _checked_data(self, data: object, noise: object) -> tuple[Float64[Tensor, " q"], Float64[Tensor, " q"]]:
+        """Data and noise variances as vectors, channel by channel."""
+        values = torch.atleast_1d(real_tensor(data, "data", dtype=torch.float64))
+        channels = self.predictor.out_channels if isinstance(self.predictor, Predictor) else values[..., 0].numel()
+        shape = (channels, self.functional.size)
+        if not values.numel() or tuple(values.shape) not in {shape, (1, *shape), shape[channels == 1 :]}:
+            raise ShapeError(
+                expected=f"data of shape {shape}: channels, then the functional's {shape[1]} numbers",
+                got=str(tuple(values.shape)),
+                remedy="observe at least one number, and give the functional of the observed ones",
+            )
+        check_finite(values, "data", remedy="leave missing observations out of data and functional")
+        variance = check_variances(noise, "noise", positive=True)
+        try:
+            spread = variance.reshape(shape) if variance.numel() == math.prod(shape) else variance.expand(shape)
+        except RuntimeError as error:
+            raise ShapeError(
+                expected=f"noise as a number, or of the data's shape {shape}",
+                got=str(tuple(variance.shape)),
+                remedy="give one variance per observation",
+            ) from error
+        return values.reshape(-1), spread.reshape(-1).clone()
+
+    def _check_contradictions(self) -> None:
+        """Refuse data that no field explains: with w^T A = 0, w^T data is noise of variance sum w² noise."""
+        if self.functional.grid.has_points_per_sample or self.functional.size > 2048:
+            return
+        rows = self.functional.adjoint(torch.eye(self.functional.size, dtype=torch.float64)).flatten(1)
+        left, values, _ = torch.linalg.svd(rows)
+        rank = int((values > 1e-10 * values.max()).sum())
+        null = left[:, rank:]
+        data, noise = (part.view(-1, self.functional.size) for part in (self.data, self.noise))
+        # the residual of weighted least squares in the null space, (N^T D N)^-1 with D the noise
+        for row, variance in zip(data, noise, strict=True):
+            if null.shape[1]:
+                contrast = null.mT @ row
+                squares = contrast @ torch.linalg.solve(null.mT @ (variance[:, None] * null), contrast)
+                if squares > _CONTRADICTION + 2.0 * null.shape[1]:
+                    raise ConstraintError(
+                        expected="observations that agree within their noise where one follows from others",
+                        got=f"a squared standardised contradiction of {float(squares):.3g}",
+                        remedy="check units and places of sensors, and noise, which is a variance",
+                    )

@@ -1,0 +1,268 @@
+"""Samplers of the posterior in standard normal coordinates: pCN, NUTS, tempered SMC and ensemble Kalman inversion.
+
+Each advances a state, a dictionary of tensors, by one block of steps. A block draws from a stream of its own, so that a chain
+that continues from a file is the chain that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from probneural.checks import optional
+from probneural.inverse.gauss_newton import GaussianApproximation, potential
+from probneural.inverse.model import InverseModel
+from probneural.randomness import seeded, stream
+
+State = dict[str, Tensor]
+ExactLogLikelihood = Callable[[Float64[Tensor, "t n d"]], Float64[Tensor, "t n"]]
+_MOST_STEPS = 20
+"""Maximum number of steps between two draws; of delayed acceptance, three times as many."""
+_ACCEPTANCE = 0.3
+_NUTS_DEPTH = 7
+_SMC_MOVES = 8
+"""Steps of each particle per temperature."""
+_KALMAN_STEPS = 8
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreconditionedCrankNicolson:
+    """z' = m + sqrt(1 - b²) (z - m) + b L xi, reversible for N(m, L L^T), accepted by the posterior's density relative to it.
+
+    With the Gauss-Newton approximation as reference, acceptance depends neither on the dimension nor on the number of data.
+    With `exact`, delayed acceptance: a chain of surrogate steps proposes, and the exact likelihood accepts with the ratio
+
+        min(1, exact(z') surrogate(z) / (exact(z) surrogate(z'))),
+
+    so the posterior is that of the exact solver.
+
+    Reference:
+        Rudolf and Sprungk (2018), On a generalization of the preconditioned Crank-Nicolson Metropolis algorithm;
+        Christen and Fox (2005), Markov chain Monte Carlo using an approximation.
+    """
+
+    problem: InverseModel
+    reference: GaussianApproximation
+    warm_up: int
+    exact: ExactLogLikelihood | None = None
+
+    def start(self, chains: int, seed: int) -> State:
+        """Draws from the reference."""
+        shape = (self.problem.targets, chains, self.problem.size)
+        white = torch.randn(shape, dtype=torch.float64, generator=stream(seed, "posterior start"))
+        z = self.reference.moved(white)
+        return {"z": z, "log_step": torch.zeros(len(z), 1, dtype=torch.float64) - 0.5, "accepted": torch.zeros(0)}
+
+    def block(self, state: State, draws: int, generator: torch.Generator) -> tuple[State, Tensor]:
+        """Adapt the step, if no draws are requested, or take draws `(t, c, draws, d)`."""
+        z, log_step = state["z"], state["log_step"]
+        density = self._density(z)
+        if not draws:
+            rates = torch.full_like(log_step, _ACCEPTANCE)
+            for number in range(self.warm_up):
+                z, density, rate = self._step(z, density, log_step, generator)
+                log_step = (log_step + (rate.mean(1, keepdim=True) - _ACCEPTANCE) / math.sqrt(1 + number)).clamp(-7.0, 0.0)
+                rates = 0.9 * rates + 0.1 * rate.mean(1, keepdim=True)
+            # a step forgets b² of z where it is accepted
+            steps = (1.0 / ((2.0 * log_step).exp() * rates)).max().ceil().clamp(1, _MOST_STEPS)
+            return state | {"z": z, "log_step": log_step, "steps": steps}, z[:, :, None][:, :, :0]
+        exact, calls = state.get("exact"), state.get("solver_calls", torch.zeros(1))
+        if self.exact is not None and exact is None:
+            exact, calls = self.exact(z), calls + z.shape[0] * z.shape[1]
+        kept, accepted, count = [], [], int(state["steps"]) * (1 if exact is None else 3)
+        for _ in range(draws):
+            before, before_density = z, density
+            for _ in range(count):
+                z, density, rate = self._step(z, density, log_step, generator)
+                accepted += [rate] if exact is None else []
+            if exact is not None and self.exact is not None:
+                proposed, calls = self.exact(z), calls + z.shape[0] * z.shape[1]
+                # surrogate log likelihoods are densities without their reference part
+                change = proposed - exact - (self._surrogate(z, density) - self._surrogate(before, before_density))
+                uniform = torch.rand(change.shape, dtype=torch.float64, generator=generator)
+                accepts = uniform.log() < change
+                z = torch.where(accepts[..., None], z, before)
+                density, exact = torch.where(accepts, density, before_density), torch.where(accepts, proposed, exact)
+                accepted.append(change.exp().clamp_max(1.0))
+            kept.append(z)
+        rate = torch.cat([state["accepted"], torch.stack(accepted).mean().reshape(1)])
+        solver = {} if exact is None else {"exact": exact, "solver_calls": calls}
+        return state | solver | {"z": z, "accepted": rate}, torch.stack(kept, dim=2)
+
+    def _density(self, z: Tensor) -> Tensor:
+        """Log posterior relative to the reference N(m, L L^T), up to a constant."""
+        return 0.5 * self.reference.whitened(z).square().sum(-1) - potential(self.problem, z)
+
+    def _surrogate(self, z: Tensor, density: Tensor) -> Tensor:
+        """Log likelihood from the density."""
+        return density - 0.5 * self.reference.whitened(z).square().sum(-1) + 0.5 * z.square().sum(-1)
+
+    def _step(self, z: Tensor, density: Tensor, log_step: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        step = log_step.exp()[..., None]
+        noise = torch.randn(z.shape, dtype=z.dtype, generator=generator)
+        proposal = self.reference.moved((1.0 - step.square()).clamp_min(0.0).sqrt() * self.reference.whitened(z) + step * noise)
+        proposed = self._density(proposal)
+        change = proposed - density
+        accepts = torch.rand(change.shape, dtype=z.dtype, generator=generator).log() < change
+        moved = torch.where(accepts[..., None], proposal, z)
+        return moved, torch.where(accepts, proposed, density), change.exp().clamp_max(1.0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NoUTurn:
+    """Pyro's NUTS on all chains together, in coordinates in which the Gauss-Newton approximation is N(0, I).
+
+    The chains of all targets are one chain on their product space, so that each leapfrog step is one batched evaluation.
+
+    Reference:
+        Hoffman and Gelman (2014), The No-U-Turn sampler.
+    """
+
+    problem: InverseModel
+    reference: GaussianApproximation
+    warm_up: int
+    seed: int
+
+    def start(self, chains: int, seed: int) -> State:
+        """Draws from the reference, in whitened coordinates."""
+        shape = (self.problem.targets, chains, self.problem.size)
+        white = torch.randn(shape, dtype=torch.float64, generator=stream(seed, "posterior start"))
+        return {
+            "white": white,
+            "step": torch.zeros(1, dtype=torch.float64),
+            "block": torch.zeros(1),
+            "accepted": torch.zeros(0),
+        }
+
+    def block(self, state: State, draws: int, generator: torch.Generator) -> tuple[State, Tensor]:
+        """Adapt the step size, if no draws are requested, or take draws `(t, c, draws, d)`."""
+        del generator  # Pyro draws from the global one
+        nuts = optional("pyro.infer", "NUTS", extra="pyro").NUTS
+        adapts = not draws
+        kernel = nuts(
+            potential_fn=lambda parameters: potential(self.problem, self.reference.moved(parameters["white"])).sum(),
+            step_size=1.0 if adapts else float(state["step"]),
+            adapt_step_size=adapts,
+            adapt_mass_matrix=False,
+            max_tree_depth=_NUTS_DEPTH,
+        )
+        parameters, kept = {"white": state["white"]}, []
+        number = int(state["block"])
+        with seeded(self.seed, "posterior steps", number):
+            kernel.initial_params = parameters
+            kernel.setup(self.warm_up if adapts else 0)
+            for _ in range(self.warm_up if adapts else draws):
+                parameters = kernel.sample(parameters)
+                kept.append(self.reference.moved(parameters["white"].detach()))
+            rate = torch.tensor([kernel._mean_accept_prob])
+            step = torch.tensor([float(kernel.step_size)], dtype=torch.float64)
+            kernel.cleanup()
+        white = parameters["white"].detach()
+        moved = {"white": white, "step": step if adapts else state["step"], "block": torch.tensor([number + 1.0])}
+        moved["accepted"] = state["accepted"] if adapts else torch.cat([state["accepted"], rate])
+        return moved, white[:, :, None][:, :, :0] if adapts else torch.stack(kept, dim=2)
+
+
+@torch.no_grad()
+def tempered(
+    problem: InverseModel, *, particles: int, seed: int, tick: Callable[[float], object]
+) -> tuple[Float64[Tensor, "t n d"], Float64[Tensor, " t"], float]:
+    """Sequential Monte Carlo from the prior to the posterior: particles, log evidence and mean acceptance.
+
+    At temperatures b, targets are prior x likelihood^b. Each b halves the effective number of particles; they are
+    resampled, and moved by steps that are reversible for the Gaussian of their mean and covariance.
+
+    Reference:
+        Del Moral, Doucet and Jasra (2006), Sequential Monte Carlo samplers; Kantas, Beskos and Jasra (2014), Sequential
+        Monte Carlo methods for high-dimensional inverse problems.
+    """
+    generator = stream(seed, "posterior sampling")
+    z = torch.randn(problem.targets, particles, problem.size, dtype=torch.float64, generator=generator)
+    logs = problem.log_densities(problem.prior.from_normal(z))
+    temperature = torch.zeros(len(z), 1, dtype=torch.float64)
+    evidence, log_step, rates = torch.zeros(len(z), dtype=torch.float64), torch.zeros(len(z), 1, dtype=torch.float64), []
+    while bool((temperature < 1.0).any()):
+        raised = _next_temperature(logs, temperature)
+        weights = (raised - temperature) * logs
+        # log of the mean of likelihood^(b' - b)
+        evidence += weights.logsumexp(1) - math.log(particles)
+        chosen = _systematic(weights.softmax(1), generator)
+        z, logs, temperature = z.take_along_dim(chosen[..., None], 1), logs.take_along_dim(chosen, 1), raised
+        mean, factor = _gaussian_of(z)
+        for _ in range(_SMC_MOVES):
+            white = torch.linalg.solve_triangular(factor, (z - mean).mT, upper=False).mT
+            step = log_step.exp()[..., None]
+            noise = torch.randn(z.shape, dtype=z.dtype, generator=generator)
+            proposal = mean + ((1.0 - step.square()).clamp_min(0.0).sqrt() * white + step * noise) @ factor.mT
+            moved = torch.linalg.solve_triangular(factor, (proposal - mean).mT, upper=False).mT
+            proposed = problem.log_densities(problem.prior.from_normal(proposal))
+            reference = 0.5 * (moved.square().sum(-1) - white.square().sum(-1))
+            change = temperature * (proposed - logs) - 0.5 * (proposal.square().sum(-1) - z.square().sum(-1)) + reference
+            accepts = torch.rand(change.shape, dtype=z.dtype, generator=generator).log() < change
+            z, logs = torch.where(accepts[..., None], proposal, z), torch.where(accepts, proposed, logs)
+            rate = change.exp().clamp_max(1.0).mean(1, keepdim=True)
+            log_step = (log_step + 0.5 * (rate - _ACCEPTANCE)).clamp(-5.0, 0.0)
+            rates.append(float(rate.mean()))
+        tick(float(temperature.min()))
+    return z, evidence, sum(rates) / len(rates)
+
+
+@torch.no_grad()
+def kalman_inverted(problem: InverseModel, *, members: int, seed: int) -> Float64[Tensor, "t n d"]:
+    """Ensemble Kalman inversion in K equal steps: z <- z + C_zg (C_gg + K S)^-1 (data + sqrt(K) e - g).
+
+    g are the members' predicted data, e their errors, of covariance S. In the limit of many members it is exact for linear maps
+    with Gaussian priors.
+
+    Reference:
+        Iglesias, Law and Stuart (2013), Ensemble Kalman methods for inverse problems; Emerick and Reynolds (2013), Ensemble
+        smoother with multiple data assimilation.
+    """
+    generator = stream(seed, "Kalman inversion")
+    z = torch.randn(problem.targets, members, problem.size, dtype=torch.float64, generator=generator)
+    for _ in range(_KALMAN_STEPS):
+        moments = [problem.moments(problem.prior.from_normal(part)) for part in problem.chunks(z)]
+        predicted = torch.cat([mean for mean, _ in moments], dim=1)
+        covariance = torch.stack([part.sum(1) for _, part in moments]).sum(0) / members
+        noise = torch.randn(predicted.shape, dtype=z.dtype, generator=generator)
+        errors = math.sqrt(_KALMAN_STEPS) * noise @ torch.linalg.cholesky(covariance).mT
+        deviations, spread = z - z.mean(1, keepdim=True), predicted - predicted.mean(1, keepdim=True)
+        cross, own = deviations.mT @ spread / (members - 1), spread.mT @ spread / (members - 1)
+        residual = problem.data + errors - predicted
+        z = z + torch.linalg.solve(own + _KALMAN_STEPS * covariance, residual.mT).mT @ cross.mT
+    return z
+
+
+def _next_temperature(logs: Tensor, temperature: Tensor) -> Tensor:
+    """The temperature at which weights have half of the effective number of particles, by bisection, or 1."""
+    low, high = temperature.clone(), torch.ones_like(temperature)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        weights = ((middle - temperature) * logs).softmax(1)
+        enough = weights.square().sum(1, keepdim=True).reciprocal() >= 0.5 * logs.shape[1]
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    whole = ((1.0 - temperature) * logs).softmax(1).square().sum(1, keepdim=True).reciprocal() >= 0.5 * logs.shape[1]
+    return torch.where(whole, 1.0, low.clamp_min(temperature + 1e-12))
+
+
+def _systematic(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Indices of systematic resampling, `(t, n)`."""
+    count = weights.shape[1]
+    offsets = torch.rand(len(weights), 1, dtype=weights.dtype, generator=generator)
+    places = (torch.arange(count, dtype=weights.dtype) + offsets) / count
+    return torch.searchsorted(weights.cumsum(1), places).clamp_max(count - 1)
+
+
+def _gaussian_of(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and triangular factor of the particles' covariance, shrunk to its diagonal where they are few."""
+    mean = z.mean(1, keepdim=True)
+    deviations = z - mean
+    covariance = deviations.mT @ deviations / max(1, z.shape[1] - 1)
+    fraction = z.shape[2] / (z.shape[1] + z.shape[2])
+    diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-12))
+    return mean, torch.linalg.cholesky((1.0 - fraction) * covariance + fraction * diagonal)
