@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float64
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 
 from probneural.contexts import undisturbed
@@ -15,6 +18,8 @@ from probneural.inverse.model import InverseModel
 
 _HALVINGS = 14
 """Maximum number of times that a step is halved."""
+_GAUSS_NEWTON_STEPS = 20
+"""Maximum number of Gauss-Newton steps before L-BFGS takes over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +31,7 @@ class GaussianApproximation:
         factor: Lower triangular, `(t, d, d)`, dimensionless.
         log_evidence: Laplace approximation of the log density of the data, `(t,)`, in nats.
         chi2: Squared standardised residual of the data per observation at the mode, `(t,)`, dimensionless.
-        has_converged: Whether the gradient of each target is below the tolerance, `(t,)`.
+        has_converged: Whether the last step of each target is below the tolerance, `(t,)`.
         iterations: Gauss-Newton steps taken.
     """
 
@@ -58,7 +63,8 @@ def approximate(
     """Minimise the potential from n starts of each target, and keep the lowest of each.
 
     With residual r(z) = data - m(z), J = dm/dz and the data's covariance S, a step is -(I + J^T S^-1 J)^-1 times the exact
-    gradient, halved until the potential falls. The approximation has the covariance (I + J^T S^-1 J)^-1.
+    gradient, halved until the potential falls. Where S depends on z, these steps may converge slowly; L-BFGS steps in the
+    metric of the last one follow. The approximation has the covariance (I + J^T S^-1 J)^-1.
     """
     z, iteration = starts, 0
     with torch.no_grad():
@@ -69,44 +75,51 @@ def approximate(
             got="NaN or an infinite one",
             remedy="check encode, the predictor, and the noise, which is a variance",
         )
-    scale = None
-    while True:
-        gradient, jacobian, covariance, residual = _linearised(problem, z)
-        size = gradient.norm(dim=-1)
-        scale = size.clamp_min(1.0) if scale is None else scale
-        done = size <= tolerance * scale
-        # precision I + J^T S^-1 J
-        rows = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), jacobian, upper=False)
-        precision = torch.eye(problem.size, dtype=z.dtype) + rows.mT @ rows
-        triangle = torch.linalg.cholesky(precision)
-        if bool(done.all()) or iteration == iterations:
-            break
+    state = _linearised(problem, z)
+    while iteration < min(iterations, _GAUSS_NEWTON_STEPS) and bool((state.distance > tolerance).any()):
         iteration += 1
-        step = -torch.cholesky_solve(gradient[..., None], triangle)[..., 0]
-        moved, lower = _searched(problem, z, step, gradient, height)
+        step = -torch.cholesky_solve(state.gradient[..., None], state.triangle)[..., 0]
+        moved, lower = _searched(problem, z, step, state.gradient, height)
         if not bool((lower < height).any()):
             break
         z, height = moved, lower
-    best = height.argmin(1)
-    targets = torch.arange(len(z))
-    inverse = torch.linalg.solve_triangular(triangle[targets, best], torch.eye(problem.size, dtype=z.dtype), upper=False)
+        state = _linearised(problem, z)
+    targets, best = torch.arange(len(z)), height.argmin(1)
+    z = z[targets, best][:, None]
+    state = _linearised(problem, z)
+    if bool((state.distance > tolerance).any()) and iteration < iterations:
+        z, steps = _polished(problem, z, state.triangle[:, 0], iterations=iterations - iteration, tolerance=tolerance)
+        iteration, state = iteration + steps, _linearised(problem, z)
+    eye = torch.eye(problem.size, dtype=z.dtype)
+    inverse = torch.linalg.solve_triangular(state.triangle[:, 0], eye.expand(len(z), -1, -1), upper=False)
     factor = torch.linalg.cholesky(inverse.mT @ inverse)
-    whitened = torch.linalg.solve_triangular(
-        torch.linalg.cholesky(covariance[targets, best]), residual[targets, best][..., None], upper=False
-    )
+    with torch.no_grad():
+        height = potential(problem, z)[:, 0]
     return GaussianApproximation(
-        mode=z[targets, best],
+        mode=z[:, 0],
         factor=factor,
-        log_evidence=-height[targets, best] + factor.diagonal(dim1=-2, dim2=-1).log().sum(-1),
-        chi2=whitened.square().mean((-2, -1)),
-        has_converged=done[targets, best],
+        log_evidence=-height + factor.diagonal(dim1=-2, dim2=-1).log().sum(-1),
+        chi2=state.residual[:, 0].square().mean(-1),
+        has_converged=state.distance[:, 0] <= tolerance,
         iterations=iteration,
     )
 
 
+class _Linearisation(NamedTuple):
+    """Gradient of the potential, Cholesky factor of I + J^T S^-1 J, and the residual whitened by S."""
+
+    gradient: Float64[Tensor, "t n d"]
+    triangle: Float64[Tensor, "t n d d"]
+    residual: Float64[Tensor, "t n q"]
+
+    @property
+    def distance(self) -> Float64[Tensor, "t n"]:
+        """Length of the Gauss-Newton step in standard deviations of the approximation."""
+        return torch.linalg.solve_triangular(self.triangle, self.gradient[..., None], upper=False).norm(dim=(-2, -1))
+
+
 @torch.enable_grad()
-def _linearised(problem: InverseModel, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradient of the potential `(t, n, d)`, Jacobian of the data's mean `(t, n, q, d)`, its covariance, and the residual."""
+def _linearised(problem: InverseModel, z: Float64[Tensor, "t n d"]) -> _Linearisation:
     at = z.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(potential(problem, at).sum(), at)
     mean, covariance = problem.moments(problem.prior.from_normal(at))
@@ -114,11 +127,40 @@ def _linearised(problem: InverseModel, z: Tensor) -> tuple[Tensor, Tensor, Tenso
         raise DataError(
             expected="predictions that are differentiable in the parameters",
             got="values without a graph",
-            remedy='write encode with torch operations; or use sample("pcn", ...) from the prior, kalman() or "smc"',
+            remedy='write encode with torch operations; or use sample("smc") or kalman()',
         )
     columns = [torch.autograd.grad(mean[..., row].sum(), at, retain_graph=True)[0] for row in range(mean.shape[-1])]
-    jacobian = torch.stack(columns, dim=-2)
-    return gradient, jacobian, covariance.detach(), (problem.data - mean).detach()
+    whitening = torch.linalg.cholesky(covariance.detach())
+    rows = torch.linalg.solve_triangular(whitening, torch.stack(columns, dim=-2), upper=False)
+    residual = torch.linalg.solve_triangular(whitening, (problem.data - mean).detach()[..., None], upper=False)[..., 0]
+    precision = torch.eye(problem.size, dtype=z.dtype) + rows.mT @ rows
+    return _Linearisation(gradient, torch.linalg.cholesky(precision), residual)
+
+
+def _polished(
+    problem: InverseModel,
+    z: Float64[Tensor, "t 1 d"],
+    triangle: Float64[Tensor, "t d d"],
+    *,
+    iterations: int,
+    tolerance: Tensor,
+) -> tuple[Float64[Tensor, "t 1 d"], int]:
+    """L-BFGS steps of all targets together, in coordinates in which I + J^T S^-1 J = triangle triangle^T is I."""
+
+    def moved(white: NDArray[Any]) -> Tensor:
+        change = torch.from_numpy(white).view(len(z), -1, 1)
+        return z + torch.linalg.solve_triangular(triangle.mT, change, upper=True).mT
+
+    def objective(white: NDArray[Any]) -> tuple[float, NDArray[Any]]:
+        at = moved(white).requires_grad_()
+        height = potential(problem, at).sum()
+        (gradient,) = torch.autograd.grad(height, at)
+        return float(height.detach()), torch.linalg.solve_triangular(triangle, gradient.mT, upper=False).flatten().numpy()
+
+    start = np.zeros(len(z) * problem.size)
+    settings = {"maxiter": iterations, "gtol": tolerance / problem.size**0.5, "ftol": 0.0}
+    result = minimize(objective, start, jac=True, method="L-BFGS-B", options=settings)
+    return moved(result.x), int(result.nit)
 
 
 @torch.no_grad()
@@ -137,8 +179,3 @@ def _searched(problem: InverseModel, z: Tensor, step: Tensor, gradient: Tensor, 
             break
         length = torch.where(searching, 0.5 * length, length)
     return best, lowest
-
-
-def log_normal(z: Float64[Tensor, "*n d"]) -> Float64[Tensor, "*n"]:
-    """Log density of N(0, I)."""
-    return -0.5 * (z.square().sum(-1) + z.shape[-1] * math.log(2.0 * math.pi))

@@ -43,7 +43,8 @@ class Prior(Undisturbed):
 
     def __init__(self, prior: PriorLike) -> None:
         factors = prior.factors if isinstance(prior, InputDistribution) else prior
-        self.factors = tuple(factors) if isinstance(factors, list | tuple) else (factors,)
+        factors = tuple(factors) if isinstance(factors, list | tuple) else (factors,)
+        self.factors = tuple(map(_dense, factors))
         for factor in self.factors:
             if not isinstance(factor, Distribution) or len(factor.batch_shape) or len(factor.event_shape) > 1:
                 raise ArgumentError(
@@ -82,14 +83,19 @@ class Prior(Undisturbed):
         return total
 
 
+def _dense(factor: Distribution) -> Distribution:
+    """A low-rank normal distribution with its covariance matrix, in float64; others as they are."""
+    if not isinstance(factor, LowRankMultivariateNormal):
+        return factor
+    return MultivariateNormal(factor.loc.to(torch.float64), factor.covariance_matrix.to(torch.float64))
+
+
 def _moved(distribution: Distribution, z: Tensor) -> Tensor:
     """Map standard normal numbers to draws: affine for Gaussians, else by the inverse distribution function."""
     if isinstance(distribution, Independent):
         return _moved(distribution.base_dist, z)
     if isinstance(distribution, Normal):
         return distribution.loc.to(z) + distribution.scale.to(z) * z
-    if isinstance(distribution, LowRankMultivariateNormal):
-        return distribution.loc.to(z) + z @ torch.linalg.cholesky(distribution.covariance_matrix.to(z)).mT
     if isinstance(distribution, MultivariateNormal):
         return distribution.loc.to(z) + z @ distribution.scale_tril.to(z).mT
     if isinstance(distribution, TransformedDistribution):

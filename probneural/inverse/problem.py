@@ -83,7 +83,7 @@ class InverseProblem(InverseModel):
         distributions (mean and expected likelihoods); arXiv 2601.03532 (expected unnormalised and expected posteriors).
     """
 
-    def map(self, *, iterations: int = 100, tolerance: float = 1e-6, seed: int = 0) -> InversePosterior:
+    def map(self, *, iterations: int = 100, tolerance: float = 1e-4, seed: int = 0) -> InversePosterior:
         """The most probable parameters of each target, by Gauss-Newton steps from four starts.
 
         Probable in standard normal coordinates z, theta = T(z): for Gaussian priors the maximum of `log_posterior`. Others, as
@@ -91,7 +91,7 @@ class InverseProblem(InverseModel):
 
         Args:
             iterations: Maximum number of steps.
-            tolerance: On the gradient's norm, relative to that at the start, or to 1; dimensionless.
+            tolerance: Length of the last step, in standard deviations of the Gauss-Newton approximation; dimensionless.
             seed: Seed of three of the starts.
 
         Raises:
@@ -222,7 +222,7 @@ class InverseProblem(InverseModel):
         """Time and number of evaluations at the start of a solver."""
         return time.perf_counter(), self.evaluations
 
-    def _approximated(self, *, iterations: int = 100, tolerance: float = 1e-6, seed: int) -> GaussianApproximation:
+    def _approximated(self, *, iterations: int = 100, tolerance: float = 1e-4, seed: int) -> GaussianApproximation:
         """The Gauss-Newton approximation; warns of data that the model does not explain, and of missing convergence."""
         iterations = check_integer(iterations, "iterations")
         tolerance = check_real(tolerance, "tolerance", above=0.0, below=1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float64
@@ -32,18 +33,24 @@ _KALMAN_STEPS = 8
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreconditionedCrankNicolson:
-    """z' = m + sqrt(1 - b²) (z - m) + b L xi, reversible for N(m, L L^T), accepted by the posterior's density relative to it.
+    """Steps that are reversible for a Gaussian, accepted by the posterior's density relative to it.
 
-    With the Gauss-Newton approximation as reference, acceptance depends neither on the dimension nor on the number of data.
-    With `exact`, delayed acceptance: a chain of surrogate steps proposes, and the exact likelihood accepts with the ratio
+    Each step is one of two kinds, by chance. With the Gauss-Newton approximation N(m, C):
+
+        z' = m + sqrt(1 - b²) (z - m) + b C^(1/2) xi    reversible for N(m, C),
+        z' = sqrt(I - b² C) z + b C^(1/2) xi            reversible for the prior N(0, I).
+
+    The first moves far where the posterior is nearly Gaussian; the second does not stick in heavier tails. Acceptance depends
+    neither on the dimension nor on the number of data. With `exact`, delayed acceptance: a chain of surrogate steps, of random
+    length, proposes, and the exact likelihood accepts with the ratio
 
         min(1, exact(z') surrogate(z) / (exact(z) surrogate(z'))),
 
     so the posterior is that of the exact solver.
 
     Reference:
-        Rudolf and Sprungk (2018), On a generalization of the preconditioned Crank-Nicolson Metropolis algorithm;
-        Christen and Fox (2005), Markov chain Monte Carlo using an approximation.
+        Rudolf and Sprungk (2018), On a generalization of the preconditioned Crank-Nicolson Metropolis algorithm; Law (2014),
+        Proposals which speed up function-space MCMC; Christen and Fox (2005), Markov chain Monte Carlo using an approximation.
     """
 
     problem: InverseModel
@@ -52,65 +59,79 @@ class PreconditionedCrankNicolson:
     exact: ExactLogLikelihood | None = None
 
     def start(self, chains: int, seed: int) -> State:
-        """Draws from the reference."""
+        """Draws from the approximation."""
         shape = (self.problem.targets, chains, self.problem.size)
         white = torch.randn(shape, dtype=torch.float64, generator=stream(seed, "posterior start"))
-        z = self.reference.moved(white)
-        return {"z": z, "log_step": torch.zeros(len(z), 1, dtype=torch.float64) - 0.5, "accepted": torch.zeros(0)}
+        steps = torch.zeros(2, shape[0], 1, dtype=torch.float64) - 0.5
+        return {"z": self.reference.moved(white), "log_steps": steps, "accepted": torch.zeros(0)}
 
     def block(self, state: State, draws: int, generator: torch.Generator) -> tuple[State, Tensor]:
-        """Adapt the step, if no draws are requested, or take draws `(t, c, draws, d)`."""
-        z, log_step = state["z"], state["log_step"]
-        density = self._density(z)
+        """Adapt the step sizes, if no draws are requested, or take draws `(t, c, draws, d)`."""
+        z, log_steps = state["z"], state["log_steps"].clone()
+        logs = self._log_likelihood(z)
         if not draws:
-            rates = torch.full_like(log_step, _ACCEPTANCE)
+            rates = torch.full_like(log_steps, _ACCEPTANCE)
             for number in range(self.warm_up):
-                z, density, rate = self._step(z, density, log_step, generator)
-                log_step = (log_step + (rate.mean(1, keepdim=True) - _ACCEPTANCE) / math.sqrt(1 + number)).clamp(-7.0, 0.0)
-                rates = 0.9 * rates + 0.1 * rate.mean(1, keepdim=True)
-            # a step forgets b² of z where it is accepted
-            steps = (1.0 / ((2.0 * log_step).exp() * rates)).max().ceil().clamp(1, _MOST_STEPS)
-            return state | {"z": z, "log_step": log_step, "steps": steps}, z[:, :, None][:, :, :0]
+                kind = number % 2
+                z, logs, rate = self._step(z, logs, kind, log_steps[kind], generator)
+                mean = rate.mean(1, keepdim=True)
+                log_steps[kind] = (log_steps[kind] + (mean - _ACCEPTANCE) / math.sqrt(1 + number // 2)).clamp(-7.0, 0.0)
+                rates[kind] = 0.9 * rates[kind] + 0.1 * mean
+            # a step of size b forgets b² of z where it is accepted
+            forgotten = ((2.0 * log_steps).exp() * rates).mean(0)
+            steps = (1.0 / forgotten).max().ceil().clamp(2, _MOST_STEPS)
+            return state | {"z": z, "log_steps": log_steps, "steps": steps}, z[:, :, None][:, :, :0]
         exact, calls = state.get("exact"), state.get("solver_calls", torch.zeros(1))
         if self.exact is not None and exact is None:
             exact, calls = self.exact(z), calls + z.shape[0] * z.shape[1]
-        kept, accepted, count = [], [], int(state["steps"]) * (1 if exact is None else 3)
+        kept, accepted, most = [], [], int(state["steps"]) * (1 if exact is None else 3)
         for _ in range(draws):
-            before, before_density = z, density
-            for _ in range(count):
-                z, density, rate = self._step(z, density, log_step, generator)
+            before, before_logs = z, logs
+            count = most if exact is None else math.ceil(most ** float(torch.rand((), generator=generator)))
+            for kind in (torch.rand(count, generator=generator) < 0.5).int().tolist():
+                z, logs, rate = self._step(z, logs, kind, log_steps[kind], generator)
                 accepted += [rate] if exact is None else []
             if exact is not None and self.exact is not None:
                 proposed, calls = self.exact(z), calls + z.shape[0] * z.shape[1]
-                # surrogate log likelihoods are densities without their reference part
-                change = proposed - exact - (self._surrogate(z, density) - self._surrogate(before, before_density))
-                uniform = torch.rand(change.shape, dtype=torch.float64, generator=generator)
-                accepts = uniform.log() < change
+                change = proposed - exact - (logs - before_logs)
+                accepts = torch.rand(change.shape, dtype=torch.float64, generator=generator).log() < change
                 z = torch.where(accepts[..., None], z, before)
-                density, exact = torch.where(accepts, density, before_density), torch.where(accepts, proposed, exact)
+                logs, exact = torch.where(accepts, logs, before_logs), torch.where(accepts, proposed, exact)
                 accepted.append(change.exp().clamp_max(1.0))
             kept.append(z)
         rate = torch.cat([state["accepted"], torch.stack(accepted).mean().reshape(1)])
         solver = {} if exact is None else {"exact": exact, "solver_calls": calls}
         return state | solver | {"z": z, "accepted": rate}, torch.stack(kept, dim=2)
 
-    def _density(self, z: Tensor) -> Tensor:
-        """Log posterior relative to the reference N(m, L L^T), up to a constant."""
-        return 0.5 * self.reference.whitened(z).square().sum(-1) - potential(self.problem, z)
+    def _log_likelihood(self, z: Tensor) -> Tensor:
+        return self.problem.log_densities(self.problem.prior.from_normal(z))
 
-    def _surrogate(self, z: Tensor, density: Tensor) -> Tensor:
-        """Log likelihood from the density."""
-        return density - 0.5 * self.reference.whitened(z).square().sum(-1) + 0.5 * z.square().sum(-1)
-
-    def _step(self, z: Tensor, density: Tensor, log_step: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(
+        self, z: Tensor, logs: Tensor, kind: int, log_step: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
         step = log_step.exp()[..., None]
         noise = torch.randn(z.shape, dtype=z.dtype, generator=generator)
-        proposal = self.reference.moved((1.0 - step.square()).clamp_min(0.0).sqrt() * self.reference.whitened(z) + step * noise)
-        proposed = self._density(proposal)
-        change = proposed - density
+        if kind:  # in the eigenbasis of C
+            variances, basis = self._eigenpairs
+            kept = (1.0 - step.square() * variances[:, None]).clamp_min(0.0).sqrt()
+            proposal = (kept * (z @ basis) + step * variances.sqrt()[:, None] * noise) @ basis.mT
+            reference = torch.zeros_like(logs)
+        else:
+            white = self.reference.whitened(z)
+            moved = (1.0 - step.square()).clamp_min(0.0).sqrt() * white + step * noise
+            proposal = self.reference.moved(moved)
+            # log of the prior's density relative to N(m, C)
+            reference = 0.5 * (z.square() - proposal.square() + moved.square() - white.square()).sum(-1)
+        proposed = self._log_likelihood(proposal)
+        change = torch.nan_to_num(proposed - logs + reference, nan=-math.inf)
         accepts = torch.rand(change.shape, dtype=z.dtype, generator=generator).log() < change
-        moved = torch.where(accepts[..., None], proposal, z)
-        return moved, torch.where(accepts, proposed, density), change.exp().clamp_max(1.0)
+        return torch.where(accepts[..., None], proposal, z), torch.where(accepts, proposed, logs), change.exp().clamp_max(1.0)
+
+    @cached_property
+    def _eigenpairs(self) -> tuple[Float64[Tensor, "t d"], Float64[Tensor, "t d d"]]:
+        """Eigenvalues of C, at most 1, and eigenvectors."""
+        values, vectors = torch.linalg.eigh(self.reference.factor @ self.reference.factor.mT)
+        return values.clamp(1e-300, 1.0), vectors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
