@@ -143,7 +143,7 @@ def _polished(
     triangle: Float64[Tensor, "t d d"],
     *,
     iterations: int,
-    tolerance: Tensor,
+    tolerance: float,
 ) -> tuple[Float64[Tensor, "t 1 d"], int]:
     """L-BFGS steps of all targets together, in coordinates in which I + J^T S^-1 J = triangle triangle^T is I."""
 

@@ -43,8 +43,8 @@ class Prior(Undisturbed):
 
     def __init__(self, prior: PriorLike) -> None:
         factors = prior.factors if isinstance(prior, InputDistribution) else prior
-        factors = tuple(factors) if isinstance(factors, list | tuple) else (factors,)
-        self.factors = tuple(map(_dense, factors))
+        parts = tuple(factors) if isinstance(factors, list | tuple) else (factors,)
+        self.factors = tuple(map(_dense, parts))
         for factor in self.factors:
             if not isinstance(factor, Distribution) or len(factor.batch_shape) or len(factor.event_shape) > 1:
                 raise ArgumentError(
@@ -76,7 +76,7 @@ class Prior(Undisturbed):
         total = theta.new_zeros(theta.shape[:-1], dtype=torch.float64)
         for factor, part in zip(self.factors, theta.to(torch.float64).split(self._sizes, dim=-1), strict=True):
             values = part if len(factor.event_shape) else part[..., 0]
-            inside = factor.support.check(values)
+            inside = getattr(factor.support, "check", torch.isfinite)(values)
             anchor = _moved(factor, torch.zeros_like(values)).to(values)
             safe = torch.where(inside[..., None] if len(factor.event_shape) else inside, values, anchor)
             total = total + torch.where(inside, factor.log_prob(safe), -math.inf)
