@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 import probneural as pn
-from benchmarks.inverse_posteriors import Posterior, QuadraturePosterior, gaussian_log_density
+from benchmarks.inverse_posteriors import Posterior, QuadraturePosterior, gaussian_log_density, normal_draws
 from benchmarks.inverse_tasks import Task, poisson, sensors_within, standard_normal
 from probneural.functionals import Functional
 from probneural.problems import GaussianRandomField
@@ -187,9 +187,9 @@ class HierarchicalPosterior(Posterior):
 
     def sample(self, n: int, seed: int) -> Float64[Tensor, "n d"]:
         """Hyperparameters first; then xi + G (data - A Lambda^1/2 xi - noise), by Matheron's rule."""
-        z, generator = torch.special.ndtri(self.levels.sample(n, seed)), stream(seed, "inverse draws", 1)
-        xi = torch.randn(n, self.means.shape[1], generator=generator, dtype=torch.float64)
-        noise = math.sqrt(self.task.noise) * torch.randn(n, len(self.data), generator=generator, dtype=torch.float64)
+        z = torch.special.ndtri(self.levels.sample(n, seed))
+        xi = normal_draws(n, self.means.shape[1], seed=seed, index=1)
+        noise = math.sqrt(self.task.noise) * normal_draws(n, len(self.data), seed=seed, index=2)
         rows = []
         for row in range(n):
             half, gain = self._gain(self.task, z[row])
