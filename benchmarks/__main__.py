@@ -18,6 +18,7 @@ from benchmarks import (
     forecast,
     gold,
     heads,
+    inverse,
     laplace,
     large_data,
     meshes,
@@ -159,6 +160,12 @@ COMMANDS = {
         "operators and heads on meshes, one per sample: errors on finer and graded meshes, coverage of integrals; 15 minutes",
         output="meshes.json and finished units",
         options={**PROBLEM, **WORKERS},
+    ),
+    "inverse": Command(
+        inverse.main,
+        "inverse problems against exact posteriors: distance, calibration, calls of the solver; a quarter of an hour",
+        output="inverse.json and finished units",
+        options=WORKERS,
     ),
     "novelty": Command(
         novelty.main,

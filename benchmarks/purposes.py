@@ -44,6 +44,8 @@ PURPOSES = {
     "inverse draws": "draws from exact posteriors",
     "inverse sensors": "where the sensors of inverse problems are",
     "inverse operators": "draws of an uncertain linear operator",
+    "inverse ranks": "draws behind ranks of true parameters, per data set",
+    "inverse plain chains": "proposals of plain pCN with the solver",
     "inverse chains": "elliptical slice sampling of tempered posteriors",
     "hidden design": "the design behind the target of an inverse problem",
     "reference designs": "random designs behind the reference of a design problem",
