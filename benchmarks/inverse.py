@@ -46,7 +46,7 @@ PLAIN_STEPS, WARM_UP = 4000, 1000
 
 
 def surrogate(task: Task, pairs: int, *, seed: int) -> Predictor:
-    """A kernel operator of draws from the prior: half of the pairs train it, the other half, at most 50, scale its variances."""
+    """A kernel operator of draws from the prior: half of the pairs, at most 50, scale its variances, the others train it."""
     held_out = min(50, pairs // 2)
     every = task.pairs(pairs, seed=seed, dtype=torch.float64)
     predictor = pn.heads.KernelOperator().fit(None, every[held_out:])
