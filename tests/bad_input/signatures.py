@@ -348,7 +348,7 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
     inverse.InverseProblem: inversion,
-    inverse.InversePosterior: lambda: inversion().laplace(draws=4),
+    inverse.InversePosterior: lambda: inversion().kalman(members=4),
     KernelPredictor: world.kernel,
     LaplacePredictor: world.laplace,
     LastLayerPredictor: world.build_predictor,
