@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -98,14 +98,9 @@ class GaussianTrajectory(Undisturbed):
             latent, Latent, "latent", remedy="take that of a conditioned forecast: forecast.latent", error=LatentError
         )
         latent.relative_to(self.latent)
-        return GaussianTrajectory(
-            self._fields,
-            self.start,
-            dropped=self.dropped,
-            latent=latent,
-            duration=self.duration,
-            linearisation_error=self._error,
-        )
+        conditioned = copy.copy(self)
+        conditioned.latent = latent
+        return conditioned
 
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, lead: int, noise: float | Tensor = 0.0
@@ -127,15 +122,14 @@ class GaussianTrajectory(Undisturbed):
             DataError: If a value is not finite.
         """
         analysis = self.under(self.at(lead).condition(functional, values, noise=noise).latent)
-        if self._error is not None and lead > 0:
-            displaced = self._displacement(analysis, functional, values, lead=lead, noise=noise)
-            if displaced > _DISPLACEMENT:
-                warn(
-                    f"steps to lead {lead} are nonlinear: linearisation about the initial mean displaces the analysed start by "
-                    f"{displaced:.2g} standard deviations, so intervals cover too little; linearise about the most probable "
-                    "start, propagate(predictor, four_d_var(...).start, ..., initial=...), or use pn.inverse.InverseProblem",
-                    ConvergenceWarning,
-                )
+        displaced = self._displacement(analysis, functional, values, lead=lead, noise=noise)
+        if displaced > _DISPLACEMENT:
+            warn(
+                f"steps to lead {lead} are nonlinear: linearisation about the initial mean displaces the analysed start by "
+                f"{displaced:.2g} standard deviations, so intervals cover too little; linearise about the most probable "
+                "start, propagate(predictor, four_d_var(...).start, ..., initial=...), or use pn.inverse.InverseProblem",
+                ConvergenceWarning,
+            )
         return analysis
 
     @torch.no_grad()
@@ -143,14 +137,15 @@ class GaussianTrajectory(Undisturbed):
         self, analysis: GaussianTrajectory, functional: Functional, values: Tensor, *, lead: int, noise: float | Tensor
     ) -> float:
         """Standard deviations by which data corrected for the error e, y - A e, move the analysed start; median of samples."""
-        assert self._error is not None
+        if self._error is None or lead == 0:
+            return 0.0
         begin = analysis.at(0)
         error = self._error(begin.mean, lead)
         if not bool(error.isfinite().all()):
-            return math.inf
-        moved = self.at(lead).condition(functional, torch.as_tensor(values) - functional(error), noise=noise)
-        squares = (self.under(moved.latent).at(0).mean - begin.mean).square().flatten(1).sum(1)
-        variance = begin.variance.flatten(1).sum(1)
+            return float("inf")
+        corrected = torch.as_tensor(values, device=error.device) - functional(error)
+        moved = self.under(self.at(lead).condition(functional, corrected, noise=noise).latent).at(0)
+        squares, variance = (part.flatten(1).sum(1) for part in ((moved.mean - begin.mean).square(), begin.variance))
         return float((squares / variance.clamp_min(torch.finfo(variance.dtype).tiny)).median().sqrt())
 
     def joint(self, leads: Sequence[int] | None = None) -> GaussianField:
