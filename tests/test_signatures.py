@@ -40,6 +40,9 @@ EXCEPTIONS = {
 LARGE_CONSTRUCTORS = {
     "probneural.calibration.variance.local_scale.LocalScale": "made by a fit and by `load`: its arguments are the file's",
     "probneural.heads.last_layer.laplace.LastLayerPredictor": "made by a fit and by `load`: its arguments are the file's",
+    "probneural.inverse.model.InverseModel": "the parts of Bayes' rule, and how uncertainty enters: a contract of the design",
+    "probneural.inverse.posterior.InversePosterior": "a record with one field per result of a solver, which only solvers build",
+    "probneural.inverse.problem.InverseProblem": "as InverseModel",
     "probneural.metrics.lead_table.LeadScores": "a record with one field per kind of score, which only `score_by_lead` builds",
     "probneural.metrics.scores.Scores": "a record with one field per score, which only `score` builds",
     "probneural.operators.fno.FNO": "the seven sizes of the architecture as the field names them, the embedding and the seed",

@@ -22,6 +22,7 @@ MODULES = (
     "forecasts",
     "functionals",
     "heads",
+    "inverse",
     "metrics",
     "operators",
     "plots",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -48,7 +49,7 @@ def propagate(
     a step propagate through the following steps. The result is exact if m is affine and R does not depend on the state,
     otherwise correct to first order in the deviations; compare with the draws of `predictor.rollout`. The start is usually
     the mean of `initial`; for uncertain starts with accurate later observations, use the result of
-    [`four_d_var`][probneural.forecasts.four_d_var].
+    [`four_d_var`][probneural.forecasts.four_d_var]. `condition` warns where the mean of `initial` is too far from the analysis.
 
     All leads share one latent: an observation at lead 5 informs leads 1 to 20, by
     [`condition`][probneural.forecasts.trajectories.GaussianTrajectory.condition]. With `draws="trajectory"` and neither an
@@ -313,9 +314,22 @@ def _assemble(
         root = PropagatedRoot(states[0], rows, states[1], specific.rows, positions, functions=len(window))
         fields.append(GaussianField(mean, root, latent=latent, grid=stepper.ensemble.grid))
     dropped = torch.tensor([max(shared.dropped, specific.dropped) for shared, specific in pairs], dtype=torch.float64)
-    return GaussianTrajectory(
-        fields, stepper.ensemble.start, dropped=dropped, duration=step_duration(stepper.ensemble.predictor)
-    )
+    # steps linearised about an uncertain initial mean are tested where observations move it
+    is_tested = stepper.ensemble.history == 1 and not bool(offset.any()) and pairs[0][0].count + pairs[0][1].count > 0
+    error = partial(_linearisation_error, stepper, predicted) if is_tested else None
+    duration = step_duration(stepper.ensemble.predictor)
+    return GaussianTrajectory(fields, stepper.ensemble.start, dropped=dropped, duration=duration, linearisation_error=error)
+
+
+@torch.no_grad()
+def _linearisation_error(stepper: Stepper, predicted: _Predicted, start: Tensor, lead: int) -> Tensor:
+    """Error v_k - u_k - J_k-1 ... J_0 (v_0 - u_0) with v_k+1 = m(v_k) from another start, for steps of one input state."""
+    moved = start.to(predicted.window)
+    shift = (moved - predicted.window).flatten(2)[..., None]
+    for step in range(lead):
+        moved = stepper.predict(stepper.inputs(moved, step + 1)).mean.to(moved)
+        shift = stepper.tangents(predicted.inputs[step], shift)
+    return moved - predicted.fields[lead - 1].mean - shift.reshape(moved.shape)
 
 
 def _gaussian(initial: FieldDistribution | None) -> GaussianField | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Float64
@@ -12,12 +13,15 @@ from torch import Tensor
 from probneural.checks import check_instance, check_integer, check_sequence
 from probneural.contexts import Undisturbed
 from probneural.distributions import GaussianField, Latent
-from probneural.errors import ArgumentError, LatentError
+from probneural.errors import ArgumentError, ConvergenceWarning, LatentError, warn
 from probneural.fields import Field
 from probneural.forecasts.roots import PropagatedRoot
 from probneural.functionals import Functional
 from probneural.grids import Grid
 from probneural.grids.axes import Axis
+
+_DISPLACEMENT = 0.5
+"""Standard deviations by which linearisation may displace an analysis without a warning: 90 % intervals cover 86 %."""
 
 
 class GaussianTrajectory(Undisturbed):
@@ -32,6 +36,8 @@ class GaussianTrajectory(Undisturbed):
         dropped: Per lead, the fraction of the standard deviation that truncation left out, `(steps + 1,)`.
         latent: Posterior latent; by default the fields' latent.
         duration: Time of one step, in the training data's units; None if it is unknown.
+        linearisation_error: Error of the linearised states at a lead for other states at lead 0, `(n, c, *grid)`; None if it
+            is not to be tested.
 
     Attributes:
         start: The same.
@@ -49,6 +55,7 @@ class GaussianTrajectory(Undisturbed):
         dropped: Float[Tensor, " leads"],
         latent: Latent | None = None,
         duration: float | None = None,
+        linearisation_error: Callable[[Tensor, int], Tensor] | None = None,
     ) -> None:
         self._fields = tuple(fields)
         self.start = start
@@ -56,6 +63,7 @@ class GaussianTrajectory(Undisturbed):
         self.latent = fields[0].latent if latent is None else latent
         self.grid = fields[0].grid
         self.duration = duration
+        self._error = linearisation_error
 
     @property
     def times(self) -> Float64[Tensor, " steps"] | None:
@@ -90,14 +98,17 @@ class GaussianTrajectory(Undisturbed):
             latent, Latent, "latent", remedy="take that of a conditioned forecast: forecast.latent", error=LatentError
         )
         latent.relative_to(self.latent)
-        return GaussianTrajectory(self._fields, self.start, dropped=self.dropped, latent=latent, duration=self.duration)
+        conditioned = copy.copy(self)
+        conditioned.latent = latent
+        return conditioned
 
     def condition(
         self, functional: Functional, values: Float[Tensor, "n c m"], *, lead: int, noise: float | Tensor = 0.0
     ) -> GaussianTrajectory:
         """Bayes' rule for observations at one lead: the forecast that they leave, at all leads.
 
-        Several observations, at one lead or at different ones, are taken in one after the other, in any order.
+        Several observations, at one lead or at different ones, are taken in one after the other, in any order. A
+        ConvergenceWarning reports that steps from the initial mean are too nonlinear between it and the analysis.
 
         Args:
             functional: A, of size m, on the forecast's grid.
@@ -110,7 +121,32 @@ class GaussianTrajectory(Undisturbed):
             ArgumentError: If the forecast does not reach so far, or noise is negative, or zero for some values only.
             DataError: If a value is not finite.
         """
-        return self.under(self.at(lead).condition(functional, values, noise=noise).latent)
+        analysis = self.under(self.at(lead).condition(functional, values, noise=noise).latent)
+        displaced = self._displacement(analysis, functional, values, lead=lead, noise=noise)
+        if displaced > _DISPLACEMENT:
+            warn(
+                f"steps to lead {lead} are nonlinear: linearisation about the initial mean displaces the analysed start by "
+                f"{displaced:.2g} standard deviations, so intervals cover too little; linearise about the most probable "
+                "start, propagate(predictor, four_d_var(...).start, ..., initial=...), or use pn.inverse.InverseProblem",
+                ConvergenceWarning,
+            )
+        return analysis
+
+    @torch.no_grad()
+    def _displacement(
+        self, analysis: GaussianTrajectory, functional: Functional, values: Tensor, *, lead: int, noise: float | Tensor
+    ) -> float:
+        """Standard deviations by which data corrected for the error e, y - A e, move the analysed start; median of samples."""
+        if self._error is None or lead == 0:
+            return 0.0
+        begin = analysis.at(0)
+        error = self._error(begin.mean, lead)
+        if not bool(error.isfinite().all()):
+            return float("inf")
+        corrected = torch.as_tensor(values, device=error.device) - functional(error)
+        moved = self.under(self.at(lead).condition(functional, corrected, noise=noise).latent).at(0)
+        squares, variance = (part.flatten(1).sum(1) for part in ((moved.mean - begin.mean).square(), begin.variance))
+        return float((squares / variance.clamp_min(torch.finfo(variance.dtype).tiny)).median().sqrt())
 
     def joint(self, leads: Sequence[int] | None = None) -> GaussianField:
         """The states of several leads as one field in time and space, for functionals, densities and constraints.

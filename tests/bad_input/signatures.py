@@ -22,6 +22,7 @@ from probneural import (
     distributions,
     forecasts,
     heads,
+    inverse,
     metrics,
     operators,
     plots,
@@ -164,6 +165,20 @@ def problem() -> Any:
     data, likelihood = world.pairs(), curvature.QuadratureGaussian.of(GRID, torch.ones(1))
     operator = world.trained().eval()
     return curvature.CurvatureProblem(operator, data.inputs, layout=layout(), likelihood=likelihood, targets=data.outputs)
+
+
+@cache
+def inversion() -> inverse.InverseProblem:
+    prior = [torch.distributions.Normal(0.0, 1.0)] * 2
+    return inverse.InverseProblem(
+        world.build_predictor(), prior=prior, encode=plane, functional=world.probe(), data=torch.zeros(2), noise=0.1
+    )
+
+
+def plane(theta: torch.Tensor) -> Field:
+    """Fields of two parameters."""
+    angle = 2 * torch.pi * GRID.points[:, 0].to(theta)
+    return Field((theta @ torch.stack([angle.sin(), angle.cos()]))[:, None].float(), GRID)
 
 
 GOOD: dict[str, Callable[[], Any]] = {
@@ -332,6 +347,8 @@ OWNERS: dict[type, Callable[[], Any]] = {
     heads.DeepEnsemble: lambda: heads.DeepEnsemble(2, train=halve, show_progress=False),
     heads.KernelOperator: lambda: heads.KernelOperator(iterations=1),
     heads.LaplaceEnsemble: lambda: heads.LaplaceEnsemble(2, train=halve, show_progress=False),
+    inverse.InverseProblem: inversion,
+    inverse.InversePosterior: lambda: inversion().kalman(members=4),
     KernelPredictor: world.kernel,
     LaplacePredictor: world.laplace,
     LastLayerPredictor: world.build_predictor,
@@ -488,6 +505,16 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "metrics.rank_histogram": of(comparison=lambda: metrics.compare(world.empirical(), world.truth())),
     "metrics.score_by_lead": BY_LEAD,
     "metrics.score_pairs": of(data=held_out),
+    "inverse.InverseProblem": of(
+        prior=lambda: torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2)),
+        encode=lambda: plane,
+        data=lambda: torch.zeros(2),
+    ),
+    "inverse.InverseProblem.kalman": of(members=3),
+    "inverse.InverseProblem.laplace": of(draws=4),
+    "inverse.InverseProblem.sample": of(draws=4, warm_up=1, chains=1, show_progress=False),
+    "inverse.InverseProblem.log_likelihood": of(theta=lambda: torch.zeros(3, 2)),
+    "inverse.InverseProblem.log_posterior": of(theta=lambda: torch.zeros(3, 2)),
     "linear_algebra.solve": of(right=lambda: normal(2, 5)),
     "operators.PODDeepONet": of(basis=2),
     "operators.DeepONet.evaluate_at": of(points=lambda: torch.full((3, 2, 1), 0.5)),
@@ -510,6 +537,8 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "problems.UniformParameters": of(lower=lambda: (0.0,), upper=lambda: (1.0,)),
     "problems.UniformParameters.quantiles": of(probabilities=lambda: torch.full((2, 1), 0.5).double()),
     "problems.Wave.encode": of(design=lambda: torch.rand(2, 8)),
+    "problems.Burgers.inputs": of(coefficients=lambda: normal(2, 6)),
+    "problems.Wave.inputs": of(coefficients=lambda: normal(2, 12)),
     "problems.Wave.derivative": of(inputs=waves, direction=waves),
     "problems.Wave.solve": of(inputs=waves),
     "problems.Wave.energy": of(states=waves),
@@ -551,6 +580,7 @@ SKIP = "|".join(
         r"curvature\.(evaluate_at|row_squares_estimate)",
         r"operators\.(PointwiseLinear|SpectralConv)\.forward",
         # what calls return, fits make and files hold
+        r"inverse\.InversePosterior(\.to_arviz)?|inverse\.InverseProblem\.(chunks|values|inputs_of|log_densities|moments)",
         r"data\.(StoredPairs|Trajectories)|distributions\.(\w*Root|Latent|PredictorTraits)|Grid|Grid\.select",
         r"functionals\.MatrixFunctional|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|Config\.).*",
         r"training\.(MLflowLog|Muon\.step|EarlyStopping\.\w+)",

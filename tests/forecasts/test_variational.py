@@ -8,10 +8,13 @@ import scipy.optimize
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, GaussianField
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.errors import ArgumentError, ConvergenceWarning, DataError, ShapeError
+from probneural.fields import Field
 from probneural.forecasts import Observation, StepInputs, four_d_var, propagate
+from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.functionals import MatrixFunctional
+from probneural.grids import Grid
 from tests.forecasts.cases import GRID, AffinePredictor, affine
 from tests.helpers import normal
 
@@ -75,9 +78,9 @@ def test_deviations_that_are_each_functions_own() -> None:
     assert gap(one.start.values, other.start.values) <= 1e-10
 
 
-def step(values: Tensor) -> Tensor:
+def step(values: Tensor, strength: float = 0.3) -> Tensor:
     """A step of a reaction with several fixed points, and of diffusion."""
-    return values + 0.3 * torch.sin(2.0 * values) + 0.1 * (values.roll(1, -1) + values.roll(-1, -1) - 2 * values)
+    return values + strength * torch.sin(2.0 * values) + 0.1 * (values.roll(1, -1) + values.roll(-1, -1) - 2 * values)
 
 
 def observed(begin: GaussianField) -> list[Observation]:
@@ -113,6 +116,41 @@ def test_nonlinear_steps_give_what_a_general_minimiser_finds() -> None:
         reference = scipy.optimize.minimize(cost, found.latents[index].numpy() + 0.05, jac=True, method="BFGS", tol=1e-10)
         assert abs(reference.fun - float(found.cost[index])) <= 1e-8 * reference.fun
         assert gap(torch.from_numpy(reference.x), found.latents[index]) <= 1e-5
+
+
+class Reaction(Predictor):
+    """The step u + strength sin(2 u) + diffusion, without uncertainty."""
+
+    def __init__(self, strength: float) -> None:
+        zero = torch.zeros(1, dtype=torch.float64)
+        super().__init__(PredictorTraits(in_channels=1, noise=zero, domain=GRID, like=zero))
+        self.strength = strength
+
+    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        roots = [DenseRoot(inputs.values.new_zeros(len(inputs), 1, GRID.size, 1)) for inputs, _ in sets]
+        means = [step(inputs.values, self.strength) for inputs, _ in sets]
+        return [GaussianField(mean, root, latent="none", grid=GRID) for mean, root in zip(means, roots, strict=True)]
+
+
+def distance(analysis: GaussianTrajectory, start: Tensor) -> float:
+    """Deviation of the analysed start from another one, in standard deviations."""
+    field = analysis.at(0)
+    return float((field.mean - start).norm() / field.variance.sum().sqrt())
+
+
+def test_linearisation_about_a_distant_prior_mean_is_reported() -> None:
+    begin, one = prior()[0], Observation(FUNCTIONAL, observed(prior())[1].values[:1], lead=1, noise=NOISE**2)
+
+    def analysed(strength: float, start: Tensor) -> GaussianTrajectory:
+        trajectory = propagate(Reaction(strength), Field(start, GRID), steps=1, initial=begin)
+        return trajectory.condition(FUNCTIONAL, one.values, lead=1, noise=NOISE**2)
+
+    found = four_d_var(Reaction(0.3), begin, observations=[one], iterations=50, tolerance=1e-9)
+    with pytest.warns(ConvergenceWarning, match=r"four_d_var\(\.\.\.\)\.start.*pn\.inverse\.InverseProblem"):
+        assert distance(analysed(0.3, begin.mean), found.start.values) > 0.5
+    # about the most probable start, or of nearly affine steps, warnings would be errors
+    assert distance(analysed(0.3, found.start.values), found.start.values) < 1e-4
+    analysed(0.003, begin.mean)
 
 
 def test_steps_that_did_not_suffice_are_reported() -> None:
