@@ -229,7 +229,7 @@ class ScaledMoments(nn.Module):
         units: Unit of standard deviations, `(c,)`.
 
     Raises:
-        UnsupportedError: If variances have a local scale, and the query is not a uniform grid of the whole domain.
+        UnsupportedError: If variances have a local scale, and the query is no uniform grid of the whole domain or mesh.
     """
 
     factor: Tensor
@@ -243,7 +243,7 @@ class ScaledMoments(nn.Module):
         parts, local = predictor.decomposition, predictor.local
         if local is not None and not local.covers(query):
             raise UnsupportedError(
-                expected="a uniform grid of the whole domain, along which variances are scaled locally",
+                expected="a uniform grid of the whole domain, or a mesh, along which variances are scaled locally",
                 got=repr(query),
                 remedy="export on such a grid, or calibrate with VarianceScale(local=False)",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from probneural.errors import DataError, GridError, ShapeError
@@ -126,6 +126,37 @@ def boundary_areas(
     volumes = torch.linalg.det(edges).abs() / math.factorial(dimension)
     areas = -dimension * volumes[:, None] * gradients[torch.arange(len(owners)), opposite]
     return facets[single], areas + 0.0
+
+
+def boundary_distances(points: Float64[Tensor, "p d"], facets: Int64[Tensor, "b d"]) -> Float64[Tensor, " p"]:
+    """Distances of points to the nearest corner or centre of a boundary facet.
+
+    Examples:
+        >>> boundary_distances(torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0], [2]])).tolist()
+        [0.0, 1.0, 0.0]
+    """
+    from scipy.spatial import cKDTree
+
+    sites = torch.cat([points[facets].flatten(0, 1), points[facets].mean(1)])
+    return torch.from_numpy(cKDTree(sites.numpy()).query(points.numpy())[0])
+
+
+def nodal_gradients(
+    values: Float[Tensor, "*b p"], points: Float[Tensor, "p d"], cells: Int64[Tensor, "m k"]
+) -> Float[Tensor, "*b d p"]:
+    """Gradients of functions that are linear in each cell of full dimension, averaged over the cells of each point by volume.
+
+    Examples:
+        >>> points, cells = torch.tensor([[0.0], [1.0], [3.0]]).double(), torch.tensor([[0, 1], [1, 2]])
+        >>> nodal_gradients(torch.tensor([0.0, 2.0, 6.0]).double(), points, cells).tolist()
+        [[2.0, 2.0, 2.0]]
+    """
+    edges, differences = points[cells[:, 1:]] - points[cells[:, :1]], values[..., cells[:, 1:]] - values[..., cells[:, :1]]
+    volumes, flat, corners = torch.linalg.det(edges).abs(), cells.flatten(), cells.shape[1]
+    # g = E^-1 (u_1 - u_0, ..., u_d - u_0) in each cell
+    slopes = torch.einsum("mij,...mj->...im", torch.linalg.inv(edges), differences) * volumes
+    sums = values.new_zeros(*slopes.shape[:-1], len(points)).index_add(-1, flat, slopes.repeat_interleave(corners, -1))
+    return sums / values.new_zeros(len(points)).index_add(0, flat, volumes.repeat_interleave(corners))
 
 
 def _facets(cells: Int64[Tensor, "m k"]) -> tuple[Int64[Tensor, "f k1"], Int64[Tensor, " f"], Int64[Tensor, " f"]]:

@@ -411,7 +411,7 @@ class LeadErrors:
                 scaled = scale * (variance - noise) + noise
                 yield mean, scaled, torch.where(squares > 0, squares / scaled, 0.0)
 
-        if not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
+        if not self.grid.is_uniform or not all(bool(torch.isfinite(ratios).all()) for _, _, ratios in parts()):
             return None, nothing
         local = fit_local_scale(parts, groups=torch.arange(sum(len(mean) for mean, _, _ in self.samples)), grid=self.grid)
         if local is None:

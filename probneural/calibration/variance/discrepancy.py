@@ -110,7 +110,6 @@ def decompose(
     side = groups % 2
     head_noise = predictor.noise.detach().to("cpu", torch.float64)[:, None]
     powers = torch.zeros(3, len(scale), len(waves), dtype=torch.float64)  # of all fields, and of every other one
-    factor = None if local is None else local.on(grid)
     examples: list[Example] = []
     start = 0
     for stated, truth in predicted:
@@ -118,7 +117,9 @@ def decompose(
         # Residuals r / √h, standardised by √(a v + b n): their power spectrum is that of rho.
         explained = scale[:, None] * (stated.variance.flatten(2).cpu() - head_noise).clamp_min(0.0)
         total = explained + noise[:, None]
-        ratio = torch.ones_like(total) if factor is None else factor(stated.mean.cpu(), total.unflatten(-1, grid.shape))
+        ratio = torch.ones_like(total)
+        if local is not None:
+            ratio = local.on(stated.grid)(stated.mean.cpu(), total.unflatten(-1, grid.shape))
         residual = residual / ratio.sqrt()
         standardised = torch.where(total > 0, residual * total.clamp_min(torch.finfo(total.dtype).tiny).rsqrt(), 0.0)
         squares = waves.coefficients(standardised, stated.grid).square()
@@ -334,9 +335,10 @@ class _Case:
 
     def log_density(self, weight: float, fraction: float) -> float:
         """Log density for one pair (w, f), up to a constant; -inf or NaN where there is none."""
-        # C = w a R Rᵀ + D ρ ρᵀ D + diag(f b n), with D² = (1 - w) a v + (1 - f) b n.
-        std = ((1.0 - weight) * self.explained + (1.0 - fraction) * self.noise).sqrt()
-        white = fraction * self.noise + _JITTER * (self.explained + self.noise)
+        # C = w a R Rᵀ + (1 - f) D ρ ρᵀ D + f D², with D² = (1 - w) a v + b n.
+        variance = (1.0 - weight) * self.explained + self.noise
+        std = ((1.0 - fraction) * variance).sqrt()
+        white = fraction * variance + _JITTER * (self.explained + self.noise)
         waves = self.half.waves
         if self.is_root and self.matrix.shape[1] + waves.shape[1] < _NARROW * len(waves):
             return _narrow(torch.cat([self.matrix * math.sqrt(weight), waves * std[:, None]], 1), self.residual, white)

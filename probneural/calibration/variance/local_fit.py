@@ -18,12 +18,12 @@ from probneural.calibration.variance.local_scale import (
     FINE,
     POINTWISE,
     LocalScale,
-    Reader,
     VarianceCurve,
     bends,
+    is_mesh,
     knots_of,
+    positions,
     some_points,
-    wave_numbers,
 )
 from probneural.grids import Grid
 from probneural.metrics.comparison import domain_average
@@ -80,28 +80,31 @@ def fit_local_scale(
         channel gains, there are fewer than ten groups, or the grid is not uniform or has a mask.
     """
     count = len(groups)
-    if number_of(groups) < _LEAST or not grid.is_uniform or grid.is_masked:
+    if number_of(groups) < _LEAST or not (is_mesh(grid) or (grid.is_uniform and not grid.is_masked)):
         return None
-    reader = Reader.of(grid, width=_WIDTH)
-    initial = _blank(parts, reader, count=count, grid=grid)
+    initial = _blank(parts, count=count, grid=grid)
     points = some_points(grid, max(1, _VALUES // count), generator=stream(0, "local scale points"))
     features: list[list[Tensor]] = [[] for _ in range(initial.standards.shape[2])]
     squares = []
-    for mean, variance, ratios in parts():
-        for columns, feature in zip(features, initial.features(reader(mean, variance)), strict=True):
+    for mean, variance, ratios, where in _located(parts, grid):
+        read = initial.on(where).reader(mean, variance)
+        for columns, feature in zip(features, initial.features(read), strict=True):
             columns.append(feature[..., points].expand(len(mean), -1, -1))
         squares.append(ratios.flatten(2)[..., points].clamp_min(_LEAST_SQUARE))
     fitted = torch.ones(len(initial.units), dtype=torch.bool) if left_out is None else ~left_out
     stacked = torch.stack([torch.cat(columns) for columns in features], -1)
-    weights = grid.mean_weights[points]
-    sample = _Sample(features=stacked, squares=torch.cat(squares), weights=weights / weights.sum(), groups=groups)
+    # Area weights would hide errors at a surface, where cells are small: on meshes, points count equally.
+    weights = (grid.mean_weights if grid.is_uniform else grid.observed.to(torch.float64))[..., points]
+    weights = (weights / weights.sum(-1, keepdim=True)).expand(count, -1)
+    sample = _Sample(features=stacked, squares=torch.cat(squares), weights=weights, groups=groups)
     local, gains = _fitted(initial, sample, fitted)
     local, bent = _bent(local, sample, fitted)
     if not bool((gains | bent).any()):
         return None
-    factor = local.on(grid)
-    remaining = (ratios / factor(mean, variance).unflatten(-1, grid.shape) for mean, variance, ratios in parts())
-    chi2 = torch.stack([domain_average(part, grid).sum(0) / count for part in remaining]).sum(0)
+    chi2 = torch.zeros(len(initial.units), dtype=torch.float64)
+    for mean, variance, ratios, where in _located(parts, grid):
+        remaining = ratios / local.on(where)(mean, variance).unflatten(-1, grid.shape)
+        chi2 += domain_average(remaining, where).sum(0) / count
     constant = local.coefficients.clone()
     raised = torch.where(gains & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
     constant[:, 0] += raised
@@ -110,26 +113,32 @@ def fit_local_scale(
     return replace(local, coefficients=constant, limits=local.limits + raised, curve=curve)
 
 
-def _blank(parts: Callable[[], Iterator[Part]], reader: Reader, *, count: int, grid: Grid) -> LocalScale:
+def _located(parts: Callable[[], Iterator[Part]], grid: Grid) -> Iterator[tuple[Tensor, Tensor, Tensor, Grid]]:
+    """The parts with the grids of their functions."""
+    start = 0
+    for mean, variance, squares in parts():
+        yield mean, variance, squares, grid.select(slice(start, start + len(mean)))
+        start += len(mean)
+
+
+def _blank(parts: Callable[[], Iterator[Part]], *, count: int, grid: Grid) -> LocalScale:
     """A factor of 1 that knows the units of what it reads."""
-    sums: list[Tensor] = []
-    for mean, variance, _ in parts():
-        read = reader(mean, variance)
-        averages = [(part * read.mean_weights).sum(-1).sum(0) for part in (read.slopes, read.sizes, read.levels)]
-        sums = averages if not sums else [total + part for total, part in zip(sums, averages, strict=True)]
-    slopes, sizes, levels = ((total / count).sqrt() for total in sums)
-    channels, features = len(levels), POINTWISE + len(wave_numbers(grid))
-    zeros = torch.zeros(channels, features, dtype=torch.float64)
-    return LocalScale(
-        grid=grid,
-        width=_WIDTH,
-        slopes=slopes,
-        amplitudes=sizes,
-        units=levels,
-        standards=torch.stack([zeros, zeros + 1.0, zeros - math.inf, zeros + math.inf]),
-        coefficients=torch.zeros(channels, features + 1, dtype=torch.float64),
-        limits=torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64).expand(2, channels).clone(),
-    )
+    mean, features = next(parts())[0], POINTWISE + positions(grid)
+    zeros = torch.zeros(mean.shape[1], features, dtype=torch.float64)
+    slopes, ones = torch.ones(len(zeros), grid.dimension, dtype=torch.float64), torch.ones(len(zeros), dtype=torch.float64)
+    standards = torch.stack([zeros, zeros + 1.0, zeros - math.inf, zeros + math.inf])
+    coefficients = torch.zeros(len(zeros), features + 1, dtype=torch.float64)
+    limits = torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64).expand(2, len(zeros)).clone()
+    fit = {"standards": standards, "coefficients": coefficients, "limits": limits, "slopes": slopes, "units": ones}
+    local = LocalScale(grid=grid.first, width=_WIDTH, amplitudes=ones, curve=None, **fit)
+    squares = [torch.zeros_like(slopes), torch.zeros_like(ones), torch.zeros_like(ones)]
+    for mean, variance, _, where in _located(parts, grid):
+        read = local.on(where).reader(mean, variance)
+        squares[0] += (read.slopes * read.mean_weights[..., None, :]).sum(-1).sum(0)
+        squares[1] += (read.sizes * read.mean_weights).sum(-1).sum(0)
+        squares[2] += (read.levels * read.mean_weights).sum(-1).sum(0)
+    slopes, sizes, levels = ((total / count).sqrt() for total in squares)
+    return replace(local, slopes=slopes, amplitudes=sizes, units=levels)
 
 
 class _Sample(NamedTuple):
@@ -138,13 +147,13 @@ class _Sample(NamedTuple):
     Attributes:
         features: Of each function and channel, not standardised.
         squares: Of standardised residuals.
-        weights: Of the points, sum 1.
+        weights: Of the points of each function, sum 1.
         groups: Which group each function is of, numbered from 0.
     """
 
     features: Float64[Tensor, "n c m k"]
     squares: Float64[Tensor, "n c m"]
-    weights: Float64[Tensor, " m"]
+    weights: Float64[Tensor, "n m"]
     groups: Int64[Tensor, " n"]
 
 
@@ -222,12 +231,12 @@ class _Likelihood:
     Attributes:
         design: Standardised features, `(n, m, k)`.
         squares: Of standardised residuals, `(n, m)`.
-        weights: Of the m points, sum 1.
+        weights: Of the m points of each function, sum 1, `(n, m)`.
     """
 
     design: Float64[Tensor, "n m k"]
     squares: Float64[Tensor, "n m"]
-    weights: Float64[Tensor, " m"]
+    weights: Float64[Tensor, "n m"]
 
     @cached_property
     def rows(self) -> Float64[Tensor, "k1 nm"]:
@@ -263,7 +272,7 @@ class _Likelihood:
         """
         free = torch.cat([torch.ones(1, dtype=torch.bool), ridge.isfinite()])
         rows = self.rows if bool(free.all()) else self.rows[free]
-        squares, weights = self.squares.flatten(), self.weights.repeat(len(self.squares))
+        squares, weights = self.squares.flatten(), self.weights.flatten()
         penalty = torch.cat([torch.zeros(1, dtype=torch.float64), ridge])[free]
         minimum = torch.zeros(len(rows), dtype=torch.float64)
         minimum[0] = (weights @ squares / weights.sum()).clamp_min(torch.finfo(torch.float64).tiny).log()
@@ -300,10 +309,10 @@ class _Likelihood:
     def values(self, coefficients: Float64[Tensor, " k1"]) -> Float64[Tensor, " n"]:
         """Mean over the points of each function, without the penalty."""
         along = coefficients[0] + self.design @ coefficients[1:]
-        return (along + self.squares * torch.exp(-along)) @ self.weights
+        return ((along + self.squares * torch.exp(-along)) * self.weights).sum(1)
 
     def _select(self, index: Bool[Tensor, " n"]) -> _Likelihood:
-        return replace(self, design=self.design[index], squares=self.squares[index])
+        return replace(self, design=self.design[index], squares=self.squares[index], weights=self.weights[index])
 
 
 def _gram(rows: Float64[Tensor, "k m"], weights: Float64[Tensor, " m"]) -> Float64[Tensor, "k k"]:

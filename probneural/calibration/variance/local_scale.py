@@ -14,6 +14,7 @@ from probneural.contexts import remembered
 from probneural.errors import ShapeError
 from probneural.grids import Grid, along_axis, resample
 from probneural.grids.axes import Axis
+from probneural.grids.mesh import boundary_distances, nodal_gradients
 from probneural.registry import stored
 
 _FLOOR = 0.03
@@ -53,8 +54,11 @@ class LocalScale:
     Features are read off the interpolants of mean and variance at the points of the calibration grid, and the logarithm of the
     factor is interpolated to others: the factor is one function, seen at several resolutions, up to the walls.
 
+    On meshes there are no averages over neighbourhoods. In place of waves, features are the position in the mesh and the
+    distance to its boundary (see `mesh_positions`), so that errors may grow at a surface.
+
     Args:
-        grid: That of the calibration outputs, uniform.
+        grid: That of the calibration outputs, uniform; or their first mesh.
         width: Standard deviation of the Gaussian neighbourhood, in lengths of the domain along each axis.
         slopes: Root mean square of each partial derivative, `(c, d)`, in physical units per the grid's units.
         amplitudes: Root mean square distance of the mean from its average, `(c,)`, in physical units.
@@ -81,7 +85,7 @@ class LocalScale:
 
     def __post_init__(self) -> None:
         """Check that the tensors fit together."""
-        channels, count = len(self.units), POINTWISE + len(wave_numbers(self.grid))
+        channels, count = len(self.units), POINTWISE + positions(self.grid)
         tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients, self.limits)
         expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1), (2, channels)]
         shapes = [tuple(tensor.shape) for tensor in tensors]
@@ -94,13 +98,16 @@ class LocalScale:
             )
 
     def covers(self, grid: Grid) -> bool:
-        """Whether the factor can be told on this grid: a uniform one that spans the calibration grid's domain."""
+        """Whether the factor is defined on this grid: a uniform one of the domain, or any mesh if it was fitted on meshes."""
+        if not self.grid.is_uniform:
+            return is_mesh(grid) and grid.dimension == self.grid.dimension
         domains = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (grid, self.grid)]
         return grid.is_uniform and domains[0] == domains[1]
 
     def on(self, grid: Grid) -> LocalFactor:
         """The factor as a function of predictions on a grid that is covered."""
-        return LocalFactor(local=self, reader=Reader.of(self.grid, width=self.width), grid=grid)
+        reader = Reader.of(self.grid, width=self.width) if self.grid.is_uniform else MeshReader.of(grid)
+        return LocalFactor(local=self, reader=reader, grid=grid)
 
     def standardised(self, feature: Float64[Tensor, "#n c p"], index: int) -> Float64[Tensor, "#n c p"]:
         """A feature less its mean, in units of its standard deviation, kept between its least and its largest value."""
@@ -126,8 +133,8 @@ class LocalScale:
         sizes = read.sizes / _squares(self.amplitudes, read.sizes)[:, None]
         yield 0.5 * (sizes + _FLOOR**2).log()
         yield 0.5 * ((sizes * read.mean_weights).sum(-1, keepdim=True) + _TINY).log().expand_as(sizes)
-        for wave in read.waves.mT:
-            yield wave.expand(1, *levels.shape[1:])
+        for wave in read.waves.movedim(-1, 0):
+            yield wave[:, None].expand(-1, levels.shape[1], -1)
 
 
 def interpolated(logs: Float64[Tensor, "*b p"], *, source: Grid, target: Grid) -> Float64[Tensor, "*b q"]:
@@ -149,7 +156,7 @@ class LocalFactor:
     """
 
     local: LocalScale
-    reader: Reader
+    reader: Reader | MeshReader
     grid: Grid
 
     def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c p"]:
@@ -159,8 +166,8 @@ class LocalFactor:
             mean: Predicted means, in physical units.
             variance: Predictive variances t, in physical units squared.
         """
-        local, fitted_on = self.local, self.local.grid.unmasked
         grid = self.grid.unmasked
+        local, fitted_on = self.local, self.local.grid.unmasked if self.local.grid.is_uniform else grid
         read = self.reader(resample(mean, grid, fitted_on), resample(variance, grid, fitted_on).clamp_min(0.0))
         smooth, fine = self.linear(read)
         lower, upper = (limit[:, None].to(smooth) for limit in local.limits)
@@ -193,16 +200,16 @@ class Quantities:
         levels: The same, averaged over neighbourhoods.
         slopes: Squared partial derivatives of the predicted mean, `(n, c, d, p)`, in their units squared.
         sizes: Squared distance of the predicted mean from its average, `(n, c, p)`, in physical units squared.
-        waves: Of the position, `(p, w)`, the constant left out; dimensionless.
-        mean_weights: Weights of averages over the domain, `(p,)`.
+        waves: Of the position, `(1, p, w)`, the constant left out; or features of the position in each mesh, `(n, p, w)`.
+        mean_weights: Weights of averages over the domain, `(p,)`, or `(n, 1, p)`.
     """
 
     variances: Float64[Tensor, "n c p"]
     levels: Float64[Tensor, "n c p"]
     slopes: Float64[Tensor, "n c d p"]
     sizes: Float64[Tensor, "n c p"]
-    waves: Float64[Tensor, "p w"]
-    mean_weights: Float64[Tensor, " p"]
+    waves: Float64[Tensor, "_ p w"]
+    mean_weights: Float64[Tensor, "*n p"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -241,7 +248,7 @@ class Reader:
             levels=self._smooth(variances).flatten(2),
             slopes=slopes,
             sizes=self._smooth((flat - (flat * weights).sum(-1, keepdim=True)).square().reshape(values.shape)).flatten(2),
-            waves=self.waves.to(values),
+            waves=self.waves.to(values)[None],
             mean_weights=weights,
         )
 
@@ -253,6 +260,69 @@ class Reader:
             if len(matrix) < axis.size:
                 values = linear(values, axis.size, periodic=axis.periodic, dim=dim)
         return values
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MeshReader:
+    """Reads predictions on meshes, without averages over neighbourhoods.
+
+    Attributes:
+        grid: A mesh, or a batch of one per sample.
+        meshes: Points and cells of each.
+        places: Features of the position, see `mesh_positions`, `(n, w, p)`, or `(1, w, p)` of one mesh.
+    """
+
+    grid: Grid
+    meshes: list[tuple[Tensor, Tensor]]
+    places: Float64[Tensor, "_ w p"]
+
+    @classmethod
+    def of(cls, grid: Grid) -> MeshReader:
+        """Reader on a mesh, or on a batch of meshes."""
+        singles = grid.singles()
+        meshes = [(mesh.points, mesh.cells) for mesh in singles if mesh.cells is not None]
+        return cls(grid=grid, meshes=meshes, places=torch.stack([_extended(mesh_positions(mesh), grid) for mesh in singles]))
+
+    def __call__(self, mean: Float[Tensor, "n c p"], variance: Float[Tensor, "n c p"]) -> Quantities:
+        """Read the predictions of n samples. Quantities at padding are those of the first point."""
+        values, weights = mean.to(torch.float64), self.grid.sample_weights.to(mean.device)
+        parts = []
+        for part, mesh in zip(values.split(1) if self.grid.has_points_per_sample else [values], self.meshes, strict=True):
+            points, cells = mesh[0].to(values), mesh[1].to(values.device)
+            parts.append(_extended(nodal_gradients(part[..., : len(points)], points, cells).square(), self.grid))
+        sizes = (values - (values * weights).sum(-1, keepdim=True)).square()
+        observed = self.grid.observed.to(values.device).reshape(-1, 1, self.grid.size)
+        sizes, variances = (torch.where(observed, part, part[..., :1]) for part in (sizes, variance.to(torch.float64)))
+        places, slopes = self.places.mT.to(values), torch.cat(parts)
+        return Quantities(variances=variances, levels=variances, slopes=slopes, sizes=sizes, waves=places, mean_weights=weights)
+
+
+def _extended(values: Float64[Tensor, "*b q"], grid: Grid) -> Float64[Tensor, "*b p"]:
+    """Values of one mesh of a batch, extended to all points of the batch by the first value."""
+    return torch.cat([values, values[..., :1].expand(*values.shape[:-1], grid.size - values.shape[-1])], -1)
+
+
+def mesh_positions(mesh: Grid) -> Float64[Tensor, "d3 p"]:
+    """Features of the position in a mesh: coordinates, their squared norm, the log distance to the boundary and its square.
+
+    Coordinates are relative to the centroid, in radii of gyration. Distances are relative to their mean.
+    """
+    weights, distances = mesh.mean_weights, boundary_distances(mesh.points, mesh.boundary)
+    centred = mesh.points - weights @ mesh.points
+    squares = centred.square().sum(1) / (weights @ centred.square()).sum()
+    log = 0.5 * ((distances / (distances @ weights)).square() + _FLOOR**2).log()
+    return torch.cat([centred.mT / (weights @ centred.square()).sum().sqrt(), torch.stack([squares, log, log.square()])])
+
+
+def is_mesh(grid: Grid) -> bool:
+    """Whether a grid is a mesh of full dimension, or a batch of these, without a mask."""
+    is_full = grid.cells is not None and grid.cells.shape[-1] == grid.dimension + 1
+    return is_full and (grid.has_points_per_sample or not grid.is_masked)
+
+
+def positions(grid: Grid) -> int:
+    """Number of features of the position."""
+    return len(wave_numbers(grid)) if grid.is_uniform else grid.dimension + 3
 
 
 def difference(values: Float64[Tensor, "n c *grid"], axis: Axis, *, along: int) -> Float64[Tensor, "n c *grid"]:

@@ -110,7 +110,8 @@ class ScaledPredictor(Calibrated):
             return None
         if self.local.covers(u.grid):
             return self._ratio(self.local, u)
-        prediction = gaussian_of(self.inner(inputs, self.local.grid))
+        source = self.local.grid if self.local.grid.is_uniform else inputs.grid
+        prediction = gaussian_of(self.inner(inputs, source))
         return interpolated(self._ratio(self.local, prediction).log(), source=prediction.grid, target=u.grid).exp()
 
     def _ratio(self, local: LocalScale, u: GaussianField) -> Float64[Tensor, "n c p"]:
@@ -122,18 +123,20 @@ class ScaledPredictor(Calibrated):
     def _discrepancies(
         self, u: GaussianField, ratio: Float64[Tensor, "n c p"] | None
     ) -> tuple[ModulatedRoot | None, DiagonalRoot | None]:
-        """D times the process, and what has no correlation; D needs the field's variance where the root leaves some of it."""
+        """D times the process, and white noise; D needs the field's variance where the root leaves some of it."""
         parts = self.decomposition
         if parts.process is None:
             return None, None
         unexplained, noise = self._unexplained, self.noise.detach().to("cpu", torch.float64)
         shape = (*u.mean.shape[:2], u.grid.size)
         factor = torch.ones(1, 1, 1, dtype=torch.float64) if ratio is None else ratio.to("cpu")
-        white = ((parts.white_fraction * unexplained)[:, None] * factor - noise[:, None]).clamp_min(0.0)
-        smooth = (unexplained[:, None] * factor - white - noise[:, None]).clamp_min(0.0).to(u.mean).expand(shape)
+        total = (unexplained[:, None] * factor).to(u.mean).expand(shape)
         own_variance = self.scale * (1.0 - parts.root_fraction)
         if bool((own_variance > 0).any()):
-            smooth = smooth + (own_variance[:, None] * factor).to(u.mean) * u.variance.flatten(2)
+            total = total + (own_variance[:, None] * factor).to(u.mean) * u.variance.flatten(2)
+        noise = noise.to(total)[:, None]
+        white = (parts.white_fraction.to(total)[:, None] * total - noise).clamp_min(0.0)
+        smooth = (total - white - noise).clamp_min(0.0)
         rough = square_root(white).to(u.mean).expand(shape)
         return ModulatedRoot(square_root(smooth), parts.process.evaluate(u.grid).to(u.mean)), DiagonalRoot(rough)
 

@@ -56,7 +56,8 @@ class VarianceScale:
     ([`LocalScale`][probneural.calibration.variance.local_scale.LocalScale]) of prediction and position multiplies the variance
     at each point. It is fitted by the same
     likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
-    trajectory are held out together, and count as one. Scattered points and masked grids have no local scale. A channel where
+    trajectory are held out together, and count as one. On meshes its fit counts points equally: area weights would hide errors
+    at a surface, where cells are small. Scattered points and masked grids have no local scale. A channel where
     errors and stated deviations are rounding at more than four fifths of the values has no local scale: the others say nothing
     of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they are, with a
     warning.
@@ -64,12 +65,12 @@ class VarianceScale:
     What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
     correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
 
-        covariance = h^½ (w a C + D rho D + f b n I) h^½,        D² = (1 - w) a v + (1 - f) b n,
+        covariance = h^½ (w a C + (1 - f) D rho D + f D²) h^½,        D² = (1 - w) a v + b n,
 
     with C the head's covariance (of what it states as each function's own, too), h its local scale and rho the correlation of
     the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f, and the
     number of waves, maximise the likelihood of calibration fields, taken jointly over their points, given the spectrum of the
-    others. Of the part without correlation, f b n, only the measurement noise that you state stays outside as `noise`.
+    others. Of the part without correlation, f D², only the measurement noise that you state stays outside as `noise`.
     Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole functions and densities do.
 
     The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. So does a mixture, after each of

@@ -138,10 +138,11 @@ def test_densities_are_those_of_the_covariance(rank: int, noise: float) -> None:
     total = 0.0
     for channel, (row, column) in enumerate(found):
         weight, fraction = ROOT_FRACTIONS[row], WHITE_FRACTIONS[column]
-        std = ((1.0 - weight) * explained[channel] + (1.0 - fraction) * noise).sqrt()
+        variance = (1.0 - weight) * explained[channel] + noise
+        std = ((1.0 - fraction) * variance).sqrt()
         covariance = weight * scale[channel] * stated[channel] @ stated[channel].mT
         covariance = covariance + std[:, None] * (process[channel] @ process[channel].mT) * std
-        covariance = covariance + (fraction * noise + 1e-9 * (explained[channel] + noise)).diag()
+        covariance = covariance + (fraction * variance + 1e-9 * (explained[channel] + noise)).diag()
         seen = explained[channel] + noise > 0
         assert int(seen.sum()) == points - (channel == 1 and noise == 0.0)
         normal_law = torch.distributions.MultivariateNormal(torch.zeros(int(seen.sum())).double(), covariance[seen][:, seen])

@@ -18,9 +18,11 @@ from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import ShapeError
 from probneural.fields import Field
-from probneural.functionals import integral, sensors
+from probneural.functionals import boundary_integral, integral, sensors
 from probneural.grids import Grid
+from probneural.metrics.comparison import domain_average
 from probneural.pairs import FieldPairs
+from probneural.problems import PoissonOnShapes
 from tests.calibration.synthetic import pairs as homogeneous_pairs
 from tests.helpers import generator, normal
 
@@ -43,8 +45,9 @@ class Even(Predictor):
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         where = inputs.grid if query is None else query
         mean = inputs.resample(where).values
-        x = 2 * math.pi * where.points[:, 0]
+        x = 2 * math.pi * where.points[..., 0]
         columns = torch.stack([torch.cos(x), torch.sin(x)], -1) * math.sqrt(0.5)
+        columns = columns[:, None] if where.has_points_per_sample else columns
         u = GaussianField(mean, DenseRoot(columns.expand(*mean.shape[:2], -1, -1).clone()), latent="even", grid=where)
         return EmpiricalField(u.rsample(torch.Size([self.members]), seed=0), grid=where) if self.members else u
 
@@ -171,6 +174,36 @@ def test_few_functions_or_scattered_points_give_none() -> None:
     data = truths(GRID, 40, sd=by_position, seed=1)
     elsewhere = FieldPairs(data.inputs, Field(data.outputs.values, points))
     assert VarianceScale().fit(Even(GRID), elsewhere).local is None
+
+
+def near_walls(grid: Grid) -> Tensor:
+    """Four smooth errors on meshes, twenty times as large at the boundary as inside: `(n, 4, p)`."""
+    meshes = [(mesh.points, mesh.points[mesh.boundary].flatten(0, 1)) for mesh in grid.singles()]
+    sizes = torch.stack([0.05 + torch.exp(-torch.cdist(*pair).amin(1) / 0.1) for pair in meshes])
+    x, y = grid.points.unbind(-1)
+    return sizes[:, None] * torch.stack([torch.ones_like(x), torch.cos(2.0 * x), torch.cos(2.0 * y), torch.sin(2.0 * x)], 1)
+
+
+def test_errors_at_the_boundaries_of_meshes() -> None:
+    """Variances of boundary integrals are the true ones, those of values also on finer meshes."""
+    data, test, finer = (
+        PoissonOnShapes().sample(count, resolution=size, seed=seed, dtype=torch.float64).inputs
+        for count, size, seed in ((60, 150, 1), (20, 150, 2), (20, 600, 2))
+    )
+    numbers = math.sqrt(60) * torch.linalg.qr(normal(60, 4, seed="errors")).Q  # of covariance 1 in this sample
+    errors = (numbers[..., None] * near_walls(data.grid)).sum(1, keepdim=True)
+    scaled = VarianceScale().fit(Even(data.grid), FieldPairs(data, Field(data.values + errors, data.grid)))
+    u, around = scaled(test), boundary_integral(test.grid)
+    ratio = u.apply(around).variance.flatten() / around(near_walls(test.grid)).square().sum((1, 2))
+    assert 0.8 < float(ratio.log().mean().exp()) < 1.25  # 0.13 without a local scale
+    coarse, fine = (
+        domain_average(scaled(inputs).variance, inputs.grid).sum()
+        / domain_average(near_walls(inputs.grid).square(), inputs.grid).sum()
+        for inputs in (test, finer)
+    )
+    assert float(fine) == pytest.approx(float(coarse), rel=0.1)  # distances to coarse boundaries are too large
+    points = Grid.scattered(0.3 * test.grid.first.points[:3], torch.ones(3, dtype=torch.float64))
+    assert bool((scaled(test, points).std < u.std.amax()).all())
 
 
 def fitted(grid: Grid = GRID, channels: int = 2) -> ScaledPredictor:
@@ -386,7 +419,7 @@ def test_errors() -> None:
 def test_coefficients_do_not_depend_on_where_the_search_begins() -> None:
     design = normal(40, 30, 3, seed=5)
     squares = normal(40, 30, seed=6).square() * (0.5 * design[..., 0]).exp()
-    one = _Likelihood(design=design, squares=squares, weights=torch.full((30,), 1.0 / 30.0, dtype=torch.float64))
+    one = _Likelihood(design=design, squares=squares, weights=torch.full((40, 30), 1.0 / 30.0, dtype=torch.float64))
     strong, none = (torch.tensor([first, 0.3, 0.3], dtype=torch.float64) for first in (300.0, math.inf))
     mild = torch.full((3,), 0.3, dtype=torch.float64)
     cold = one.minimiser(mild)
