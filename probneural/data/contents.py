@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from probneural.arrays.layouts import Layout, layouts_of
 from probneural.arrays.reading import stated_dimension
 from probneural.checks import check_flag, check_positive, real_tensor, validated
-from probneural.data.arranged import SingleReader, joined
 from probneural.data.fields import Part, StoredFields
 from probneural.data.pairs import StoredPairs, stored_pairs
+from probneural.data.readers import joined, stacked
 from probneural.data.trajectories import Trajectories, trajectories_of
 from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
@@ -170,7 +170,7 @@ class Contents:
             DataError: If both have coordinates of their samples, or times, and they differ.
         """
         if self.times is not None and outputs.times is not None and np.shape(self.times) == np.shape(outputs.times):
-            check_same_time_units(self, outputs, "the inputs", "the outputs")
+            _check_same_unit("times", (self.time_units, outputs.time_units), ("the inputs", "the outputs"))
             _check_equal(np.asarray(self.times), np.asarray(outputs.times), "times")
         sides = (
             [self.variables[name] for name in self.names.inputs],
@@ -252,15 +252,15 @@ class Contents:
         return grids[0]
 
 
-def check_same_time_units(first: Contents, second: Contents, first_name: str, second_name: str) -> None:
-    """Raise a DataError if times of two files are counted in different units, or from different origins."""
-    units = [part.time_units.strip().removesuffix(" 00:00:00") for part in (first, second)]
-    if all(units) and units[0] != units[1]:
-        encoding = f'{{"time": {{"units": "{units[0]}"}}}}'
+def _check_same_unit(name: str, units: Sequence[str], places: Sequence[object]) -> None:
+    """Raise a DataError if two files give a variable in different units, or count times from different origins."""
+    first, second = (unit.strip().removesuffix(" 00:00:00") for unit in units)
+    if first and second and first != second:
+        encoding = f'{{"time": {{"units": "{first}"}}}}'
         raise DataError(
-            expected=f"times in {units[0]!r}, as in {first_name}",
-            got=f"{units[1]!r} in {second_name}",
-            remedy=f"write all with one origin: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})",
+            expected=f"{name} in {first!r}, as in {places[0]}",
+            got=f"{second!r} in {places[1]}",
+            remedy=f"write all in one unit, and times with one origin: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})",
         )
 
 
@@ -302,7 +302,10 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
                 got=f"{part.grids} in {file}",
                 remedy="open files of one grid together, and pn.fit(operator, [first, second]) takes several data sets",
             )
-        _check_units(files[0], file, first, part)
+        units = {"times": (first.time_units, part.time_units)}
+        units |= {name: (first.variables[name].unit, part.variables[name].unit) for name in first.names.both}
+        for name, pair in units.items():
+            _check_same_unit(name, pair, (files[0], file))
     times = [None if part.times is None else np.asarray(part.times, dtype=np.float64) for part in parts]
     column, moments = FUNCTION, first.times
     if times[0] is not None and not all(moments is not None and np.array_equal(moments, times[0]) for moments in times):
@@ -330,23 +333,10 @@ def _names(grid: Grid) -> list[str]:
     return [axis.name for axis in grid.axes]
 
 
-def _check_units(first_file: Path, second_file: Path, first: Contents, part: Contents) -> None:
-    """Raise a DataError if units of a variable, or of times, differ."""
-    check_same_time_units(first, part, str(first_file), str(second_file))
-    for name in first.names.both:
-        units = first.variables[name].unit, part.variables[name].unit
-        if all(units) and units[0] != units[1]:
-            raise DataError(
-                expected=f"{name} in {units[0]!r}, as in {first_file}",
-                got=f"{units[1]!r} in {second_file}",
-                remedy="convert the values of the files to one unit, and write it in their attribute units",
-            )
-
-
 def _one_per_file(parts: Sequence[Variable]) -> Variable:
     """A variable of files that hold one sample each."""
     first = parts[0]
-    reader = joined([SingleReader(part.reader) for part in parts], 0, first.name)
+    reader = stacked([part.reader for part in parts], first.name)
     labels = first.labels if TIME in first.leading else replace(first.labels, sample="sample")
     return replace(first, reader=reader, leading=(FUNCTION, *first.leading), labels=labels)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from probneural.checks import check_regular
-from probneural.data.array_files import is_torch
+from probneural.data.array_files import TABLE, is_torch
 from probneural.data.gate import check_hdf5, check_zarr, guarded, refuse
 from probneural.data.meshes import is_mesh
 from probneural.data.pdebench import is_pdebench
@@ -66,11 +66,8 @@ def format_of(path: Path) -> Format:
 def _format_of_file(path: Path) -> Format:
     if is_mesh(path):  # a MED file is one of HDF5
         return Format.MESH
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-    except OSError as error:
-        raise FileError(expected=f"a file at {path}", got=str(error), remedy="check the path") from error
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
     if head.startswith(b"\x93NUMPY"):
         return Format.NPY
     if head.startswith(b"CDF"):
@@ -94,14 +91,9 @@ def open_hdf5(path: Path) -> Any:
     """Open a file of HDF5.
 
     Raises:
-        FileError: If it is damaged or in use.
         UnsupportedError: If h5py is not installed.
     """
-    h5py = require("h5py", "HDF5 files")
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise FileError(expected=f"an HDF5 file at {path}", got=str(error), remedy="it is damaged or open elsewhere") from error
+    return require("h5py", "HDF5 files").File(path, "r")
 
 
 def _format_of_hdf5(path: Path) -> Format:
@@ -134,16 +126,9 @@ def _format_of_folder(path: Path) -> Format:
 
 
 def zarr_arrays(path: Path) -> dict[str, Any]:
-    """The arrays of a zarr store by name; one array alone is called "values".
-
-    Raises:
-        FileError: If its metadata cannot be read.
-    """
-    try:
-        group = require("zarr", "zarr stores").open(path, mode="r", use_consolidated=False)
-        return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {"values": group}
-    except (ValueError, KeyError) as error:  # invalid JSON or missing keys
-        raise FileError(expected=f"a zarr store in {path}", got=str(error), remedy="it is damaged: copy it again") from error
+    """The arrays of a zarr store by name; one array alone is called "values"."""
+    group = require("zarr", "zarr stores").open(path, mode="r", use_consolidated=False)
+    return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {TABLE: group}
 
 
 def _warn_of_gaps(name: str, array: Any, count: int, written: int) -> None:

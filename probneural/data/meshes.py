@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from probneural.checks import check_regular, optional
 from probneural.data.contents import Contents, Request
 from probneural.data.gate import check_hdf5, guarded
+from probneural.data.readers import ArrayReader
 from probneural.data.variables import FUNCTION, Variable
 from probneural.errors import DataError, FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Grid
@@ -83,7 +84,14 @@ def mesh_contents(files: Sequence[Path], request: Request) -> Contents:
     variables = {
         name: Variable(
             name=name,
-            reader=_MeshReader(source, name, (len(files), count, grid.size), kinds[name]),
+            reader=_MeshReader(
+                files=source,
+                name=name,
+                shape=(len(files), count, grid.size),
+                dtype=kinds[name],
+                chunks=(1, count, grid.size),
+                reads_rows=True,
+            ),
             leading=(FUNCTION,),
             channel_axes=(0,),
             grid_shape=grid.shape,
@@ -206,19 +214,12 @@ def _size(arrays: Mapping[str, NDArray[Any]]) -> int:
     return sum(array.nbytes for array in arrays.values())
 
 
-@dataclass(frozen=True, eq=False)
-class _MeshReader:
+@dataclass(eq=False, kw_only=True)
+class _MeshReader(ArrayReader):
     """A variable of mesh files, `(n, c, p)`, zero at the padding of smaller meshes."""
 
     files: _MeshFiles
     name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """One file."""
-        return (1, *self.shape[1:])
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""

@@ -257,29 +257,22 @@ def sources_of(path: Path, kind: Format, group: str | None = None) -> Mapping[st
         with open_hdf5(path) as file:
             sources = hdf5_sources(file)
     else:
-        sources = {name: Source(name=name, reader=reader) for name, reader in _arrays(path, kind).items()}
+        sources = {name: Source(name=name, reader=reader) for name, reader in _READERS[kind](path).items()}
     prefix = "" if group is None else f"{group.strip('/')}/"
     inside = {name.removeprefix(prefix): source for name, source in sources.items() if name.startswith(prefix)}
     return {name: replace(source, name=name) for name, source in inside.items()}
 
 
-def _arrays(path: Path, kind: Format) -> Mapping[str, ArrayReader]:
-    """The arrays of a file whose axes have no names."""
-    if kind in _READERS:
-        return _READERS[kind](path)
-    if kind is Format.NPY:
-        return {TABLE: npy_reader(path)}
-    if kind is Format.NPY_FOLDER:
-        return {file.stem: npy_reader(file) for file in sorted(path.glob("*.npy"))}
-    return {name: SlicedReader(array) for name, array in zarr_arrays(path).items()}
-
-
-_READERS: Mapping[Format, Callable[[Path], dict[str, ArrayReader]]] = {
+_READERS: Mapping[Format, Callable[[Path], Mapping[str, ArrayReader]]] = {
+    Format.NPY: lambda path: {TABLE: npy_reader(path)},
+    Format.NPY_FOLDER: lambda path: {file.stem: npy_reader(file) for file in sorted(path.glob("*.npy"))},
+    Format.ZARR: lambda path: {name: SlicedReader(array) for name, array in zarr_arrays(path).items()},
     Format.NPZ: npz_readers,
     Format.MATLAB: matlab_readers,
     Format.TORCH: torch_readers,
     Format.CSV: csv_readers,
 }
+"""Readers of arrays whose axes have no names."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,8 @@ from probneural.arrays.layouts import layouts_of
 from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
 from probneural.arrays.reading import Mask, array_layout, check_dtype, check_grid_alone, check_samples
 from probneural.checks import check_instance
-from probneural.data.arranged import array_reader
 from probneural.data.fields import Part, StoredFields, stored, with_mask
-from probneural.data.readers import location_of
+from probneural.data.readers import location_of, reader_of
 from probneural.data.variables import FUNCTION, Variable, common_dtype, variable_of
 from probneural.errors import ArgumentError, ProbneuralError, ShapeError
 from probneural.fields import Field, select_rows
@@ -229,7 +228,7 @@ def from_arrays(
         (outputs, grid if out_grid is None else out_grid, stated[1], "outputs"),
         (inputs, grid, stated[0], "inputs"),
     ):
-        reader = array_reader(array, name)
+        reader = reader_of(array, name)
         if where is not None:
             check_grid(where)
         roles, own_grid = array_layout(reader.shape, name, stated=layout, grid=where, periodic=periodic)

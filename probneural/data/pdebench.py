@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from numpy.typing import NDArray
 
 from probneural.arrays.layouts import Layout
 from probneural.data.contents import Contents, Request
-from probneural.data.readers import ArrayReader, ReopenedReader, require
-from probneural.data.sources import array_of, described_file
+from probneural.data.readers import ArrayReader, hdf5_reader, stacked
+from probneural.data.sources import described_file
 from probneural.data.variables import FUNCTION, TIME, Variable, variable_of
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
@@ -59,12 +58,13 @@ def pdebench_contents(file: Any, request: Request) -> Contents:
             remedy="files of PDEBench do not tell boundary conditions; those of 1-D advection and Burgers are periodic",
         )
     first = file[seeds[0]] if seeds else file
+    fields: dict[str, ArrayReader]
     names = [f"grid/{axis}" for axis in "xyz"] if seeds else _COORDINATES
     coordinates = {key: first[key][...] for key in names if key in first}
     if seeds:
-        fields = {"data": _of_groups(file, seeds)}
+        fields = {"data": stacked([hdf5_reader(file[f"{group}/data"]) for group in seeds], "data")}
     else:
-        fields = {key: array_of(file, key) for key in ("nu", "tensor", *_FLOW, *_INCOMPRESSIBLE) if key in file}
+        fields = {key: hdf5_reader(file[key]) for key in ("nu", "tensor", *_FLOW, *_INCOMPRESSIBLE) if key in file}
     grid = request.layout.grid or _grid(coordinates, fields, request)
     is_darcy, has_channels = "nu" in fields, seeds or not coordinates
     axes = {key: (len(grid.shape),) if has_channels else (0,) * (is_darcy and key == "tensor") for key in fields}
@@ -88,55 +88,6 @@ def _grid(coordinates: dict[str, NDArray[Any]], fields: dict[str, ArrayReader], 
     shape = fields["velocity"].shape[2:-1]
     periodic, ends = request.rounds(len(shape)), (False,) * len(shape)
     return Grid.uniform(shape, lengths=request.layout.lengths or 1.0, periodic=periodic, endpoint=ends)
-
-
-def _of_groups(file: Any, seeds: list[str]) -> ArrayReader:
-    """The arrays `data` of all groups as one."""
-    data = file[seeds[0]]["data"]
-    chunks = (1, *(data.chunks or (1,) * data.ndim))
-    return GroupsReader(Path(file.filename), tuple(seeds), "data", (len(seeds), *data.shape), data.dtype, chunks)
-
-
-@dataclass
-class GroupsReader(ReopenedReader):
-    """Arrays of equal shape, one per group of an HDF5 file, as one array.
-
-    Args:
-        path: The file.
-        groups: Names of the groups, in order.
-        key: The array's name in each.
-        shape: Number of groups, then lengths of the arrays' axes.
-        dtype: Of their numbers.
-        chunks: Of the whole.
-    """
-
-    path: Path
-    groups: tuple[str, ...]
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...]
-
-    def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Read a box.
-
-        Raises:
-            DataError: If an array has another shape than the first.
-        """
-        parts = []
-        for group in self.groups[box[0]]:
-            array = self._file[group][self.key]
-            if array.shape != self.shape[1:]:
-                raise DataError(
-                    expected=f"{group}/{self.key} of shape {self.shape[1:]} in {self.path}, as in the first group",
-                    got=str(array.shape),
-                    remedy="trajectories of one data set have one grid and equally many times",
-                )
-            parts.append(array[box[1:]])
-        return np.stack(parts)
-
-    def _open(self) -> Any:
-        return require("h5py", "HDF5 files").File(self.path, "r")
 
 
 def _seeds(file: Any) -> list[str]:

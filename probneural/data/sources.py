@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probneural.arrays.layouts import CHANNEL, named_role
-from probneural.data.arranged import arranged
-from probneural.data.readers import ArrayReader, HDF5Reader, ReopenedReader, SlicedReader, require
+from probneural.data.readers import ArrayReader, ReopenedReader, SlicedReader, reader_of, require
 from probneural.errors import DataError, FileError
 
 
@@ -68,22 +67,8 @@ class Source:
         return points.ndim == 1 and len(points) > 1 and points.dtype.kind in "iuf" and bool((np.diff(points) < 0).all())
 
 
-_DECODED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
-"""Attributes by which stored numbers differ from values."""
 _AXIS = ("units", "axis", "standard_name")
 """Attributes of a scale that give the role of its axis."""
-
-
-def array_of(file: Any, key: str) -> HDF5Reader:
-    """An array of an open file, which is opened again to be read."""
-    array = file[key]
-    reader = HDF5Reader(Path(file.filename), key, array.shape, array.dtype, array.chunks or (1,) * array.ndim)
-    if array.dtype.kind in "biuf" and any(name in array.attrs for name in _DECODED):
-        scale, offset = (
-            float(np.ravel(array.attrs.get(name, value))[0]) for name, value in (("scale_factor", 1), ("add_offset", 0))
-        )
-        return replace(reader, dtype=np.result_type(array.dtype, np.float32), packing=(scale, offset))
-    return reader
 
 
 def described_file(file: Any, most: int = 30) -> str:
@@ -113,19 +98,17 @@ def hdf5_sources(file: Any) -> dict[str, Source]:
     file.visititems(visit)
     sources = {}
     for name, array in arrays.items():
-        reader: ArrayReader = array_of(file, name)
         scales = [dim[0] if len(dim) else None for dim in array.dims]
         labels = [texts(dim.label)[0] for dim in array.dims]
         dims = [
             label or ("" if scale is None else scale.name.rpartition("/")[2])
             for label, scale in zip(labels, scales, strict=True)
         ]
-        if "MATLAB_class" in array.attrs:  # arrays of MATLAB have their axes in the opposite order
-            reader, dims = arranged(reader, range(array.ndim)[::-1]), dims[::-1]
+        dims = dims[::-1] if "MATLAB_class" in array.attrs else dims
         pairs = [(dim, scale) for dim, scale in zip(dims, scales, strict=True) if dim and scale is not None]
         sources[name] = Source(
             name=name,
-            reader=reader,
+            reader=reader_of(array, name),
             dims=tuple(dims),
             coordinates={dim: scale[...] for dim, scale in pairs if scale.ndim == 1 and scale.dtype.kind in "iuf"},
             attributes={key: _plain(value) for key, value in array.attrs.items() if key == "units"},
@@ -158,7 +141,7 @@ class NamedFile:
     group: str | None = None
 
 
-@dataclass
+@dataclass(eq=False, kw_only=True)
 class XarrayReader(ReopenedReader):
     """A variable of a file that xarray reads.
 
@@ -166,17 +149,11 @@ class XarrayReader(ReopenedReader):
         file: The file or store.
         name: The variable.
         dims: Its dimensions, in the file's order.
-        shape: Lengths of the axes.
-        dtype: Of its numbers, decoded.
-        chunks: Its chunks, or single entries if it is contiguous.
     """
 
     file: NamedFile
     name: str
     dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...]
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
@@ -298,6 +275,7 @@ def _source(file: NamedFile, variable: Any) -> Source:
         shape=tuple(variable.shape),
         dtype=variable.dtype,
         chunks=tuple(int(length) for length in chunks),
+        reads_rows=True,
     )
     coordinates = {str(dim): variable.coords[dim] for dim in variable.dims if dim in variable.coords}
     return Source(

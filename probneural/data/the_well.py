@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from probneural.data.contents import Contents, Request
-from probneural.data.sources import array_of, described_file, texts
+from probneural.data.readers import hdf5_reader
+from probneural.data.sources import described_file, texts
 from probneural.data.variables import FUNCTION, TIME, AxisLabels, Variable
 from probneural.errors import DataError
 from probneural.grids import Grid
@@ -43,14 +43,15 @@ def the_well_contents(file: Any, request: Request) -> Contents:
         raise _unlike(file, "a cartesian grid in the attribute grid_type", repr(kind))
     dims = texts(_attribute(file, file["dimensions"], "spatial_dims"))
     grid = request.layout.grid or _grid(file, dims, request)
-    labels = _labels(file, dims)
+    coordinates = {dim: file[f"dimensions/{dim}"][...] for dim in dims if f"dimensions/{dim}" in file}
+    labels = AxisLabels(sample="trajectory", space=dims, coordinates=coordinates)
     variables: dict[str, Variable] = {}
     for group, order in ORDERS.items():
         for name in texts(_attribute(file, file[group], "field_names")) if group in file else ():
-            variables[name] = _field(file, f"{group}/{name}", grid, order=order, labels=labels)
+            variables[name] = _variable(file, f"{group}/{name}", grid, labels, order=order)
     defaults = list(variables)
     for name in texts(_attribute(file, file["scalars"], "field_names")) if "scalars" in file else ():
-        variables.setdefault(name, replace(_scalar(file, f"scalars/{name}", grid), labels=labels))
+        variables.setdefault(name, _variable(file, f"scalars/{name}", grid, labels, order=None))
     moving = [name for name in defaults if variables[name].count(TIME) is not None]
     names = request.names({name: variable.reader.shape for name, variable in variables.items()}, path, defaults, moving)
     times = _member(file, "dimensions/time")[...] if request.layout.time is None else request.layout.time
@@ -73,49 +74,26 @@ def _grid(file: Any, dims: tuple[str, ...], request: Request) -> Grid:
     return grid_of_coordinates(coordinates, periodic=periodic, lengths=request.spans(len(dims)))
 
 
-def _labels(file: Any, dims: tuple[str, ...]) -> AxisLabels:
-    """Names and coordinates of space, as the file has them."""
-    coordinates = {dim: file[f"dimensions/{dim}"][...] for dim in dims if f"dimensions/{dim}" in file}
-    return AxisLabels(sample="trajectory", space=dims, coordinates=coordinates)
-
-
-def _field(file: Any, key: str, grid: Grid, *, order: int, labels: AxisLabels) -> Variable:
-    """A field with axes from its attributes: trajectories, times, space, an axis of components per order of the tensor."""
+def _variable(file: Any, key: str, grid: Grid, labels: AxisLabels, *, order: int | None) -> Variable:
+    """A field of a tensor order, with axes from its attributes: trajectories, times, space, components; or a number (None)."""
     array = _member(file, key)
-    leading = _leading(file, array)
-    varies = tuple(bool(flag) for flag in np.atleast_1d(_attribute(file, array, "dim_varying")))
-    if len(varies) != len(grid.shape):
-        raise _unlike(file, f"dim_varying of {len(grid.shape)} axes at {key}", str(varies))
-    axes = tuple(range(sum(varies), sum(varies) + order))
+    flags = ((FUNCTION, "sample_varying"), (TIME, "time_varying"))
+    leading = tuple(column for column, name in flags if bool(_attribute(file, array, name)))
+    varies = (False,) * len(grid.shape)
+    if order is not None:
+        varies = tuple(bool(flag) for flag in np.atleast_1d(_attribute(file, array, "dim_varying")))
+        if len(varies) != len(grid.shape):
+            raise _unlike(file, f"dim_varying of {len(grid.shape)} axes at {key}", str(varies))
+    components = array.ndim - len(leading) if order is None else order
     return Variable(
         name=key.rsplit("/", maxsplit=1)[-1],
-        reader=array_of(file, key),
+        reader=hdf5_reader(array),
         leading=leading,
-        channel_axes=axes,
+        channel_axes=tuple(range(sum(varies), sum(varies) + components)),
         grid_shape=grid.shape,
         varies=varies,
         labels=labels,
     )
-
-
-def _scalar(file: Any, key: str, grid: Grid) -> Variable:
-    """A number per trajectory, or time, or file, as a constant field."""
-    array = _member(file, key)
-    leading = _leading(file, array)
-    single = array.shape[len(leading) :] == (1,)
-    return Variable(
-        name=key.rsplit("/", maxsplit=1)[-1],
-        reader=array_of(file, key),
-        leading=leading,
-        channel_axes=(0,) * single,
-        grid_shape=grid.shape,
-        varies=(False,) * len(grid.shape),
-    )
-
-
-def _leading(file: Any, array: Any) -> tuple[int, ...]:
-    flags = ((FUNCTION, "sample_varying"), (TIME, "time_varying"))
-    return tuple(column for column, name in flags if bool(_attribute(file, array, name)))
 
 
 def _member(file: Any, key: str) -> Any:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from probneural.arrays import layouts
 from probneural.arrays.layouts import Layout, ambiguity_remedy
 from probneural.arrays.reading import turned_mask
-from probneural.data.arranged import arranged
-from probneural.data.readers import ArrayReader, gather
+from probneural.data.readers import ArrayReader, arranged, gather
 from probneural.errors import DataError, ShapeError
 from probneural.grids import Grid
 
