@@ -31,18 +31,17 @@ _FRESH = torch.Generator("cpu").manual_seed(0).get_state().numpy().copy()
 bytes each, and the cache of normals."""
 
 
-def check_seed(seed: object, *, name: str = "seed") -> int:
+def check_seed(seed: object) -> int:
     """Return a seed as a plain integer.
 
     Args:
         seed: Any non-negative integer, of NumPy too; there is no upper limit.
-        name: Name in messages.
 
     Raises:
         ArgumentError: If it is another value, or a truth value.
     """
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise ArgumentError(expected=f"{name} as an integer of at least 0", got=repr(seed), remedy=f"for example {name}=0")
+        raise ArgumentError(expected="seed as an integer of at least 0", got=repr(seed), remedy="for example seed=0")
     return int(seed)
 
 

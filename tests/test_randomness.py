@@ -145,8 +145,8 @@ def test_devices_take_part_and_are_given_back() -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("seed", [-1, 1.0, True, np.True_, "0", None, math.nan, torch.tensor(1), [0]], ids=repr)
 def test_what_is_no_seed_is_refused(seed: object) -> None:
-    with pytest.raises(ArgumentError, match="of_mine as an integer of at least 0"):
-        check_seed(seed, name="of_mine")
+    with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
+        check_seed(seed)
     with pytest.raises(ArgumentError, match="seed as an integer of at least 0"):
         stream_seed(seed, "split")  # type: ignore[arg-type]
 

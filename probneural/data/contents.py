@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,11 @@ from numpy.typing import NDArray
 
 from probneural.arrays.layouts import Layout, layouts_of
 from probneural.arrays.reading import stated_dimension
-from probneural.checks import check_flag, check_positive, real_tensor, validated
-from probneural.data.fields import Part, StoredFields
+from probneural.checks import check_flag, check_positive, nearest, real_tensor, validated
+from probneural.data.fields import FUNCTION, TIME, Part, StoredFields, Variable
 from probneural.data.pairs import StoredPairs, stored_pairs
 from probneural.data.readers import joined, stacked
 from probneural.data.trajectories import Trajectories, trajectories_of
-from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, per_axis
 
@@ -123,19 +121,11 @@ class Request:
         listing = "; ".join(f"{name} {axes}" for name, axes in available.items()) or "no variables"
         if not (chosen.inputs and chosen.outputs):
             missing = " and ".join(f"{side}=" for side in ("inputs", "outputs") if not getattr(chosen, side))
-            raise DataError(
-                expected=f"{missing}, a list of variables of {path}",
-                got=f"none, and it holds {listing}",
-                remedy=f"choose among {', '.join(available) or 'those of another file'}",
-            )
+            got, remedy = f"none, and it holds {listing}", f"choose among {', '.join(available) or 'those of another file'}"
+            raise DataError(expected=f"{missing}, a list of variables of {path}", got=got, remedy=remedy)
         for name in (*chosen.inputs, *chosen.outputs):
             if name not in available:
-                close = difflib.get_close_matches(name, available, n=1)
-                raise DataError(
-                    expected=f"a variable {name!r} of {path}",
-                    got=listing,
-                    remedy=f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(available)}",
-                )
+                raise DataError(expected=f"a variable {name!r} of {path}", got=listing, remedy=nearest(name, available))
         return chosen
 
 
@@ -172,17 +162,11 @@ class Contents:
         if self.times is not None and outputs.times is not None and np.shape(self.times) == np.shape(outputs.times):
             _check_same_unit("times", (self.time_units, outputs.time_units), ("the inputs", "the outputs"))
             _check_equal(np.asarray(self.times), np.asarray(outputs.times), "times")
-        sides = (
-            [self.variables[name] for name in self.names.inputs],
-            [outputs.variables[name] for name in outputs.names.outputs],
-        )
-        labelled = [
-            [variable.labels for variable in side if variable.labels.sample in variable.labels.coordinates] for side in sides
-        ]
-        for first, second in itertools.product(*labelled):
-            samples = first.coordinates[first.sample], second.coordinates[second.sample]
-            if samples[0].shape == samples[1].shape:
-                _check_equal(*samples, "samples")
+        sides = (self, self.names.inputs), (outputs, outputs.names.outputs)
+        for labels in itertools.product(*([part.variables[name].labels for name in names] for part, names in sides)):
+            first, second = (label.coordinates.get(label.sample) for label in labels)
+            if first is not None and second is not None and first.shape == second.shape:
+                _check_equal(first, second, "samples")
         keys = {name: name if name not in self.variables else f"{name} of the outputs" for name in outputs.names.outputs}
         return Contents(
             names=Names(self.names.inputs, tuple(keys.values())),
@@ -204,11 +188,8 @@ class Contents:
         counts = {name: self.variables[name].count(FUNCTION) for name in self.names.both}
         sizes = {count for count in counts.values() if count is not None}
         if len(sizes) > 1:
-            raise ShapeError(
-                expected="as many samples of each variable",
-                got=str(counts),
-                remedy='choose variables of the same samples, or state the axes: axes="n x -> n x"',
-            )
+            remedy = 'choose variables of the same samples, or state the axes: axes="n x -> n x"'
+            raise ShapeError(expected="as many samples of each variable", got=str(counts), remedy=remedy)
         if any(variable.count(TIME) is not None for variable in (*inputs, *outputs)):
             self._grid(self.names.both)
             return trajectories_of(inputs, outputs, times=self.times, grid=grid, dtype=dtype)
@@ -245,9 +226,7 @@ class Contents:
         grids = [self.grids[name] for name in names]
         if any(grid != grids[0] for grid in grids):
             raise GridError(
-                expected=f"{', '.join(names)} on one grid",
-                got=", ".join(map(repr, grids)),
-                remedy="choose variables of one grid",
+                expected=f"{', '.join(names)} on one grid", got=", ".join(map(repr, grids)), remedy="take variables of one grid"
             )
         return grids[0]
 
@@ -257,11 +236,8 @@ def _check_same_unit(name: str, units: Sequence[str], places: Sequence[object]) 
     first, second = (unit.strip().removesuffix(" 00:00:00") for unit in units)
     if first and second and first != second:
         encoding = f'{{"time": {{"units": "{first}"}}}}'
-        raise DataError(
-            expected=f"{name} in {first!r}, as in {places[0]}",
-            got=f"{second!r} in {places[1]}",
-            remedy=f"write all in one unit, and times with one origin: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})",
-        )
+        remedy = f"use one unit, and one origin of times: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})"
+        raise DataError(expected=f"{name} in {first!r}, as in {places[0]}", got=f"{second!r} in {places[1]}", remedy=remedy)
 
 
 def _check_equal(first: NDArray[Any], second: NDArray[Any], name: str) -> None:

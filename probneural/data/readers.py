@@ -357,11 +357,8 @@ def joined(parts: Sequence[ArrayReader], axis: int, name: str) -> ArrayReader:
     if len(parts) == 1:
         return first
     if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1:
-        raise ShapeError(
-            expected=f"{name} with the same axes in each file or group",
-            got=", ".join(str(part.shape) for part in parts),
-            remedy="open files of one grid together, and the others apart",
-        )
+        expected, got = f"{name} with the same axes in each file or group", ", ".join(str(part.shape) for part in parts)
+        raise ShapeError(expected=expected, got=got, remedy="open files of one grid together, and the others apart")
     length = sum(part.shape[axis] for part in parts)
     return JoinedReader(
         parts=tuple(parts),

@@ -14,10 +14,20 @@ from torch import Tensor
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.reading import Mask, array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
-from probneural.data.fields import Part, StoredFields, stored, with_mask, with_one_mask
+from probneural.data.fields import (
+    FUNCTION,
+    TIME,
+    Part,
+    StoredFields,
+    Variable,
+    common_dtype,
+    stored,
+    variable_of,
+    with_mask,
+    with_one_mask,
+)
 from probneural.data.pairs import StoredPairs
 from probneural.data.readers import arranged, location_of, reader_of
-from probneural.data.variables import FUNCTION, TIME, Variable, common_dtype, variable_of
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import select_rows
 from probneural.fingerprints import row_fingerprints
@@ -237,18 +247,11 @@ class Trajectories:
 
     def _check_states(self) -> None:
         """Raise an ArgumentError unless the output of a step can be the input of the next."""
-        output_names = {variable.name for variable in self.outputs}
-        forcing = [
-            variable.name for variable in self.inputs if variable.count(TIME) is not None and variable.name not in output_names
-        ]
-        missing = sorted(output_names - {variable.name for variable in self.inputs})
-        if forcing or missing:
-            where = "inputs" if forcing else "outputs"
-            raise ArgumentError(
-                expected="several steps of inputs that vary in time as outputs do",
-                got=f"{', '.join(forcing or missing)} among the {where} alone",
-                remedy="make windows of one step: steps=1",
-            )
+        varying = {variable.name for variable in self.inputs if variable.count(TIME) is not None}
+        unmatched = sorted(varying ^ {variable.name for variable in self.outputs})
+        if unmatched:
+            expected, got = ("several steps of inputs that vary in time as outputs do", f"{', '.join(unmatched)} on one side")
+            raise ArgumentError(expected=expected, got=got, remedy="make windows of one step: steps=1")
 
     def at(self, step: int) -> StoredFields:
         """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.

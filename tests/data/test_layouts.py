@@ -479,7 +479,7 @@ class TestUnitsAndOrder:
             )
             made.to_netcdf(tmp_path / f"year{number}.nc", engine="h5netcdf")
         options: dict[str, Any] = {"inputs": ["s"], "outputs": ["s"], "periodic": True}
-        with pytest.raises(DataError, match="times with one origin") as caught:
+        with pytest.raises(DataError, match="one origin of times") as caught:
             opened(str(tmp_path / "year*.nc"), **options)
         call = caught.value.remedy.partition(": ")[2]
         for number in range(2):
