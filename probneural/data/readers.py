@@ -102,22 +102,37 @@ class RawReader(ArrayReader):
     offset: int
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
-        """Copy a box out of a memory map, which ends here: its pages would count as memory in use."""
+        """Read a box: a run of neighbours by position, others as rows are read."""
+        lengths, tail = tuple(part.stop - part.start for part in box), self.shape[len(box) :]
+        if any(length != 1 for length in lengths[:-1]):
+            return np.array(self._map[box])
+        strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(box))]
+        first = sum(part.start * stride for part, stride in zip(box, strides, strict=True))
+        count, offset = math.prod((*lengths, *tail)), self.offset + first * self.dtype.itemsize
+        return np.fromfile(self.path, self.dtype, count, offset=offset).reshape(*lengths, *tail)
+
+    def read_rows(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Read ascending rows of the first axis."""
+        return np.array(self._map[rows])
+
+    @property
+    def _map(self) -> NDArray[Any]:
+        """A memory map for one read: pages of a map that stays open would count as memory in use."""
         if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)[box]
-        return np.array(np.memmap(self.path, self.dtype, "r", self.offset, self.shape)[box])
+            return np.empty(self.shape, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
 
 
 def raw_reader(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> RawReader:
     """The reader of an array in C order in the bytes of a file."""
-    return RawReader(path=path, offset=offset, shape=shape, dtype=dtype, chunks=(1,) * len(shape))
+    return RawReader(path=path, offset=offset, shape=shape, dtype=dtype, chunks=(1,) * len(shape), reads_rows=True)
 
 
 @dataclass(eq=False, kw_only=True)
 class ReopenedReader(ArrayReader):
     """A reader that opens its file once per process, because open files are not valid after a fork."""
 
-    _opened: tuple[int, Any] | None = field(default=None, repr=False)
+    _opened: tuple[int, Any] | None = field(default=None, init=False, repr=False)
 
     @abstractmethod
     def _open(self) -> Any:

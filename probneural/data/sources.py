@@ -150,6 +150,7 @@ class XarrayReader(ReopenedReader):
     group: str | None
     name: str
     dims: tuple[str, ...]
+    reads_rows: bool = field(default=True, init=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
@@ -272,7 +273,6 @@ def _source(variable: Any, path: Path, engine: str, group: str | None) -> Source
         shape=tuple(variable.shape),
         dtype=variable.dtype,
         chunks=tuple(int(length) for length in chunks),
-        reads_rows=True,
     )
     coordinates = {str(dim): variable.coords[dim] for dim in variable.dims if dim in variable.coords}
     return Source(
