@@ -77,9 +77,7 @@ class Shift:
             )
         if any(part and not axis.periodic for part, axis in zip(self.fractions, axes, strict=True)):
             raise GridError(
-                expected="periodic axes where samples are shifted",
-                got=repr(field.grid),
-                remedy="give 0 for the axes that are not periodic",
+                expected="periodic axes where samples are shifted", got=repr(field.grid), remedy="give 0 for the other axes"
             )
         exact = [part * axis.size for part, axis in zip(self.fractions, axes, strict=True)]
         cells = [round(cell) for cell in exact]
@@ -174,11 +172,8 @@ class Transpose:
         """
         axes = _axes(field)
         if len(self.order) != len(axes) or any(axes[source] != axis for source, axis in zip(self.order, axes, strict=True)):
-            raise GridError(
-                expected=f"a grid whose axes can be permuted to {self.order}",
-                got=repr(field.grid),
-                remedy="permuted axes need the same points, ends and period",
-            )
+            remedy = "permuted axes need the same points, ends and period"
+            raise GridError(expected=f"a grid whose axes can be permuted to {self.order}", got=repr(field.grid), remedy=remedy)
         values = field.values.permute(0, 1, *(2 + source for source in self.order))
         if self.channels is not None:
             if len(self.channels) != field.channels:
@@ -366,29 +361,21 @@ def _signed(values: Tensor, odd: Sequence[int]) -> Tensor:
 
 def _check_ends(axes: Sequence[Axis], grid: Grid) -> None:
     if any(not axis.periodic and not axis.endpoint for axis in axes):
-        raise GridError(
-            expected="axes that are periodic or have both of their ends",
-            got=repr(grid),
-            remedy="images lie between the points: field.resample(grid) brings functions to a grid with both ends",
-        )
+        remedy = "images lie between the points: field.resample(grid) brings functions to a grid with both ends"
+        raise GridError(expected="axes that are periodic or have both of their ends", got=repr(grid), remedy=remedy)
 
 
 def _check_symmetry(symmetry: object) -> Symmetry:
     if not isinstance(symmetry, Symmetry) or isinstance(symmetry, type):
-        raise DataError(
-            expected="a symmetry, or for copies also a tuple of one for inputs and one for outputs",
-            got=described(symmetry),
-            remedy="for example one of pn.augmentation.box(pairs.inputs.grid)",
-        )
+        expected, got = "a symmetry, or for copies also a tuple of one for inputs and one for outputs", described(symmetry)
+        raise DataError(expected=expected, got=got, remedy="for example one of pn.augmentation.box(pairs.inputs.grid)")
     return symmetry
 
 
 def _uniform(grid: Grid) -> tuple[Axis, ...]:
     if not grid.is_uniform:
         raise GridError(
-            expected="a uniform grid",
-            got=repr(grid),
-            remedy="bring the functions to one with field.resample(Grid.uniform(...))",
+            expected="a uniform grid", got=repr(grid), remedy="bring fields to one: field.resample(Grid.uniform(...))"
         )
     return check_unmasked(grid, "symmetries").axes
 

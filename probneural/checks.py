@@ -259,11 +259,8 @@ def check_finite(values: Tensor, name: str, *, remedy: str = "drop or repair tho
     bad = ~torch.isfinite(values.detach())
     if bool(bad.any()):
         first = tuple(bad.nonzero()[0].tolist())
-        raise DataError(
-            expected=f"finite {name}",
-            got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
-            remedy=remedy,
-        )
+        got = f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}"
+        raise DataError(expected=f"finite {name}", got=got, remedy=remedy)
 
 
 def check_floating(values: object, name: str) -> Tensor:
@@ -407,11 +404,8 @@ def check_variances(value: object, name: str, *, like: Tensor | None = None, pos
     dtype, device = (torch.float64, None) if like is None else (like.dtype, like.device)
     numbers = real_tensor(value, name, dtype=dtype, device=device, error=ArgumentError)
     if not bool((torch.isfinite(numbers) & (numbers > 0 if positive else numbers >= 0)).all()):
-        raise ArgumentError(
-            expected=f"{name} {'>' if positive else '>='} 0, finite",
-            got=str(numbers.tolist()),
-            remedy=f"{name} is a variance, in physical units squared" if "noise" in name else f"give a positive {name}",
-        )
+        remedy = f"{name} is a variance, in physical units squared" if "noise" in name else f"give a positive {name}"
+        raise ArgumentError(expected=f"{name} {'>' if positive else '>='} 0, finite", got=str(numbers.tolist()), remedy=remedy)
     return numbers
 
 
@@ -586,12 +580,20 @@ def _meant(name: str, names: list[str]) -> str:
         return f"give {_FIT_OPTIONS[name]}, from pn.training"
     if name in _LAYOUT_FIELDS and "layout" in names:
         return f"give layout=pn.data.FileLayout({name}=...)"
-    near = [_KEYWORDS[name]] if _KEYWORDS.get(name) in names else difflib.get_close_matches(name, names, n=1)
-    return (
-        f"did you mean {near[0]!r}?"
-        if near
-        else f"there are {', '.join(candidate for candidate in names if candidate != 'self')}"
-    )
+    synonym = _KEYWORDS.get(name)
+    return nearest(synonym if synonym in names else name, [candidate for candidate in names if candidate != "self"])
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """The candidate that an unknown name may stand for, or all of them.
+
+    Examples:
+        >>> nearest("epoch", ["epochs", "seed"])
+        "did you mean 'epochs'?"
+    """
+    names = list(candidates)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(names)}"
 
 
 def missing_attribute(instance: Any, name: str) -> Any:
@@ -610,7 +612,6 @@ def missing_attribute(instance: Any, name: str) -> Any:
 _PLOTS = ("matplotlib",)
 _DATA = ("h5netcdf", "h5py", "numcodecs", "xarray", "zarr")
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "cli": ("tyro", *_PLOTS, *_DATA),
     "data": _DATA,
     "mesh": ("meshio",),
     "ode": ("torchdiffeq",),

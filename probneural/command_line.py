@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
-
-import tyro
-from tyro.conf import OmitArgPrefixes, Positional
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+from typing import Any, get_args, get_origin
 
 from probneural import runs
 from probneural.errors import ArgumentError, ProbneuralError
-from probneural.runs.config import Config, convert, hints_of, is_section, paths_in
+from probneural.runs.config import Config, convert, explanations, hints_of, is_section, paths_in
 from probneural.runs.folder import own_config
+from probneural.runs.toml import toml_value
 from probneural.training.schema import is_too_deep
 
-
-def _unchecked(kind: type[Any]) -> type[Any]:
-    """An unvalidated section of the settings: the parser would report errors under its internal names."""
-    hints = {name: _unchecked(hint) if is_section(hint) else hint for name, hint in hints_of(kind).items()}
-    return dataclasses.make_dataclass(
-        kind.__name__, list(hints.items()), frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
-    )
-
-
-if TYPE_CHECKING:
-    from probneural.runs.config import Data, Head, Operator
-
-    Settings = Config
-else:
-    _sections = {name: tyro.conf.FlagConversionOff[_unchecked(kind)] for name, kind in hints_of(Config).items()}
-    _sections["data"] = OmitArgPrefixes[_sections["data"]]
-    described = {"__doc__": Config.__doc__}
-    Settings = dataclasses.make_dataclass("Settings", _sections.items(), frozen=True, kw_only=True, namespace=described)
-    Data, Operator, Head = (_sections[name] for name in ("data", "operator", "head"))
-
-Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-"""An option that is there or not."""
-DataFiles = Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="[DATA ...]")]
 _INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 _WRONG_USAGE = 2
@@ -65,64 +37,8 @@ _ARGUMENT = re.compile(rf"(?<![-.\w])(?:({'|'.join(_SECTIONS)})=|(batch_size|lea
 """Arguments in remedies, with the options that they are on the command line."""
 _CALL = re.compile(r"\b[a-z_]+(\.\w+)+\(")
 """Calls in remedies, which the command line has no words for."""
-_OPTIONS = """
-
-Args:
-    files: The data, one file or several; short for --path.
-    config: A TOML file with settings, as `probneural init` writes; options on the command line come first.
-    folder: The run's folder; by default named after the data. Repeated, a command goes on in it and remembers its settings.
-    settings: The sections of the configuration.
-    quiet: Do not report progress.
-    debug: Show where an error comes from.
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """A command line, parsed.
-
-    Attributes:
-        config: The settings on it, upon those that it began with.
-        file: A configuration file, or "".
-        folder: The run's folder, or "".
-        run: Does what was asked; of a step, given settings and folder.
-        is_step: Whether it is a step of a run.
-        debug: Whether errors are shown with where they come from.
-    """
-
-    run: Callable[..., None]
-    is_step: bool = False
-    config: Config = field(default_factory=Config)
-    file: str = ""
-    folder: str = ""
-    debug: bool = False
-
-    def base(self) -> Config:
-        """The settings to begin with: those of a file, or of the folder."""
-        if self.file:
-            return runs.read_config(self.file)
-        folder = self._folder(self.config)
-        return own_config(folder) if folder and (folder / "run.json").exists() else Config()
-
-    def _folder(self, config: Config) -> Path | None:
-        if self.folder:
-            return Path(self.folder)
-        names = [Path(path).stem.replace("*", "") or "data" for path in paths_in(config.data.path)]
-        return Path(f"{names[0]}-run") if names else None
-
-    def __call__(self, base: Config) -> None:
-        """Do what was asked.
-
-        Raises:
-            ProbneuralError: If it cannot be done.
-        """
-        if not self.is_step:
-            return self.run()
-        config = _with_own_options(self.config, base)
-        folder = self._folder(config)
-        if folder is None:
-            raise ArgumentError(expected="a data file, or the folder of a run", got="neither", remedy="name one: data.nc")
-        return self.run(config, folder)
+_PROGRAM = """From a data file to fields with calibrated error bars. One command does all steps: `probneural report data.nc
+--inputs a --outputs u --periodic true`. `probneural COMMAND --help` lists the options of a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,26 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 1 for an error, whose message goes to the standard error stream. Wrong usage exits with 2.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    is_debug = "--debug" in words
+    options = _parser().parse_args(arguments)
     try:
-        call = _parsed(words, Config())
-        base = call.base() if call.is_step else Config()
-        _parsed(words, base)(base)
+        options.run(options)
     except (ProbneuralError, ImportError, OSError) as error:  # names too long for the file system, a full disk
-        if is_debug:
+        if options.debug:
             traceback.print_exc()
-        sys.stderr.write(f"probneural: {_told(error)}\n")
+        sys.stderr.write(f"probneural: {_message(error)}\n")
         return 1
     except KeyboardInterrupt:
-        if is_debug:
+        if options.debug:
             traceback.print_exc()
         sys.stderr.write("probneural: stopped; repeat the command to go on\n")
         return _INTERRUPTED
     return 0
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The message of an error, whose remedy names options of the command line in place of arguments."""
     if not isinstance(error, ProbneuralError):
         return str(error)
@@ -167,236 +80,181 @@ def _option(match: re.Match[str]) -> str:
     return f"--{_SECTIONS[name]}.{name}{' ' if match[1] else ''}"
 
 
-def _parsed(words: list[str], base: Config) -> Call:
-    steps = {name: _step(name, show, base) for name, show in _STEPS.items()}
-    call: Call = tyro.extras.subcommand_cli_from_dict(
-        {"init": _init(base), **steps, "predict": predict, "info": info},
-        prog="probneural",
-        description="From a data file to fields with calibrated error bars: `probneural report data.nc --inputs a --outputs u "
-        "--periodic true` does all steps. `probneural COMMAND --help` lists the options of one.",
-        args=words,
-        registry=_REGISTRY,
-        use_underscores=True,
-    )
-    return call
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="probneural", description=_PROGRAM, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, run in (("init", _init), *((step, _step) for step in _STEPS), ("predict", _predict), ("info", _info)):
+        summary = (inspect.getdoc(getattr(runs, name)) or "").partition("\n\n")[0].replace("%", "%%")
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        command.set_defaults(run=run, command=name)
+        command.add_argument("--debug", action="store_true", help="Show where an error comes from.")
+        if name not in ("init", "info"):
+            command.add_argument("--quiet", action="store_true", help="Do not report progress.")
+        if name == "init":
+            command.add_argument("--output", default="run.toml", help="The file to write.")
+            command.add_argument("--overwrite", action="store_true", help="Replace an existing file.")
+            _add_settings(command, ("data", "operator", "head"))
+        elif name == "predict":
+            command.add_argument("folder", help="Folder of a calibrated run.")
+            command.add_argument("inputs", help="A file with the input variables of the run.")
+            command.add_argument("output", help="The NetCDF file or zarr store to write; an existing one is replaced.")
+        elif name == "info":
+            command.add_argument("path", help="A run's folder, a .safetensors file, or a data file.")
+        else:
+            command.add_argument("--config", default="", help="A TOML file with settings; options come first.")
+            command.add_argument("--folder", default="", help="The run's folder, by default named after the data.")
+            _add_settings(command, hints_of(Config))
+    return parser
 
 
-def _step(name: str, show: Callable[..., None], base: Config) -> Callable[..., Call]:
-    """A command that does a step of a run; its options begin with these settings."""
-    begun: Any = Settings(**_begun(base))
-
-    def step(
-        files: DataFiles = (),
-        *,
-        config: str = "",
-        folder: str = "",
-        settings: Annotated[Settings, tyro.conf.arg(name="")] = begun,
-        quiet: Switch = False,
-        debug: Switch = False,
-    ) -> Call:
-        checked = _checked(files, **vars(settings))
-        return Call(run=partial(show, quiet=quiet), is_step=True, config=checked, file=config, folder=folder, debug=debug)
-
-    summary = (inspect.getdoc(getattr(runs, name)) or "").partition("\n\n")[0]
-    step.__doc__ = summary + _OPTIONS
-    step.__name__ = name
-    return step
+def _add_settings(parser: ArgumentParser, sections: Collection[str]) -> None:
+    """Add the data files, and the settings of some sections as options; those of the data without their section's name."""
+    parser.add_argument("files", nargs="*", metavar="DATA", help="The data, one file or several; short for --path.")
+    for section in sections:
+        _add_section(parser, getattr(Config(), section), section)
 
 
-def _begun(base: Config) -> dict[str, Any]:
-    """Initial values of sections, not validated."""
-    return {name: _loose(getattr(base, name), get_args(kind)[0]) for name, kind in hints_of(Settings).items()}
+def _add_section(parser: ArgumentParser, defaults: Any, section: str) -> None:
+    group = parser.add_argument_group(section)
+    texts = explanations(type(defaults))
+    for name, hint in hints_of(type(defaults)).items():
+        value, key = getattr(defaults, name), f"{section}.{name}"
+        if is_section(hint):
+            _add_section(parser, value, key)
+            continue
+        origin = get_origin(hint)
+        kind = get_args(hint)[0] if origin is tuple else hint
+        group.add_argument(
+            f"--{key.removeprefix('data.')}",
+            dest=key,
+            default=SUPPRESS,
+            nargs="*" if origin in (tuple, dict) else None,
+            type=str if kind is str else _entry if origin is dict else _value,
+            metavar="NAME=VALUE" if origin is dict else "{true,false}" if kind is bool else name.upper(),
+            help=f"{texts[name]} Default: {toml_value(value)}".replace("%", "%%"),
+        )
 
 
-def _loose(section: Any, kind: type[Any]) -> Any:
-    """A section as one that does not check itself."""
-    values = {}
-    for entry in dataclasses.fields(kind):
-        value, hint = getattr(section, entry.name), entry.type
-        values[entry.name] = _loose(value, hint) if isinstance(hint, type) and is_section(hint) else value
-    return kind(**values)
+def _value(word: str) -> Any:
+    """A value of TOML: a number, true or false, a list; other words are texts."""
+    try:
+        parsed = tomllib.loads(f"value = {word}")["value"]
+    except (ValueError, RecursionError):
+        return word
+    return word if is_too_deep(parsed) else parsed
 
 
-def _checked(files: Sequence[str], **sections: Any) -> Config:
-    """The settings on a command line, upon those that it began with; wrong ones end the program with what is wrong usage."""
-    checked: dict[str, Any] = {}
-    data = sections["data"]
-    sections["data"] = dataclasses.replace(data, path=os.pathsep.join(files) or data.path)
-    for section, part in sections.items():
-        name = "--" if section == "data" else f"--{section}"
+def _entry(word: str) -> tuple[str, Any]:
+    """An option of an operator or a head: `width=64`."""
+    name, sign, value = word.partition("=")
+    if not (name and sign):
+        raise ArgumentTypeError(f"{word!r} is not of the form name=value")
+    return name, _value(value)
+
+
+def _changes(options: Namespace) -> dict[str, Any]:
+    """Settings on the command line, in nested tables."""
+    tables: dict[str, Any] = {}
+    for key, value in vars(options).items():
+        *sections, name = key.split(".")
+        table = tables
+        for section in sections:
+            table = table.setdefault(section, {})
+        if sections:
+            table[name] = dict(value) if name == "options" else value
+    if options.files:
+        tables.setdefault("data", {})["path"] = os.pathsep.join(options.files)
+    return tables
+
+
+def _changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Settings with changes; a change that is no value of its setting ends the program as wrong usage."""
+    values = config.to_dict()
+    sections: dict[str, Any] = {}
+    for section, hint in hints_of(Config).items():
+        change = changes.get(section, {})
+        if change.get("name", values[section].get("name")) != values[section].get("name"):
+            values[section]["options"] = {}  # those of another class
         try:
-            checked[section] = convert(dataclasses.asdict(part), hints_of(Config)[section], name)
+            sections[section] = convert(_updated(values[section], change), hint, "--" if section == "data" else f"--{section}")
         except ArgumentError as error:
             sys.stderr.write(f"probneural: {error}\n")
             sys.exit(_WRONG_USAGE)
-    return Config(**checked)
+    return Config(**sections)
 
 
-def _train(config: Config, folder: Path, *, quiet: bool) -> None:
-    history = runs.train(config, folder, show_progress=not quiet)
+def _updated(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    tables = {name for name, change in changes.items() if isinstance(change, dict) and name != "options"}
+    return {**values, **changes, **{name: _updated(values[name], changes[name]) for name in tables}}
+
+
+def _folder(named: str, path: str) -> Path | None:
+    """The folder that is named, or one that is named after the data; None without both."""
+    names = [Path(file).stem.replace("*", "") or "data" for file in paths_in(path)]
+    return Path(named) if named else Path(f"{names[0]}-run") if names else None
+
+
+def _step(options: Namespace) -> None:
+    """Run a step with the settings of a file, or of the folder, and those on the command line."""
+    changes = _changes(options)
+    base, folder = Config(), _folder(options.folder, changes.get("data", {}).get("path", ""))
+    if options.config:
+        base = runs.read_config(options.config)
+    elif folder is not None and (folder / "run.json").exists():
+        base = own_config(folder)
+    config = _changed(base, changes)
+    folder = _folder(options.folder, config.data.path)
+    if folder is None:
+        raise ArgumentError(expected="a data file, or the folder of a run", got="neither", remedy="name one: data.nc")
+    result = getattr(runs, options.command)(config, folder, show_progress=not options.quiet)
+    _say(_STEPS[options.command](result, folder))
+
+
+def _trained(history: Any, folder: Path) -> str:
     if not history.epochs:
-        return _say(f"{folder}: no operator to train, since the head is fitted to the data alone")
+        return f"{folder}: no operator to train, since the head is fitted to the data alone"
     shown = f", validation {history.validation[-1]:.4g}" if history.validation else ""
     chosen = "" if history.restored is None else f"; weights of epoch {history.restored}"
-    _say(f"{folder}: {history.epochs} epochs, loss {history.train[-1]:.4g}{shown}{chosen}")
+    return f"{folder}: {history.epochs} epochs, loss {history.train[-1]:.4g}{shown}{chosen}"
 
 
-def _fit(config: Config, folder: Path, *, quiet: bool) -> None:
-    predictor = runs.fit(config, folder, show_progress=not quiet)
+def _fitted(predictor: Any, folder: Path) -> str:
     noise = ", ".join(f"{value:.3g}" for value in predictor.noise.tolist())
-    _say(f"{folder}: {type(predictor).__name__}, noise variance {noise}")
+    return f"{folder}: {type(predictor).__name__}, noise variance {noise}"
 
 
-def _calibrate(config: Config, folder: Path, *, quiet: bool) -> None:
-    calibrated = runs.calibrate(config, folder, show_progress=not quiet)
+def _calibrated(calibrated: Any, folder: Path) -> str:
     band = "no bands" if calibrated.band is None else f"bands of {calibrated.band.quantile:.3g} standard deviations"
-    _say(f"{folder}: {type(calibrated.predictor).__name__}, {band}")
+    return f"{folder}: {type(calibrated.predictor).__name__}, {band}"
 
 
-def _score(config: Config, folder: Path, *, quiet: bool) -> None:
-    _say(str(runs.score(config, folder, show_progress=not quiet)))
+_STEPS: Mapping[str, Callable[[Any, Path], str]] = {
+    "train": _trained,
+    "fit": _fitted,
+    "calibrate": _calibrated,
+    "score": lambda scores, folder: str(scores),
+    "report": lambda report, folder: "\n".join((str(report.scores), "", *report.verdict, str(report.path))),
+}
+"""Steps of a run, and the text that describes the result of each."""
 
 
-def _report(config: Config, folder: Path, *, quiet: bool) -> None:
-    report = runs.report(config, folder, show_progress=not quiet)
-    _say("\n".join((str(report.scores), "", *report.verdict, str(report.path))))
-
-
-_STEPS = {"train": _train, "fit": _fit, "calibrate": _calibrate, "score": _score, "report": _report}
-
-
-def _init(base: Config) -> Callable[..., Call]:
-    begun = _begun(base)
-
-    def init(
-        files: DataFiles = (),
-        *,
-        output: str = "run.toml",
-        overwrite: Switch = False,
-        data: Data = begun["data"],
-        operator: Operator = begun["operator"],
-        head: Head = begun["head"],
-        debug: Switch = False,
-    ) -> Call:
-        """Write a TOML file with every setting, its default and what it means; filled in from the data where they tell.
-
-        Args:
-            files: The data, one file or several; short for --path.
-            output: The file to write.
-            overwrite: Whether an existing file is replaced.
-            data: Data files and their layout.
-            operator: The operator.
-            head: The uncertainty head.
-            debug: Show where an error comes from.
-        """
-        settings = _checked(files, data=data, operator=operator, head=head)
-        return Call(run=partial(_write_initial, settings, output, overwrite=overwrite), debug=debug)
-
-    return init
-
-
-def _write_initial(settings: Config, output: str, *, overwrite: bool) -> None:
-    config = runs.init(settings, output, overwrite=overwrite)
+def _init(options: Namespace) -> None:
+    config = runs.init(_changed(Config(), _changes(options)), options.output, overwrite=options.overwrite)
     missing = [name for name in ("path", "inputs", "outputs", "periodic") if not getattr(config.data, name)]
-    _say(f"{output}" + (f"; still to be filled in: {', '.join(missing)}" if missing else ""))
+    _say(options.output + (f"; still to be filled in: {', '.join(missing)}" if missing else ""))
 
 
-def predict(
-    folder: Annotated[Positional[str], tyro.conf.arg(metavar="FOLDER")],
-    inputs: Annotated[Positional[str], tyro.conf.arg(metavar="INPUTS")],
-    output: Annotated[Positional[str], tyro.conf.arg(metavar="OUTPUT")],
-    *,
-    quiet: Switch = False,
-    debug: Switch = False,
-) -> Call:
-    """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file.
-
-    Args:
-        folder: Of a run that is calibrated.
-        inputs: A file with the input variables of the run.
-        output: The NetCDF file to write; an existing one is replaced.
-        quiet: Do not report progress.
-        debug: Show where an error comes from.
-    """
-
-    def run() -> None:
-        dataset = runs.predict(folder, inputs, output=output, show_progress=not quiet)
-        _say(f"{output}: {', '.join(map(str, dataset.data_vars))} of {dict(dataset.sizes)}")
-
-    return Call(run=run, debug=debug)
+def _predict(options: Namespace) -> None:
+    dataset = runs.predict(options.folder, options.inputs, output=options.output, show_progress=not options.quiet)
+    _say(f"{options.output}: {', '.join(map(str, dataset.data_vars))} of {dict(dataset.sizes)}")
 
 
-def info(path: Annotated[Positional[str], tyro.conf.arg(metavar="PATH")], *, debug: Switch = False) -> Call:
-    """Say what a file or folder is: a run, a saved operator or predictor, a checkpoint, or data; nothing of it is run.
-
-    Args:
-        path: Of a run's folder, a .safetensors file, or a data file.
-        debug: Show where an error comes from.
-    """
-
-    def run() -> None:
-        for name, value in runs.info(path).items():
-            shown = value if isinstance(value, list) else [value]
-            _say("\n".join(f"{name if not number else '':<24}{line}" for number, line in enumerate(shown)))
-
-    return Call(run=run, debug=debug)
-
-
-def _with_own_options(config: Config, base: Config) -> Config:
-    """Leave out options of another class than the one that is named now."""
-    return dataclasses.replace(
-        config, operator=_with_own(config.operator, base.operator), head=_with_own(config.head, base.head)
-    )
-
-
-def _with_own(ours: Any, theirs: Any) -> Any:
-    return ours if ours.name == theirs.name or ours.options != theirs.options else dataclasses.replace(ours, options={})
+def _info(options: Namespace) -> None:
+    for name, value in runs.info(options.path).items():
+        shown = value if isinstance(value, list) else [value]
+        _say("\n".join(f"{name if not number else '':<24}{line}" for number, line in enumerate(shown)))
 
 
 def _say(text: str) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     sys.stdout.write(f"{text}\n".encode(encoding, "backslashreplace").decode(encoding))
-
-
-_REGISTRY = ConstructorRegistry()
-
-
-@_REGISTRY.primitive_rule
-def _truth_values(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[bool] | None:
-    """Truth values are written as in the configuration file: true, false."""
-    if info.type is not bool:
-        return None
-    words = {"true": True, "false": False}
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="{true,false}",
-        instance_from_str=lambda values: words[values[0]],
-        is_instance=lambda value: isinstance(value, bool),
-        str_from_instance=lambda value: [str(value).lower()],
-        choices=tuple(words),
-    )
-
-
-@_REGISTRY.primitive_rule
-def _tables(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[dict[str, Any]] | None:
-    """Options of operators and heads: `width=64 modes=[12,12]`, values as in TOML; what is none is a text."""
-    if get_origin(info.type) is not dict:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="NAME=VALUE ...",
-        instance_from_str=lambda values: dict(map(_entry, values)),
-        is_instance=lambda value: isinstance(value, dict),
-        str_from_instance=lambda value: [f"{name}={entry}" for name, entry in value.items()],
-    )
-
-
-def _entry(word: str) -> tuple[str, Any]:
-    name, is_there, value = word.partition("=")
-    if not (name and is_there):
-        raise ValueError(f"{word!r} is not of the form name=value")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
-        return name, value
-    return name, value if is_too_deep(parsed) else parsed

@@ -264,11 +264,8 @@ def copy_for_call(module: nn.Module, tensors: Mapping[str, Tensor] | None = None
                     if start + name in missing:
                         copies.copies[id(tensor)] = missing.pop(start + name)
     if missing:
-        raise ArgumentError(
-            expected=f"names of parameters and buffers of {type(module).__name__}",
-            got=", ".join(missing),
-            remedy="see named_parameters() and named_buffers(); a tied tensor goes by its first name",
-        )
+        got, remedy = ", ".join(missing), "see named_parameters() and named_buffers(); a tied tensor goes by its first name"
+        raise ArgumentError(expected=f"names of parameters and buffers of {type(module).__name__}", got=got, remedy=remedy)
     return copies.of_module(module)
 
 

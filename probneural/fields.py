@@ -14,20 +14,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from probneural import checks
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.meshes import write_meshes
 from probneural.arrays.plausibility import warn_of_fill_values
 from probneural.arrays.reading import Mask, check_grid_alone, common_dtype, read_numpy, read_xarray, to_array
-from probneural.checks import (
-    cast,
-    check_device,
-    check_floating,
-    check_instance,
-    check_module,
-    check_sequence,
-    check_text,
-    described,
-)
 from probneural.contexts import Undisturbed
 from probneural.errors import DataError, GridError, OperatorError, ProbneuralError, ShapeError
 from probneural.grids import Grid, check_grid, resample
@@ -71,7 +62,7 @@ class Field(Undisturbed):
 
     def __post_init__(self) -> None:
         """Validate once, here, so that everything downstream may rely on it."""
-        check_floating(self.values, "values")
+        checks.check_floating(self.values, "values")
         check_grid(self.grid)
         if self.values.ndim != 2 + len(self.grid.shape) or tuple(self.values.shape[2:]) != self.grid.shape:
             raise ShapeError(
@@ -80,18 +71,15 @@ class Field(Undisturbed):
                 remedy="channels come second, grid axes last; one field of one channel is values[None, None]",
             )
         for name in ("names", "units"):
-            words = check_sequence(getattr(self, name), name, remedy="give a tuple of texts, one per channel")
-            object.__setattr__(self, name, tuple(check_text(word, name) for word in words))
+            words = checks.check_sequence(getattr(self, name), name, remedy="give a tuple of texts, one per channel")
+            object.__setattr__(self, name, tuple(checks.check_text(word, name) for word in words))
             if words and len(words) != self.channels:
                 raise ShapeError(
                     expected=f"one entry of {name} per channel ({self.channels})", got=repr(words), remedy="or leave them out"
                 )
         if self.grid.is_batch and len(self.grid.weights) != len(self.values):
-            raise ShapeError(
-                expected=f"one mask, or one mesh, for each of {len(self.values)} samples",
-                got=f"{len(self.grid.weights)}",
-                remedy="select those of these samples: grid.select(rows)",
-            )
+            expected, got = f"one mask, or one mesh, for each of {len(self.values)} samples", f"{len(self.grid.weights)}"
+            raise ShapeError(expected=expected, got=got, remedy="select those of these samples: grid.select(rows)")
         if self.grid.is_masked:
             object.__setattr__(self, "values", _filled(self.values, self.grid))
 
@@ -130,16 +118,11 @@ class Field(Undisturbed):
         for field in fields[1:]:
             if not is_per_sample and not field.grid.has_points_of(first.grid):
                 raise GridError(
-                    expected=f"fields on one grid, {first.grid!r}",
-                    got=repr(field.grid),
-                    remedy="bring them there with field.resample(grid)",
+                    expected=f"fields on one grid, {first.grid!r}", got=repr(field.grid), remedy="use field.resample(grid)"
                 )
             if field.channels != first.channels:
-                raise ShapeError(
-                    expected=f"fields of {first.channels} channels",
-                    got=str(field.channels),
-                    remedy="stack channels with torch.cat([a.values, b.values], dim=1)",
-                )
+                remedy = "stack channels with torch.cat([a.values, b.values], dim=1)"
+                raise ShapeError(expected=f"fields of {first.channels} channels", got=str(field.channels), remedy=remedy)
             if (field.dtype, field.device) != (first.dtype, first.device):
                 raise DataError(
                     expected=f"fields of {first.dtype} on {first.device}",
@@ -315,8 +298,8 @@ class Field(Undisturbed):
         if isinstance(target, torch.dtype):
             if target not in (torch.float32, torch.float64):
                 raise DataError(expected="float32 or float64", got=str(target), remedy="fields have real floating point values")
-            return self._selected(cast(self.values, target, "values", dims=(0, *range(2, self.values.ndim))), self.grid)
-        device = check_device(target, is_double=self.values.dtype == torch.float64)
+            return self._selected(checks.cast(self.values, target, "values", dims=(0, *range(2, self.values.ndim))), self.grid)
+        device = checks.check_device(target, is_double=self.values.dtype == torch.float64)
         return self._selected(self.values.to(device), self.grid)
 
     def __len__(self) -> int:
@@ -352,11 +335,9 @@ def _filled(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n 
 def check_parts(parts: object, kind: type[Any]) -> tuple[Any, ...]:
     """Return a sequence of things of one kind as a tuple that is not empty, or raise a DataError."""
     if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, kind) for part in parts):
-        entries = [described(part) for part in parts] if isinstance(parts, Sequence) else described(parts)
+        entries = [checks.described(part) for part in parts] if isinstance(parts, Sequence) else checks.described(parts)
         raise DataError(
-            expected=f"a list of one or more {kind.__name__} objects",
-            got=str(entries),
-            remedy=f"write {kind.__name__}.cat([a, b])",
+            expected=f"one or more {kind.__name__} objects", got=str(entries), remedy=f"write {kind.__name__}.cat([a, b])"
         )
     return tuple(parts)
 
@@ -376,7 +357,7 @@ def power_of_two(sizes: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 def check_field(field: object, name: str) -> Field:
     """Return a field, or raise a DataError."""
     remedy = "wrap the tensor: pn.Field(values, grid); of pairs, take pairs.inputs or pairs.outputs"
-    return check_instance(field, Field, name, remedy=remedy)
+    return checks.check_instance(field, Field, name, remedy=remedy)
 
 
 def row_number(index: object, count: int) -> int:
@@ -387,7 +368,7 @@ def row_number(index: object, count: int) -> int:
         DataError: If it is not an integer.
     """
     if isinstance(index, bool) or not isinstance(index, Integral):
-        raise DataError(expected="an integer as index", got=described(index), remedy="give a row number")
+        raise DataError(expected="an integer as index", got=checks.described(index), remedy="give a row number")
     number = int(index)
     if not -count <= number < count:
         raise IndexError(f"index {number} of {count} functions")
@@ -418,11 +399,8 @@ def select_rows(index: int | slice | Tensor | Sequence[int], count: int) -> slic
         whole = not (rows.is_floating_point() or rows.is_complex())
         fits = rows.ndim == 1 and whole and bool(((rows >= -count) & (rows < count)).all())
     if not fits:
-        raise DataError(
-            expected=f"an index over {count} functions: an integer, a slice, integers or {count} truth values",
-            got=repr(index),
-            remedy="count from zero; negative numbers count from the end",
-        )
+        expected = f"an index over {count} functions: an integer, a slice, integers or {count} truth values"
+        raise DataError(expected=expected, got=repr(index), remedy="count from zero; negative numbers count from the end")
     return rows
 
 
@@ -446,7 +424,7 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
         DataError: If the inputs are no field.
         ArgumentError: If the operator is not a module.
     """
-    check_module(operator, "operator")
+    checks.check_module(operator, "operator")
     check_field(inputs, "inputs")
     where = inputs.grid if query is None else query
     try:
@@ -468,11 +446,8 @@ def evaluate(operator: nn.Module, inputs: Field, query: Grid | None = None) -> F
         ) from error
     if not isinstance(values, Tensor) or values.ndim < 2 or tuple(values.shape) != (len(inputs), values.shape[1], *where.shape):
         got = str(tuple(values.shape)) if isinstance(values, Tensor) else str(type(values))
-        raise ShapeError(
-            expected=f"an operator that returns ({len(inputs)}, channels, {', '.join(map(str, where.shape))})",
-            got=got,
-            remedy="wrap the module so that it maps (n, c, *grid) to (n, c', *grid)",
-        )
+        expected = f"an operator that returns ({len(inputs)}, channels, {', '.join(map(str, where.shape))})"
+        raise ShapeError(expected=expected, got=got, remedy="wrap the module so that it maps (n, c, *grid) to (n, c', *grid)")
     return values
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -52,7 +52,15 @@ def world_size() -> int:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def _switched_on(variable: ContextVar[bool]) -> Iterator[None]:
+    token = variable.set(True)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def alone() -> AbstractContextManager[None]:
     """Work inside as if there were no other process: on all data, with no sums over processes.
 
     Use it for work of a single process, such as the training of a member of a distributed ensemble.
@@ -62,15 +70,10 @@ def alone() -> Iterator[None]:
         ...     world_size()
         1
     """
-    token = _IS_ALONE.set(True)
-    try:
-        yield
-    finally:
-        _IS_ALONE.reset(token)
+    return _switched_on(_IS_ALONE)
 
 
-@contextmanager
-def together() -> Iterator[None]:
+def together() -> AbstractContextManager[None]:
     """Declare that every process of the group runs the block on equal data, so that processes may share its work.
 
     A process that does not enter blocks the others. `pn.fit` enters, since distributed training takes all processes anyway;
@@ -81,11 +84,7 @@ def together() -> Iterator[None]:
         ...     are_together()
         True
     """
-    token = _ARE_TOGETHER.set(True)
-    try:
-        yield
-    finally:
-        _ARE_TOGETHER.reset(token)
+    return _switched_on(_ARE_TOGETHER)
 
 
 def are_together() -> bool:

@@ -17,99 +17,12 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
-from typing import Final
 
 import numpy as np
 import torch
 
 from probneural.contexts import GLOBAL_GENERATORS
 from probneural.errors import ArgumentError
-
-PURPOSES: Final = {
-    # data and draws
-    "functions": "coefficients of the input functions of a problem",
-    "shapes": "domains and sources of Poisson problems on shapes",
-    "airfoils": "shapes and angles of airfoils",
-    "sphere states": "initial states of heat on the sphere",
-    "shifts": "by how many cells functions are moved along periodic axes",
-    "split": "which pairs go to which part",
-    "run split": "which pairs of a run are trained on, scale, carry bands, test",
-    "draws": "draws from predictive distributions, and the functions that predictors and models draw",
-    "energy score draws": "seeds of the draws behind energy scores",
-    "energy score noise": "observation noise behind energy scores",
-    "sup-quantile draws": "seeds of the draws behind whole-function coverage, per batch of draws",
-    "sup-quantile noise": "observation noise behind whole-function coverage, per batch of draws",
-    "forecast scores": "seed of the scores of a forecast, per lead and first function",
-    "rank noise": "observation noise behind ranks of the truth among members",
-    "spectrum draws": "seeds of the draws behind power spectra",
-    "spectrum noise": "observation noise behind power spectra",
-    "rank correlation draws": "seeds of the draws behind attainable rank correlations, per draw",
-    "rank correlation noise": "observation noise behind attainable rank correlations, per draw",
-    "nonlinear functional draws": "seeds of the draws behind nonlinear functionals of fields, per batch of draws",
-    "discrepancy draws": "latent vectors of discrepancies in draws by seed",
-    "mixture component": "components and scales of mixtures in draws by seed",
-    "roll-out draws": "seeds of the operators of a roll-out, per member, and per lead where they are fresh at every step",
-    "roll-out starts": "seeds of the states that members of a roll-out start from, per member",
-    "filter starts": "seeds of the states that members of a filter start from, where the step is a function, per member",
-    "likelihood points": "points at which the correlation of residuals is judged",
-    "scale mixture draws": "seeds of the draws that scales are compared with, per first function of a few",
-    "local scale points": "points whose residuals say how large variances are along a function",
-    "novelty points": "points whose residuals say how variances grow with novelty",
-    "synthetic shifts": "strengths of synthetic shifts, and which functions are added up, per kind",
-    # training
-    "validation": "seed of the split into what is trained on and what is watched",
-    "batches": "order of the pairs, per epoch",
-    "trial step": "random numbers of an optimiser that is tried before a checkpoint is restored",
-    "training": "what layers and losses draw while they train, dropout for example, per epoch and process after the first",
-    "workers": "seeds that torch's loader gives its workers, which draw nothing",
-    # curvature
-    "spectral density": "probes of stochastic Lanczos quadrature",
-    "eigenpairs": "starts of block Lanczos",
-    "rounding of products": "vectors whose products are formed in both precisions",
-    "diagonal": "signs of XDiag",
-    "row squares": "projections and probes behind variances that are estimated",
-    "row magnitude": "latents behind the size of a Jacobian root",
-    "gradient rows": "projections of the rows of a Gauss-Newton matrix",
-    "kronecker signs": "signs of the sketch that tells real from complex blocks",
-    "kronecker weights": "what that sketch is projected on",
-    "canonical basis": "directions that signs of eigenvectors, and bases of null spaces, are chosen by",
-    # heads
-    "residual sketch": "groups and signs of the grid points that residuals on fine grids are summed in",
-    "read-out response": "features that test whether a layer is a read-out",
-    "read-out parameters": "changes that test which weights of a read-out are parameters",
-    "placed features": "an input function that shows where the features of an exported read-out are",
-    "sampled weights": "weights drawn from a Laplace posterior",
-    "kernel paths": "functions drawn from a kernel operator",
-    "reinitialisation check": "weights that test whether a reinitialisation draws all of them",
-    "ensemble member": "seed of a member's recipe, per member",
-    "vmap check": "input at which members that are evaluated together are compared with single ones",
-    "member training": "weights of a member, and what its recipe draws from torch's global generators",
-    "weight batches": "which functions the steps of a posterior over all weights see, per chain",
-    "stiffest direction": "the first vector of a power iteration",
-    "weight units": "draws whose mean squares are the units of a variational posterior over all weights",
-    "network variational": "draws of a variational posterior over all weights",
-    # inverse problems
-    "outputs given data": "draws of outputs given the data of an inverse problem, per target and batch",
-    "posterior start": "starts of solvers of an inverse problem",
-    "posterior blocks": "proposals of Markov chains, per block of steps",
-    "posterior sampling": "particles and moves of tempered samplers",
-    "Kalman inversion": "members and errors of ensemble Kalman inversion",
-    "inversion starts": "starts of the search for the most probable parameters",
-    "laplace draws": "draws from Gauss-Newton approximations of inverse problems",
-    "posterior steps": "what Pyro draws from torch's global generators, per block of steps",
-    # operators and active learning
-    "weights": "initial weights of operators",
-    "acquisition": "seed of expected improvement and its optimisation, per evaluation",
-    "paths": "seeds of the functions that a model draws, per function after the first",
-    "ties": "the order of equal scores in a pool",
-    "stochastic selection": "Gumbel noise on the scores of a pool",
-    "random start": "the first labels and the calibration functions of a loop",
-    "round recipe": "seed of a loop's recipe, per round",
-    "round training": "what a loop's recipe draws from torch's global generators, per round",
-    "round head": "what a loop's head and calibrator draw from torch's global generators, per round",
-    "round choice": "seed of a loop's acquisition, per round",
-}
-"""Purposes of streams: names are unique. Other packages add theirs."""
 
 _WORDS = 624
 """Words of 32 bits in the state of a Mersenne Twister."""
@@ -118,18 +31,17 @@ _FRESH = torch.Generator("cpu").manual_seed(0).get_state().numpy().copy()
 bytes each, and the cache of normals."""
 
 
-def check_seed(seed: object, *, name: str = "seed") -> int:
+def check_seed(seed: object) -> int:
     """Return a seed as a plain integer.
 
     Args:
         seed: Any non-negative integer, of NumPy too; there is no upper limit.
-        name: Name in messages.
 
     Raises:
         ArgumentError: If it is another value, or a truth value.
     """
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise ArgumentError(expected=f"{name} as an integer of at least 0", got=repr(seed), remedy=f"for example {name}=0")
+        raise ArgumentError(expected="seed as an integer of at least 0", got=repr(seed), remedy="for example seed=0")
     return int(seed)
 
 
@@ -141,11 +53,11 @@ def stream_seed(seed: int, purpose: str, *indices: int) -> int:
 
     Args:
         seed: Names the experiment; a non-negative integer.
-        purpose: One of `PURPOSES`.
+        purpose: Name of what the numbers are for; each purpose belongs to one module.
         indices: Tell the streams of one purpose from each other.
 
     Raises:
-        ArgumentError: If the seed is invalid, or the purpose is not registered.
+        ArgumentError: If the seed is invalid.
 
     Examples:
         >>> stream_seed(0, "ensemble member", 0) == stream_seed(0, "ensemble member", 1)
@@ -159,12 +71,12 @@ def stream(seed: int | None, purpose: str, *indices: int, device: torch.device |
 
     Args:
         seed: Names the experiment; a non-negative integer, or None for a fresh one from the operating system.
-        purpose: One of `PURPOSES`.
+        purpose: Name of what the numbers are for; each purpose belongs to one module.
         indices: Tell the streams of one purpose from each other.
         device: Device of the generator.
 
     Raises:
-        ArgumentError: If the seed is invalid, or the purpose is not registered.
+        ArgumentError: If the seed is invalid.
 
     Examples:
         >>> first, again, other = stream(0, "split"), stream(0, "split"), stream(0, "batches")
@@ -189,12 +101,12 @@ def seeded(
 
     Args:
         seed: Names the experiment; a non-negative integer.
-        purpose: One of `PURPOSES`.
+        purpose: Name of what the numbers are for; each purpose belongs to one module.
         indices: Tell the streams of one purpose from each other.
         devices: Whose generators take part beside the CPU's. The current device of a GPU in use takes part too.
 
     Raises:
-        ArgumentError: If the seed is invalid, or the purpose is not registered.
+        ArgumentError: If the seed is invalid.
     """
     with GLOBAL_GENERATORS:
         generators = _global_generators(devices)
@@ -225,10 +137,6 @@ def seeded(
 
 def _digest(seed: int, purpose: str, indices: Iterable[int], *, size: int) -> bytes:
     """Bytes of a stream; fewer of them are the beginning of more."""
-    if purpose not in PURPOSES:
-        raise ArgumentError(
-            expected="a purpose from probneural.randomness.PURPOSES", got=repr(purpose), remedy="register it there, with a line"
-        )
     key = json.dumps([purpose, *map(hex, (check_seed(seed), *indices))])
     return hashlib.shake_256(key.encode()).digest(size)
 

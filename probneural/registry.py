@@ -68,11 +68,8 @@ def stored(**options: Any) -> Callable[[_Class], _Class]:
 
     def register(cls: _Class) -> _Class:
         if cls.__module__.partition(".")[0] != _PACKAGE or cls.__name__ in KINDS:
-            raise ArgumentError(
-                expected=f"a class of {_PACKAGE} with a name of its own",
-                got=f"{cls.__module__}.{cls.__qualname__}",
-                remedy="save the module or its state dict",
-            )
+            expected, remedy = f"a class of {_PACKAGE} with a name of its own", "save the module or its state dict"
+            raise ArgumentError(expected=expected, got=f"{cls.__module__}.{cls.__qualname__}", remedy=remedy)
         KINDS[cls.__name__] = Kind(cls, **options)
         return cls
 

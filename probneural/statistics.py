@@ -87,9 +87,7 @@ class Statistics:
         """
         if len(self.means) != len(added.means):
             raise DataError(
-                expected=f"functions of {len(self.means)} channels",
-                got=f"{len(added.means)}",
-                remedy="data sets side by side have the same channels",
+                expected=f"functions of {len(self.means)} channels", got=f"{len(added.means)}", remedy="give the same channels"
             )
         if not (self.count and added.count):
             return self if self.count else added

@@ -66,24 +66,14 @@ class FieldTrajectories(Undisturbed):
         if self.clock is not None:
             check_clock(self.clock, len(start))
         shape, grid = tuple(values.shape), start.grid.shape
-        if len(shape) != 3 + len(grid) or (shape[0], shape[1], *shape[3:]) != (len(start), len(self.times), *grid):
-            raise ShapeError(
-                expected=f"states of shape ({len(start)}, {len(self.times)}, c, {', '.join(map(str, grid))})",
-                got=str(shape),
-                remedy="trajectories come first, then times, channels and space",
-            )
-        if not 1 <= shape[2] <= start.channels:
-            raise ShapeError(
-                expected=f"states of 1 to {start.channels} channels, those of the start",
-                got=str(shape[2]),
-                remedy="parameters that do not vary in time are further channels of the start, behind the states",
-            )
+        fits = len(shape) == 3 + len(grid) and (shape[0], shape[1], *shape[3:]) == (len(start), len(self.times), *grid)
+        if not fits or not 1 <= shape[2] <= start.channels:
+            sizes = ", ".join(map(str, (len(start), len(self.times), "c", *grid)))
+            remedy = "order trajectories, times, channels, space; parameters are channels of the start behind the states"
+            raise ShapeError(expected=f"states ({sizes}) of 1 to {start.channels} channels c", got=str(shape), remedy=remedy)
         if (values.dtype, values.device) != (start.dtype, start.device):
-            raise DataError(
-                expected=f"states of {start.dtype} on {start.device}, as the start",
-                got=f"{values.dtype} on {values.device}",
-                remedy="convert one of them with .to(...)",
-            )
+            expected, got = f"states of {start.dtype} on {start.device}, as the start", f"{values.dtype} on {values.device}"
+            raise DataError(expected=expected, got=got, remedy="convert one of them with .to(...)")
 
     @classmethod
     def cat(cls, parts: Sequence[FieldTrajectories]) -> FieldTrajectories:
@@ -96,16 +86,11 @@ class FieldTrajectories(Undisturbed):
         """
         trajectories = check_parts(parts, cls)
         if not all(torch.equal(part.times, trajectories[0].times) for part in trajectories):
-            raise DataError(
-                expected="trajectories at the same times",
-                got=str([part.times.tolist() for part in trajectories])[:100],
-                remedy="ask for the same times of each",
-            )
+            got = str([part.times.tolist() for part in trajectories])[:100]
+            raise DataError(expected="trajectories at the same times", got=got, remedy="ask for the same times of each")
         if len({part.channels for part in trajectories}) != 1:
             raise ShapeError(
-                expected="states of as many channels",
-                got=str([part.channels for part in trajectories]),
-                remedy="choose the same ones",
+                expected="equally many channels", got=str([part.channels for part in trajectories]), remedy="choose the same"
             )
         start = Field.cat([part.start for part in trajectories])
         clock = joined_clocks([part.clock for part in trajectories])
@@ -279,22 +264,16 @@ def check_times(times: object, *, error: type[ProbneuralError] = ArgumentError) 
         checked.ndim == 1 and len(checked) and torch.isfinite(checked).all() and checked[0] > 0 and (checked.diff() > 0).all()
     )
     if not bool(fits):
-        raise error(
-            expected="finite, positive, ascending times, one at least",
-            got=str(checked.tolist())[:100],
-            remedy="the start is at time 0; give times=[step, 2 * step, ...]",
-        )
+        remedy = "the start is at time 0; give times=[step, 2 * step, ...]"
+        raise error(expected="finite, positive, ascending times, one at least", got=str(checked.tolist())[:100], remedy=remedy)
     return checked
 
 
 def check_several(trajectories: int, count: int) -> None:
     """Raise an ArgumentError if there are too few trajectories to split them."""
     if trajectories < 2:
-        raise ArgumentError(
-            expected="two trajectories or more to split them",
-            got=str(trajectories),
-            remedy=f'split windows in time: data.windows().split({count}, by="time")',
-        )
+        remedy = f'split windows in time: data.windows().split({count}, by="time")'
+        raise ArgumentError(expected="two trajectories or more to split them", got=str(trajectories), remedy=remedy)
 
 
 def window_starts(times: int, *, history: int, lead: int, stride: int, steps: int = 1) -> Int64[Tensor, " windows"]:
@@ -318,19 +297,13 @@ def window_starts(times: int, *, history: int, lead: int, stride: int, steps: in
     history, lead = check_integer(history, "history"), check_integer(lead, "lead")
     stride, steps = check_integer(stride, "stride"), check_integer(steps, "steps")
     if history > 1 and lead > 1 and steps > 1:
-        raise ArgumentError(
-            expected="lead=1 with a history and several steps",
-            got=f"history={history}, lead={lead}, steps={steps}",
-            remedy="thin out the times first, for states that follow each other",
-        )
+        expected, got = "lead=1 with a history and several steps", f"history={history}, lead={lead}, steps={steps}"
+        raise ArgumentError(expected=expected, got=got, remedy="thin out the times first, for states that follow each other")
     last = times - history - lead * steps
     if last < 0:
-        several = "" if steps == 1 else "steps * "
-        raise ArgumentError(
-            expected=f"history + {several}lead of at most {times}, the number of times",
-            got=f"{history} + {lead}" if steps == 1 else f"{history} + {steps} * {lead}",
-            remedy="take shorter windows",
-        )
+        several, product = ("", str(lead)) if steps == 1 else ("steps * ", f"{steps} * {lead}")
+        expected = f"history + {several}lead of at most {times}, the number of times"
+        raise ArgumentError(expected=expected, got=f"{history} + {product}", remedy="take shorter windows")
     return torch.arange(0, last + 1, stride, device="cpu")
 
 

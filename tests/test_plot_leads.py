@@ -81,7 +81,7 @@ def test_draws_of_a_gaussian_forecast_are_one_latent_each() -> None:
 
 def test_space_and_time_are_the_axes() -> None:
     forecast, truth = forecast_and_truth(3, steps=4, members=6)
-    figure = plots.space_time(forecast, truth, index=2, times=[0.5, 1.0, 1.5, 2.0], noise=0.3, axes=("x (m)",))
+    figure = plots.space_time(forecast, truth, index=2, noise=0.3, axes=("x (m)",))
     maps = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images}
     assert set(maps) == {"truth", "mean", "one draw", "|truth - mean|", "sd"}
     expected = torch.stack([truth.at(lead).values[2, 0] for lead in range(5)])
@@ -91,8 +91,8 @@ def test_space_and_time_are_the_axes() -> None:
     drawn = torch.as_tensor(maps["one draw"].get_array())
     gaps = torch.stack([forecast.at(lead).samples[:, 2, 0] for lead in range(5)], 1) - drawn  # type: ignore[attr-defined]
     assert gaps.abs().sum((1, 2)).min() == 0.0
-    assert maps["mean"].get_extent()[2:] == [-0.25, 2.25]
-    assert figure.axes[0].get_ylabel() == "time"
+    assert maps["mean"].get_extent()[2:] == [-0.5, 4.5]
+    assert figure.axes[0].get_ylabel() == "lead"
     assert shown(figure)
     assert shown(plots.space_time(forecast))
 
@@ -125,9 +125,9 @@ def test_snapshots_have_a_column_per_lead() -> None:
 
 def test_snapshots_choose_leads_by_themselves() -> None:
     forecast, _ = plane_forecast()
-    figure = plots.snapshots(forecast, times=[0.5 * lead for lead in range(1, 7)])
+    figure = plots.snapshots(forecast)
     panels = [axes for axes in figure.axes if axes.images]
-    assert [axes.get_title() for axes in panels[:4]] == ["time 0.5", "time 1.5", "time 2", "time 3"]
+    assert [axes.get_title() for axes in panels[:4]] == ["lead 1", "lead 3", "lead 4", "lead 6"]
     assert len(panels) == 8  # no truth, no error
     assert shown(figure)
 
@@ -135,14 +135,13 @@ def test_snapshots_choose_leads_by_themselves() -> None:
 def test_shares_are_fractions_of_the_total_of_all_functions() -> None:
     parts = {name: normal(3, 4, 2, seed=name).square() for name in ("initial", "operator", "interaction", "noise")}
     shares = VarianceShares(**parts)
-    figure = plots.variance_shares(shares, channel=-1, times=[1.0, 2.0, 4.0])
+    figure = plots.variance_shares(shares, channel=-1)
     (axes,) = figure.axes
     for name, part in parts.items():
         expected = part[:, :, 1].sum(1) / sum(parts.values())[:, :, 1].sum(1)
-        np.testing.assert_allclose(curve(axes, name).get_xydata().T, [[1.0, 2.0, 4.0], expected])
-    assert axes.get_xlabel() == "time"
+        np.testing.assert_allclose(curve(axes, name).get_xydata().T, [[1.0, 2.0, 3.0], expected])
+    assert axes.get_xlabel() == "lead"
     assert shown(figure)
-    assert plots.variance_shares(shares).axes[0].get_xlabel() == "lead"
 
 
 def test_scores_are_drawn_with_two_standard_errors(scores: dict[str, LeadScores]) -> None:
@@ -192,8 +191,6 @@ def test_what_cannot_be_drawn_is_refused(scores: dict[str, LeadScores]) -> None:
         plots.fan(forecast, integral(Grid.uniform(9)))
     with pytest.raises(ShapeError, match="times"):
         plots.fan(forecast, PROBE, times=[1.0])
-    with pytest.raises(ArgumentError, match="equally spaced"):
-        plots.space_time(forecast, times=[1.0, 2.0, 4.0])
     plane = Members(normal(2, 3, 1, 1, 4, 4), normal(1, 1, 4, 4), grid=Grid.uniform((4, 4)))
     with pytest.raises(GridError, match="one dimension"):
         plots.space_time(plane)

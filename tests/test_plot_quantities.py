@@ -45,16 +45,15 @@ def words(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].texts]
 
 
-@pytest.mark.parametrize("order", ["value", "index"])
 @pytest.mark.parametrize("noise", [0.0, 0.4])
-def test_of_many_functions(order: Any, noise: float) -> None:
+def test_of_many_functions(noise: float) -> None:
     u = image()
     truth = truth_for(u)
-    figure = plots.quantity(u, truth, channel=1, level=0.8, noise=noise, order=order, unit="K")
+    figure = plots.quantity(u, truth, channel=1, level=0.8, noise=noise, unit="K")
     assert len(figure.axes) == 6
     for number, name in enumerate(["integral", "gauge", "2"]):
         values = truth[:, 1, number]
-        places = values.argsort() if order == "value" else torch.arange(20)
+        places = values.argsort()
         lower, upper = (end[places, 1, number].numpy() for end in u.interval(0.8, noise=noise))
         mean, values = u.mean[places, 1, number].numpy(), values[places].numpy()
         inside = (lower <= values) & (values <= upper)
@@ -68,7 +67,7 @@ def test_of_many_functions(order: Any, noise: float) -> None:
             for label, chosen in ((word, inside), (f"{word} outside", ~inside)):
                 expected = np.stack([np.arange(20)[chosen], (values - centre)[chosen]], -1)
                 np.testing.assert_allclose(dots(panel, label), expected)
-        assert below.get_xlabel() == (f"functions, sorted by {word}" if order == "value" else "function")
+        assert below.get_xlabel() == f"functions, sorted by {word}"
     assert figure.axes[0].get_ylabel() == "value (K)"
     assert words(figure) == ["80 % interval", "mean", word, f"{word} outside"]
 

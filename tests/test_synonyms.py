@@ -44,7 +44,7 @@ def test_keywords_of_fit() -> None:
         pn.fit(operator, PAIRS, **{"epochs": 1, "show_progress": False, ours: value})  # type: ignore[arg-type]
     with pytest.raises(KeywordError, match=r"give data=DataOptions\(batch_size=...\), from pn.training"):
         pn.fit(operator, PAIRS, batch_size=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="got 'colour'; there are operator, train, epochs"):
+    with pytest.raises(TypeError, match="got 'colour'; choose among operator, train, epochs"):
         pn.fit(operator, PAIRS, colour=1)  # type: ignore[call-arg]
     assert issubclass(KeywordError, ArgumentError)
 

@@ -20,7 +20,7 @@ from benchmarks.kept_units import noted
 from benchmarks.over_seeds import CONFIDENCE, Row, average, grouped
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.fields import Field
-from probneural.metrics.ranking import rank_correlation
+from probneural.metrics.spread import rank_correlation
 from probneural.randomness import stream_seed
 
 SEEDS = 3

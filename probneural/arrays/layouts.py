@@ -69,11 +69,8 @@ class Layout:
             )
         for axis in self.axes(SINGLE):
             if shape[axis] != 1:
-                raise ShapeError(
-                    expected=f"length 1 of axis {axis} of {name}, which axes= calls '-'",
-                    got=f"{shape[axis]}, of {tuple(shape)}",
-                    remedy="name its role: n, t, c, or an axis of space",
-                )
+                expected, got = f"length 1 of axis {axis} of {name}, which axes= calls '-'", f"{shape[axis]}, of {tuple(shape)}"
+                raise ShapeError(expected=expected, got=got, remedy="name its role: n, t, c, or an axis of space")
 
     def __str__(self) -> str:
         """The roles in order."""
@@ -172,11 +169,8 @@ def positional_layout(shape: Sequence[int], name: str, *, dimension: int | None,
     extra = len(remaining) - dimension
     if extra not in (0, 1):
         words = ", ".join({SAMPLE: "n", TIME: "times"}[role] for role in leading)
-        raise ShapeError(
-            expected=f"{name} of shape ({words}, *grid) or ({words}, c, *grid) with {dimension} grid axes",
-            got=str(tuple(shape)),
-            remedy=ambiguity_remedy(shape, leading),
-        )
+        expected = f"{name} of shape ({words}, *grid) or ({words}, c, *grid) with {dimension} grid axes"
+        raise ShapeError(expected=expected, got=str(tuple(shape)), remedy=ambiguity_remedy(shape, leading))
     return Layout((*leading, *(CHANNEL,) * extra, *space_names(dimension)))
 
 

@@ -47,11 +47,8 @@ def write_meshes(path: str | os.PathLike[str], grid: Grid, arrays: Mapping[str, 
     filled = {name: grid.fill(values.detach().cpu(), float("nan")) for name, values in arrays.items()}
     count = len(next(iter(filled.values())))
     if count > 1 and _NUMBER not in target.name:
-        raise ArgumentError(
-            expected=f"a path with {_NUMBER} for each of {count} samples",
-            got=str(target),
-            remedy=f'write "{target.with_suffix("")}_{_NUMBER}{target.suffix}", or choose one: u[0]',
-        )
+        remedy = f'write "{target.with_suffix("")}_{_NUMBER}{target.suffix}", or choose one: u[0]'
+        raise ArgumentError(expected=f"a path with {_NUMBER} for each of {count} samples", got=str(target), remedy=remedy)
     singles = grid.singles()
     for number in range(count):
         where = singles[number] if grid.has_points_per_sample else grid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from jaxtyping import Float
@@ -21,6 +21,13 @@ _ROWS, _VALUES = 8, 2**25
 """Largest number of samples that are checked, and of their values."""
 
 
+def _periodic_lines(values: Float[Tensor, "n c *grid"], grid: Grid) -> Iterator[tuple[int, Tensor]]:
+    """Periodic axes of enough points, and the values with that axis last."""
+    for axis, is_periodic in enumerate(grid.periodic if grid.is_uniform and values.numel() else ()):
+        if is_periodic and grid.shape[axis] >= _LEAST_POINTS:
+            yield axis, values.movedim(2 + axis, -1)
+
+
 def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, ...]:
     """Periodic axes along which a channel jumps at the end in most samples: by more than 3 times any step inside.
 
@@ -37,13 +44,11 @@ def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, .
     """
     varying = values[:, (values != values[:1]).flatten(2).any(2).any(0)]
     axes = []
-    for axis, is_periodic in enumerate(grid.periodic if grid.is_uniform and varying.numel() else ()):
-        if is_periodic and grid.shape[axis] >= _LEAST_POINTS:
-            lines = varying.movedim(2 + axis, -1)
-            step = lines.diff(dim=-1).abs().flatten(2).amax(2)
-            jump = (lines[..., :1] - lines[..., -1:]).abs().flatten(2).amax(2)
-            if bool(((jump > _FACTOR * step).double().mean(0) > 0.5).any()):
-                axes.append(axis)
+    for axis, lines in _periodic_lines(varying, grid):
+        step = lines.diff(dim=-1).abs().flatten(2).amax(2)
+        jump = (lines[..., :1] - lines[..., -1:]).abs().flatten(2).amax(2)
+        if bool(((jump > _FACTOR * step).double().mean(0) > 0.5).any()):
+            axes.append(axis)
     return tuple(axes)
 
 
@@ -61,10 +66,7 @@ def repeating_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int,
         ((0,), ())
     """
     axes = []
-    for axis, is_periodic in enumerate(grid.periodic if grid.is_uniform and values.numel() else ()):
-        if not is_periodic or grid.shape[axis] < _LEAST_POINTS:
-            continue
-        lines = values.movedim(2 + axis, -1)
+    for axis, lines in _periodic_lines(values, grid):
         size = (lines.amax(-1) - lines.amin(-1)).clamp_min(torch.finfo(lines.dtype).tiny)
         first, second, penultimate, last = (lines[..., place] for place in (0, 1, -2, -1))
         step = torch.minimum((second - first).abs(), (last - penultimate).abs())

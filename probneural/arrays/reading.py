@@ -63,16 +63,11 @@ def to_tensor(array: object, name: str, *, dtype: torch.dtype, takes_nan: bool =
     bad = np.isinf(values) if takes_nan else ~np.isfinite(values)
     if bool(bad.any()):
         first = tuple(int(position) for position in np.argwhere(bad)[0])
-        raise DataError(
-            expected=f"finite {name} in {dtype}",
-            got=f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}",
-            remedy=_NAN_REMEDY,
-        )
+        got = f"{int(bad.sum())} values that are NaN or infinite, the first at index {first}"
+        raise DataError(expected=f"finite {name} in {dtype}", got=got, remedy=_NAN_REMEDY)
     if numbers.dtype.kind in "iu" and bool((np.abs(values) > 2.0 ** (24 if dtype == torch.float32 else 53)).any()):
         raise DataError(
-            expected=f"integers that {dtype} represents",
-            got=f"{name} beyond them",
-            remedy="rescale, or use dtype=torch.float64",
+            expected=f"integers that {dtype} represents", got=f"{name} beyond them", remedy="rescale, or use torch.float64"
         )
     return torch.from_numpy(values)
 
@@ -88,11 +83,8 @@ def _numbers(array: object) -> NDArray[Any]:
     try:
         return np.asarray(array)
     except (ValueError, TypeError) as error:
-        raise DataError(
-            expected="an array of numbers",
-            got=f"{described(array)}: {error}",
-            remedy="give rows of equal length; a Field's are field.values",
-        ) from error
+        remedy = "give rows of equal length, or field.values"
+        raise DataError(expected="an array of numbers", got=f"{described(array)}: {error}", remedy=remedy) from error
 
 
 def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
@@ -118,18 +110,13 @@ def grid_with_mask(values: Tensor, grid: Grid, mask: Mask, name: str) -> Grid:
     else:
         is_missing = mask if isinstance(mask, Tensor) else as_array(mask)
         if is_missing.dtype not in (torch.bool, np.dtype(bool)):
-            raise DataError(
-                expected="truth values as mask, True where values are missing",
-                got=str(is_missing.dtype),
-                remedy="write mask=numpy.isnan(values), or mask=True where NaN means missing",
-            )
+            got, remedy = str(is_missing.dtype), "write mask=numpy.isnan(values), or mask=True where NaN means missing"
+            raise DataError(expected="truth values as mask, True where values are missing", got=got, remedy=remedy)
         missing = torch.as_tensor(is_missing)
     masked = grid.masked(~missing)
     if bool(masked.fill(values).isnan().any()):
         raise DataError(
-            expected=f"finite {name} at points that are not masked",
-            got="NaN among them",
-            remedy="mask these points too: mask=True masks all that are NaN",
+            expected=f"finite {name} at unmasked points", got="NaN among them", remedy="mask=True masks all that are NaN"
         )
     return masked
 
@@ -268,11 +255,8 @@ def grid_of(
     check_stated(None, periodic)
     assert periodic is not None
     if 1 in shape:
-        raise ShapeError(
-            expected=f"axes of space of {name} of more than one point",
-            got=f"{tuple(shape)} points",
-            remedy='call an axis of length 1 "-" in axes=, or state the grid: grid=',
-        )
+        expected, got = f"axes of space of {name} of more than one point", f"{tuple(shape)} points"
+        raise ShapeError(expected=expected, got=got, remedy='call an axis of length 1 "-" in axes=, or state the grid: grid=')
     spans = 1.0 if lengths is None else lengths
     grid = Grid.uniform(tuple(shape), lengths=spans, periodic=periodic)
     return grid.named(names) if any(names) else grid
@@ -281,11 +265,8 @@ def grid_of(
 def check_stated(grid: Grid | None, periodic: object) -> None:
     """Raise an ArgumentError if neither a grid nor `periodic` is given."""
     if grid is None and periodic is None:
-        raise ArgumentError(
-            expected="grid=, or periodic= to build one",
-            got="neither",
-            remedy="state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis",
-        )
+        remedy = "state whether the axes of space are periodic: periodic=True, periodic=False, or one entry per axis"
+        raise ArgumentError(expected="grid=, or periodic= to build one", got="neither", remedy=remedy)
 
 
 def read_numpy(
@@ -321,19 +302,13 @@ def read_numpy(
     roles, where = array_layout(shape, name, stated=layout, grid=grid, periodic=periodic)
     check_samples(roles, name)
     if where is None:
-        raise ArgumentError(
-            expected=f"an axis of space of {name}",
-            got=f'axes="{roles}"',
-            remedy="give parameters to pn.FieldPairs.from_parameters(parameters, outputs, ...)",
-        )
+        remedy = "give parameters to pn.FieldPairs.from_parameters(parameters, outputs, ...)"
+        raise ArgumentError(expected=f"an axis of space of {name}", got=f'axes="{roles}"', remedy=remedy)
     tensor = tensor.permute(*roles.axes(SAMPLE), *roles.axes(CHANNEL), *roles.space_axes, *roles.axes(SINGLE))
     points = tuple(tensor.shape[1 + len(roles.axes(CHANNEL)) :][: len(roles.space)])
     if points != where.shape:
-        raise ShapeError(
-            expected=f"{name} on the grid axes {where.shape}",
-            got=f"{points} of {tuple(shape)}",
-            remedy=f"state where they live by {option}=, or {ambiguity_remedy(shape)}",
-        )
+        remedy = f"state where they live by {option}=, or {ambiguity_remedy(shape)}"
+        raise ShapeError(expected=f"{name} on the grid axes {where.shape}", got=f"{points} of {tuple(shape)}", remedy=remedy)
     if 0 in shape[1:]:
         raise ShapeError(expected=f"{name} with channels and points", got=str(shape), remedy="check the slices of the array")
     values = tensor.reshape(len(tensor), -1, *points).contiguous()
@@ -344,11 +319,8 @@ def read_numpy(
 def check_samples(roles: Layout, name: str) -> None:
     """Raise an ArgumentError unless a layout has samples and no times."""
     if roles.axes(TIME) or not roles.axes(SAMPLE):
-        raise ArgumentError(
-            expected=f"a layout of {name} with samples and without times",
-            got=f'axes="{roles}"',
-            remedy="take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)",
-        )
+        remedy = "take trajectories with pn.data.Trajectories.from_array(values, axes=..., times=...)"
+        raise ArgumentError(expected=f"a layout of {name} with samples and without times", got=f'axes="{roles}"', remedy=remedy)
 
 
 def check_not_parameters(inputs: Grid, outputs: Grid) -> None:
@@ -417,11 +389,8 @@ def read_xarray(
     space = [dim for dim in dims if dim not in (sample, channel)]
     space = list(order) if sorted(space) == sorted(order) else space
     if sample not in dims or not space:
-        raise ShapeError(
-            expected=f"{name} with a dimension {sample!r} and one or more of space",
-            got=str(tuple(dims)),
-            remedy=f'name the dimension of samples: sample="{dims[0] if dims else "sample"}"',
-        )
+        got, remedy = str(tuple(dims)), f'name the dimension of samples: sample="{dims[0] if dims else "sample"}"'
+        raise ShapeError(expected=f"{name} with a dimension {sample!r} and one or more of space", got=got, remedy=remedy)
     for dim in space:
         if named_role(dim, source.coords[dim].attrs if dim in source.coords else {}) != dim:
             raise ArgumentError(

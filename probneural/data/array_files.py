@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 import os
 import struct
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural.checks import check_regular
-from probneural.data.arranged import arranged
-from probneural.data.gate import check_unpacked
-from probneural.data.readers import ArrayReader, RawReader, SlicedReader
-from probneural.errors import FileError
+from probneural.data.gate import check_unpacked, guarded
+from probneural.data.readers import ArrayReader, SlicedReader, arranged, raw_reader
 
 TABLE = "values"
 """Name of all columns of a CSV file together, and of a file that holds one array."""
@@ -35,17 +31,6 @@ _ELEMENTS = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 12, 13})
 """Types of elements that hold numbers."""
 
 
-@contextlib.contextmanager
-def _refused(expected: str, remedy: str) -> Iterator[None]:
-    """Errors of libraries become FileErrors: for damaged files they raise arbitrary ones."""
-    try:
-        yield
-    except FileError:
-        raise
-    except Exception as error:
-        raise FileError(expected=expected, got=str(error).partition("\n")[0], remedy=remedy) from error
-
-
 def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     """The numeric arrays of a MATLAB file of version 5 to 7.
 
@@ -54,7 +39,7 @@ def matlab_readers(path: Path) -> dict[str, ArrayReader]:
     """
     from scipy.io import loadmat, whosmat
 
-    with _refused(f"a MATLAB file at {path}", "save it again: save('file.mat', 'a', 'u', '-v7.3')"):
+    with guarded(path, expected=f"a MATLAB file at {path}", remedy="save it again: save('file.mat', 'a', 'u', '-v7.3')"):
         _check_elements(path)
         variables = [(name, shape) for name, shape, kind in whosmat(path) if kind in _MATLAB_NUMBERS]
         size = 8 * sum(math.prod(shape) for _, shape in variables)
@@ -100,11 +85,8 @@ def _bytes_on_disk(path: Path) -> int:
 
 def is_torch(path: Path) -> bool:
     """Whether a zip archive is a file of `torch.save`."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/data.pkl") or name == "data.pkl" for name in archive.namelist())
-    except zipfile.BadZipFile:
-        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/data.pkl") or name == "data.pkl" for name in archive.namelist())
 
 
 def torch_readers(path: Path) -> dict[str, ArrayReader]:
@@ -113,42 +95,24 @@ def torch_readers(path: Path) -> dict[str, ArrayReader]:
     Raises:
         FileError: If it holds anything but tensors.
     """
-    with _refused(f"tensors alone in {path}", 'save tensors: torch.save({"a": a, "u": u}, path)'):
+    expected, remedy = f"dense tensors alone in {path}", 'save tensors: torch.save({"a": a.to_dense().float(), "u": u}, path)'
+    with guarded(path, expected=expected, remedy=remedy):
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         check_unpacked(size, _bytes_on_disk(path), f"the tensors of {path}")
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(content, Tensor):
-        content = {TABLE: content}
-    elif isinstance(content, list | tuple):
-        content = dict(enumerate(content))
-    tensors = (
-        {str(name): value for name, value in content.items() if isinstance(value, Tensor)} if isinstance(content, dict) else {}
-    )
-    if not tensors:
-        raise FileError(
-            expected=f"a tensor, or a dictionary or list of tensors, in {path}",
-            got=type(content).__name__,
-            remedy='save tensors: torch.save({"a": a, "u": u}, path)',
-        )
-    return {name: SlicedReader(_numbers(value, f"{name!r} in {path}")) for name, value in tensors.items()}
+        entries = {TABLE: content} if isinstance(content, Tensor) else content
+        entries = dict(enumerate(entries)) if isinstance(entries, list | tuple) else entries
+        tensors = {str(name): tensor for name, tensor in entries.items() if isinstance(tensor, Tensor)}
+        if not tensors:
+            raise ValueError(f"{type(content).__name__} without tensors")
+        return {name: SlicedReader(_numbers(tensor, f"{name!r} in {path}")) for name, tensor in tensors.items()}
 
 
 def _numbers(tensor: Tensor, name: str) -> NDArray[Any]:
-    """A tensor as an array; NumPy has no bfloat16.
-
-    Raises:
-        FileError: If NumPy has no such numbers.
-    """
-    try:
-        check_unpacked(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes(), name)
-        return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().resolve_conj().numpy())
-    except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise FileError(
-            expected=f"a dense tensor of numbers as {name}",
-            got=f"{tensor.dtype}, {tensor.layout}",
-            remedy="save it dense, as float32: tensor.to_dense().float()",
-        ) from error
+    """A tensor as an array; NumPy has no bfloat16."""
+    check_unpacked(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes(), name)
+    return np.asarray((tensor.float() if tensor.dtype == torch.bfloat16 else tensor).detach().resolve_conj().numpy())
 
 
 def csv_readers(path: Path) -> dict[str, ArrayReader]:
@@ -160,7 +124,7 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
     check_unpacked(path.stat().st_size, _bytes_on_disk(path), f"the table {path}")
     expected = f"a table of numbers in {path}, one sample per row, separated by commas, semicolons, tabs or spaces"
     remedy = "write it with numpy.savetxt(path, table, delimiter=','), or table.to_csv(path, index=False) of pandas"
-    with _refused(expected, remedy):
+    with guarded(path, expected=expected, remedy=remedy):
         lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
         while lines and lines[0].lstrip().startswith("#"):
             lines.pop(0)
@@ -173,14 +137,10 @@ def csv_readers(path: Path) -> dict[str, ArrayReader]:
         table = np.loadtxt(lines[bool(header) :], delimiter=separator, ndmin=2, comments=None)
         if header and table.shape[1] != len(header):
             raise ValueError(f"{len(header)} names of {table.shape[1]} columns")
-    names = header if header == [TABLE] else [TABLE, *header]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise FileError(
-            expected=f"a name of its own for each column of {path}, and none {TABLE!r}, which means all columns",
-            got=f"{', '.join(map(repr, twice))} twice",
-            remedy="rename the columns in the header",
-        )
+        names = header if header == [TABLE] else [TABLE, *header]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(map(repr, twice))} twice, and {TABLE!r} means all of them: rename the columns")
     columns: dict[str, ArrayReader] = {name: SlicedReader(table[:, number]) for number, name in enumerate(header)}
     return columns if header == [TABLE] else {TABLE: SlicedReader(table), **columns}
 
@@ -200,11 +160,11 @@ def npy_reader(path: Path) -> ArrayReader:
         FileError: If it is none.
     """
     check_regular(path, "an array of numbers")
-    with _refused(f"an array of numbers in {path}", "write it with np.save"):
+    with guarded(path, expected=f"an array of numbers in {path}", remedy="write it with np.save"):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     if array.flags.c_contiguous:
-        return RawReader(path, array.shape, array.dtype, int(array.offset))
-    reader = RawReader(path, array.shape[::-1], array.dtype, int(array.offset))
+        return raw_reader(path, array.shape, array.dtype, int(array.offset))
+    reader = raw_reader(path, array.shape[::-1], array.dtype, int(array.offset))
     return arranged(reader, range(array.ndim)[::-1])
 
 
@@ -216,7 +176,7 @@ def npz_readers(path: Path) -> dict[str, ArrayReader]:
     """
     arrays: dict[str, ArrayReader] = {}
     expected, remedy = f"an archive of arrays in {path}", "write it with np.savez(path, a=..., u=...)"
-    with _refused(expected, remedy), zipfile.ZipFile(path) as archive:
+    with guarded(path, expected=expected, remedy=remedy), zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             if not entry.filename.endswith(".npy"):
                 raise ValueError(f"a zip archive that holds {entry.filename}")
@@ -225,22 +185,7 @@ def npz_readers(path: Path) -> dict[str, ArrayReader]:
                 raise ValueError(f"two entries {entry.filename}")
             check_unpacked(entry.file_size, min(entry.compress_size, _bytes_on_disk(path)), f"the array {name} in {path}")
             with archive.open(entry) as member:
-                arrays[name] = _archived(entry, member)
+                arrays[name] = SlicedReader(np.lib.format.read_array(member, allow_pickle=False))
+                if member.read(1):  # the end of an entry compares its check sum
+                    raise ValueError(f"{entry.filename} is longer than its array")
     return arrays
-
-
-def _archived(entry: zipfile.ZipInfo, member: Any) -> ArrayReader:
-    """An array in an archive, if it is as large as its header says."""
-    version = np.lib.format.read_magic(member)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(member)
-    if dtype.hasobject:
-        raise ValueError(f"{entry.filename} of Python objects, which are not read")
-    size = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or member.tell() + size != entry.file_size:
-        raise ValueError(f"{entry.filename} of {entry.file_size} bytes, not {member.tell() + size}")
-    member.seek(0)
-    array = np.lib.format.read_array(member, allow_pickle=False)
-    if member.read(1):  # which compares the check sum
-        raise ValueError(f"{entry.filename} is longer than its array")
-    return SlicedReader(array)

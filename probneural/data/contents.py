@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +14,11 @@ from numpy.typing import NDArray
 
 from probneural.arrays.layouts import Layout, layouts_of
 from probneural.arrays.reading import stated_dimension
-from probneural.checks import check_flag, check_positive, real_tensor, validated
-from probneural.data.arranged import SingleReader, joined
-from probneural.data.fields import Part, StoredFields
+from probneural.checks import check_flag, check_positive, nearest, real_tensor, validated
+from probneural.data.fields import FUNCTION, TIME, Part, StoredFields, Variable
 from probneural.data.pairs import StoredPairs, stored_pairs
+from probneural.data.readers import joined, stacked
 from probneural.data.trajectories import Trajectories, trajectories_of
-from probneural.data.variables import FUNCTION, TIME, Variable
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid, per_axis
 
@@ -123,19 +121,11 @@ class Request:
         listing = "; ".join(f"{name} {axes}" for name, axes in available.items()) or "no variables"
         if not (chosen.inputs and chosen.outputs):
             missing = " and ".join(f"{side}=" for side in ("inputs", "outputs") if not getattr(chosen, side))
-            raise DataError(
-                expected=f"{missing}, a list of variables of {path}",
-                got=f"none, and it holds {listing}",
-                remedy=f"choose among {', '.join(available) or 'those of another file'}",
-            )
+            got, remedy = f"none, and it holds {listing}", f"choose among {', '.join(available) or 'those of another file'}"
+            raise DataError(expected=f"{missing}, a list of variables of {path}", got=got, remedy=remedy)
         for name in (*chosen.inputs, *chosen.outputs):
             if name not in available:
-                close = difflib.get_close_matches(name, available, n=1)
-                raise DataError(
-                    expected=f"a variable {name!r} of {path}",
-                    got=listing,
-                    remedy=f"did you mean {close[0]!r}?" if close else f"choose among {', '.join(available)}",
-                )
+                raise DataError(expected=f"a variable {name!r} of {path}", got=listing, remedy=nearest(name, available))
         return chosen
 
 
@@ -170,19 +160,13 @@ class Contents:
             DataError: If both have coordinates of their samples, or times, and they differ.
         """
         if self.times is not None and outputs.times is not None and np.shape(self.times) == np.shape(outputs.times):
-            check_same_time_units(self, outputs, "the inputs", "the outputs")
+            _check_same_unit("times", (self.time_units, outputs.time_units), ("the inputs", "the outputs"))
             _check_equal(np.asarray(self.times), np.asarray(outputs.times), "times")
-        sides = (
-            [self.variables[name] for name in self.names.inputs],
-            [outputs.variables[name] for name in outputs.names.outputs],
-        )
-        labelled = [
-            [variable.labels for variable in side if variable.labels.sample in variable.labels.coordinates] for side in sides
-        ]
-        for first, second in itertools.product(*labelled):
-            samples = first.coordinates[first.sample], second.coordinates[second.sample]
-            if samples[0].shape == samples[1].shape:
-                _check_equal(*samples, "samples")
+        sides = (self, self.names.inputs), (outputs, outputs.names.outputs)
+        for labels in itertools.product(*([part.variables[name].labels for name in names] for part, names in sides)):
+            first, second = (label.coordinates.get(label.sample) for label in labels)
+            if first is not None and second is not None and first.shape == second.shape:
+                _check_equal(first, second, "samples")
         keys = {name: name if name not in self.variables else f"{name} of the outputs" for name in outputs.names.outputs}
         return Contents(
             names=Names(self.names.inputs, tuple(keys.values())),
@@ -204,11 +188,8 @@ class Contents:
         counts = {name: self.variables[name].count(FUNCTION) for name in self.names.both}
         sizes = {count for count in counts.values() if count is not None}
         if len(sizes) > 1:
-            raise ShapeError(
-                expected="as many samples of each variable",
-                got=str(counts),
-                remedy='choose variables of the same samples, or state the axes: axes="n x -> n x"',
-            )
+            remedy = 'choose variables of the same samples, or state the axes: axes="n x -> n x"'
+            raise ShapeError(expected="as many samples of each variable", got=str(counts), remedy=remedy)
         if any(variable.count(TIME) is not None for variable in (*inputs, *outputs)):
             self._grid(self.names.both)
             return trajectories_of(inputs, outputs, times=self.times, grid=grid, dtype=dtype)
@@ -245,23 +226,18 @@ class Contents:
         grids = [self.grids[name] for name in names]
         if any(grid != grids[0] for grid in grids):
             raise GridError(
-                expected=f"{', '.join(names)} on one grid",
-                got=", ".join(map(repr, grids)),
-                remedy="choose variables of one grid",
+                expected=f"{', '.join(names)} on one grid", got=", ".join(map(repr, grids)), remedy="take variables of one grid"
             )
         return grids[0]
 
 
-def check_same_time_units(first: Contents, second: Contents, first_name: str, second_name: str) -> None:
-    """Raise a DataError if times of two files are counted in different units, or from different origins."""
-    units = [part.time_units.strip().removesuffix(" 00:00:00") for part in (first, second)]
-    if all(units) and units[0] != units[1]:
-        encoding = f'{{"time": {{"units": "{units[0]}"}}}}'
-        raise DataError(
-            expected=f"times in {units[0]!r}, as in {first_name}",
-            got=f"{units[1]!r} in {second_name}",
-            remedy=f"write all with one origin: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})",
-        )
+def _check_same_unit(name: str, units: Sequence[str], places: Sequence[object]) -> None:
+    """Raise a DataError if two files give a variable in different units, or count times from different origins."""
+    first, second = (unit.strip().removesuffix(" 00:00:00") for unit in units)
+    if first and second and first != second:
+        encoding = f'{{"time": {{"units": "{first}"}}}}'
+        remedy = f"use one unit, and one origin of times: xarray.open_dataset(path).to_netcdf(new, encoding={encoding})"
+        raise DataError(expected=f"{name} in {first!r}, as in {places[0]}", got=f"{second!r} in {places[1]}", remedy=remedy)
 
 
 def _check_equal(first: NDArray[Any], second: NDArray[Any], name: str) -> None:
@@ -302,7 +278,10 @@ def joined_contents(files: Sequence[Path], parts: Sequence[Contents]) -> Content
                 got=f"{part.grids} in {file}",
                 remedy="open files of one grid together, and pn.fit(operator, [first, second]) takes several data sets",
             )
-        _check_units(files[0], file, first, part)
+        units = {"times": (first.time_units, part.time_units)}
+        units |= {name: (first.variables[name].unit, part.variables[name].unit) for name in first.names.both}
+        for name, pair in units.items():
+            _check_same_unit(name, pair, (files[0], file))
     times = [None if part.times is None else np.asarray(part.times, dtype=np.float64) for part in parts]
     column, moments = FUNCTION, first.times
     if times[0] is not None and not all(moments is not None and np.array_equal(moments, times[0]) for moments in times):
@@ -330,23 +309,10 @@ def _names(grid: Grid) -> list[str]:
     return [axis.name for axis in grid.axes]
 
 
-def _check_units(first_file: Path, second_file: Path, first: Contents, part: Contents) -> None:
-    """Raise a DataError if units of a variable, or of times, differ."""
-    check_same_time_units(first, part, str(first_file), str(second_file))
-    for name in first.names.both:
-        units = first.variables[name].unit, part.variables[name].unit
-        if all(units) and units[0] != units[1]:
-            raise DataError(
-                expected=f"{name} in {units[0]!r}, as in {first_file}",
-                got=f"{units[1]!r} in {second_file}",
-                remedy="convert the values of the files to one unit, and write it in their attribute units",
-            )
-
-
 def _one_per_file(parts: Sequence[Variable]) -> Variable:
     """A variable of files that hold one sample each."""
     first = parts[0]
-    reader = joined([SingleReader(part.reader) for part in parts], 0, first.name)
+    reader = stacked([part.reader for part in parts], first.name)
     labels = first.labels if TIME in first.leading else replace(first.labels, sample="sample")
     return replace(first, reader=reader, leading=(FUNCTION, *first.leading), labels=labels)
 

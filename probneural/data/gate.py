@@ -47,9 +47,17 @@ _FILTERS = frozenset({1, 2, 3, 4, 5, 6, 307, 32000, 32001, 32004, 32008, 32013, 
 Zstandard, Blosc 2."""
 
 
+_REWRITE = "it is damaged or of another format: write it again"
+
+
 @contextlib.contextmanager
-def guarded(path: object) -> Iterator[None]:
+def guarded(path: object, *, expected: str = "", remedy: str = _REWRITE) -> Iterator[None]:
     """Errors that libraries raise while they read a file become FileErrors.
+
+    Args:
+        path: The file.
+        expected: Contents that the file should have, for the message.
+        remedy: Remedy in the message.
 
     Raises:
         FileError: If anything is raised that is no error of this package.
@@ -59,11 +67,8 @@ def guarded(path: object) -> Iterator[None]:
     except (ProbneuralError, ImportError):
         raise
     except Exception as error:  # libraries raise arbitrary errors for damaged files
-        raise FileError(
-            expected=f"a readable file, {path}",
-            got=f"{type(error).__name__}: {error}"[:300],
-            remedy="it is damaged or of another format: write it again",
-        ) from error
+        got = f"{type(error).__name__}: {error}"[:300]
+        raise FileError(expected=expected or f"a readable file, {path}", got=got, remedy=remedy) from error
 
 
 def check_unpacked(size: int, stored: int, name: str) -> None:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from probneural.checks import check_regular, optional
 from probneural.data.contents import Contents, Request
+from probneural.data.fields import FUNCTION, Variable
 from probneural.data.gate import check_hdf5, guarded
-from probneural.data.variables import FUNCTION, Variable
+from probneural.data.readers import ArrayReader
 from probneural.errors import DataError, FileError, GridError, ProbneuralError, ShapeError
 from probneural.grids import Grid
 from probneural.grids.mesh import cell_volumes
@@ -70,11 +71,8 @@ def mesh_contents(files: Sequence[Path], request: Request) -> Contents:
             values = mesh.values(name)
             kinds[name] = np.result_type(kinds.get(name, values.dtype), values.dtype)
             if channels.setdefault(name, len(values)) != len(values):
-                raise ShapeError(
-                    expected=f"{channels[name]} channels of {name}, as in {files[0]}",
-                    got=f"{len(values)} in {path}",
-                    remedy="open files of the same variables",
-                )
+                expected = f"{channels[name]} channels of {name}, as in {files[0]}"
+                raise ShapeError(expected=expected, got=f"{len(values)} in {path}", remedy="open files of the same variables")
             is_padded = len(values) == 3 and mesh.grid.dimension == 2 and not values[2].any()
             is_planar[name] = is_planar.get(name, True) and is_padded
     grid = grids[0] if all(other == grids[0] for other in grids[1:]) else Grid.batch(grids)
@@ -83,7 +81,14 @@ def mesh_contents(files: Sequence[Path], request: Request) -> Contents:
     variables = {
         name: Variable(
             name=name,
-            reader=_MeshReader(source, name, (len(files), count, grid.size), kinds[name]),
+            reader=_MeshReader(
+                files=source,
+                name=name,
+                shape=(len(files), count, grid.size),
+                dtype=kinds[name],
+                chunks=(1, count, grid.size),
+                reads_rows=True,
+            ),
             leading=(FUNCTION,),
             channel_axes=(0,),
             grid_shape=grid.shape,
@@ -197,28 +202,17 @@ class _MeshFiles:
         if arrays is None:
             arrays = _Mesh.read(self.paths[number]).arrays_of(self.names)
         self._cache[number] = arrays
-        while len(self._cache) > 1 and sum(map(_size, list(self._cache.values()))) > _CACHE:
+        while len(self._cache) > 1 and sum(a.nbytes for part in [*self._cache.values()] for a in part.values()) > _CACHE:
             self._cache.popitem(last=False)
         return arrays
 
 
-def _size(arrays: Mapping[str, NDArray[Any]]) -> int:
-    return sum(array.nbytes for array in arrays.values())
-
-
-@dataclass(frozen=True, eq=False)
-class _MeshReader:
+@dataclass(eq=False, kw_only=True)
+class _MeshReader(ArrayReader):
     """A variable of mesh files, `(n, c, p)`, zero at the padding of smaller meshes."""
 
     files: _MeshFiles
     name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """One file."""
-        return (1, *self.shape[1:])
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
@@ -235,11 +229,8 @@ class _MeshReader:
         for place, number in enumerate(rows.tolist()):
             array = self.files.arrays(number)[self.name]
             if array.shape[0] < self.shape[1] or array.shape[1] > self.shape[2]:
-                raise FileError(
-                    expected=f"{self.name} in {self.files.paths[number]} as the file was when it was opened",
-                    got=f"values of shape {array.shape}",
-                    remedy="open the files again",
-                )
+                expected = f"{self.name} in {self.files.paths[number]} as the file was when it was opened"
+                raise FileError(expected=expected, got=f"values of shape {array.shape}", remedy="open the files again")
             values[place, :, : array.shape[1]] = array[: self.shape[1]]
         return values
 

@@ -1,4 +1,4 @@
-"""Data sets from files of any format, and the variables of a file."""
+"""Data sets from files of any format, which is recognised from their contents, and the variables of a file."""
 
 from __future__ import annotations
 
@@ -6,33 +6,66 @@ import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
+from probneural import checks
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.reading import Mask, check_dtype
-from probneural.checks import check_instance, check_integer, check_path, check_sequence, check_text, checks_keywords
-from probneural.data.array_files import TABLE, csv_readers, matlab_readers, npy_reader, npz_readers, torch_readers
+from probneural.data.array_files import TABLE, csv_readers, is_torch, matlab_readers, npy_reader, npz_readers, torch_readers
 from probneural.data.contents import Contents, FileLayout, Request, joined_contents
 from probneural.data.fields import StoredFields, with_mask
-from probneural.data.formats import Format, format_of, open_hdf5, zarr_arrays
-from probneural.data.gate import guarded
-from probneural.data.meshes import mesh_contents, mesh_variables
-from probneural.data.pairs import StoredPairs
-from probneural.data.pdebench import pdebench_contents
-from probneural.data.readers import ArrayReader, SlicedReader
+from probneural.data.gate import check_hdf5, check_zarr, guarded, refuse
+from probneural.data.hdf5_collections import ORDERS, is_pdebench, is_the_well, pdebench_contents, the_well_contents
+from probneural.data.meshes import is_mesh, mesh_contents, mesh_variables
+from probneural.data.pairs import StoredPairs, masked_pairs
+from probneural.data.readers import ArrayReader, SlicedReader, require
 from probneural.data.roles import contents_of
-from probneural.data.sources import Source, groups_of, hdf5_sources, named_sources, texts
-from probneural.data.the_well import ORDERS, the_well_contents
+from probneural.data.sources import Source, groups_of, has_dimension_names, hdf5_sources, named_sources, texts
 from probneural.data.trajectories import Trajectories, masked_trajectories
-from probneural.errors import ArgumentError, DataError, FileError
+from probneural.errors import ArgumentError, DataError, DataWarning, FileError, warn
 
 Paths = str | Path | Sequence[str | Path]
 """One file, several, or a pattern such as "runs/*.nc"."""
 
 
-@checks_keywords
+KNOWN = "NumPy (.npy, .npz, or a folder of .npy files), HDF5, NetCDF, zarr, MATLAB, PyTorch, CSV, The Well, PDEBench, meshes"
+_HEAD, _USER_BLOCK = 520, 512
+"""Bytes that identify the format, and those before the HDF5 part of a MATLAB 7.3 file."""
+
+_VARIABLES = 500
+"""Largest number of variables of a NetCDF-4 file: its readers take milliseconds for each."""
+
+
+class Format(Enum):
+    """File formats; the value is xarray's engine name, if xarray reads the format."""
+
+    NPY = "a .npy file"
+    NPZ = "an .npz archive"
+    NPY_FOLDER = "a folder of .npy files"
+    HDF5 = "HDF5 without names of axes"
+    THE_WELL = "a file of The Well"
+    PDEBENCH = "a file of PDEBench"
+    ZARR = "zarr without names of axes"
+    NETCDF3 = "scipy"
+    NETCDF4 = "h5netcdf"
+    NAMED_ZARR = "zarr"
+    MATLAB = "a MATLAB file"
+    TORCH = "a PyTorch file"
+    CSV = "a CSV file"
+    MESH = "a mesh file"
+
+    @property
+    def has_names(self) -> bool:
+        """Whether xarray reads it, so that axes may have names."""
+        return self in (Format.NETCDF3, Format.NETCDF4, Format.NAMED_ZARR)
+
+
+@checks.checks_keywords
 def open(
     path: Paths,
     *,
@@ -92,12 +125,11 @@ def open(
     with guarded(path):
         data = _contents(path, request, outputs_path).data(dtype)
     if isinstance(data, StoredPairs):
-        masked = replace(data, inputs=with_mask(data.inputs, mask, partner=data.outputs), outputs=with_mask(data.outputs, mask))
-        return masked.looked_at()
+        return masked_pairs(data, mask, mask)
     return masked_trajectories(data, mask)
 
 
-@checks_keywords
+@checks.checks_keywords
 def open_inputs(
     path: Paths,
     *,
@@ -126,7 +158,7 @@ def open_inputs(
         ProbneuralError: As `open` does.
     """
     request = _request(inputs, inputs, periodic=periodic, layout=layout, dtype=dtype)
-    steps = check_integer(history, "history")
+    steps = checks.check_integer(history, "history")
     with guarded(path):
         fields = _contents(path, request).fields(dtype, history=steps)
     return with_mask(fields, mask)
@@ -143,7 +175,9 @@ def _request(
     """The arguments, checked as far as they can be without the file."""
     check_dtype(dtype)
     stated = FileLayout() if layout is None else layout
-    check_instance(stated, FileLayout, "layout", remedy='write layout=pn.data.FileLayout(axes="n x y")', error=ArgumentError)
+    checks.check_instance(
+        stated, FileLayout, "layout", remedy='write layout=pn.data.FileLayout(axes="n x y")', error=ArgumentError
+    )
     request = Request(
         inputs=_names(inputs, "inputs"),
         outputs=_names(outputs, "outputs"),
@@ -159,7 +193,7 @@ def _request(
 def _names(names: Sequence[str] | None, side: str) -> tuple[str, ...] | None:
     if names is None:
         return None
-    chosen = tuple(check_text(name, side) for name in check_sequence(names, side, remedy=f'write {side}=["u"]'))
+    chosen = tuple(checks.check_text(name, side) for name in checks.check_sequence(names, side, remedy=f'write {side}=["u"]'))
     if len({*chosen}) < len(chosen):
         raise ArgumentError(expected=f"each name once in {side}=", got=f"{chosen}"[:100], remedy="leave the others out")
     return chosen
@@ -209,7 +243,7 @@ def paths_of(path: object) -> list[Path]:
         if not path:
             raise ArgumentError(expected="one path or more", got="an empty list", remedy="name the files")
         return [file for entry in path for file in paths_of(entry)]
-    where = check_path(path, "path")
+    where = checks.check_path(path, "path")
     if os.path.exists(where) or not glob.has_magic(str(where)):
         return [where]
     files = sorted(Path(name) for name in glob.glob(str(where)))
@@ -257,29 +291,22 @@ def sources_of(path: Path, kind: Format, group: str | None = None) -> Mapping[st
         with open_hdf5(path) as file:
             sources = hdf5_sources(file)
     else:
-        sources = {name: Source(name=name, reader=reader) for name, reader in _arrays(path, kind).items()}
+        sources = {name: Source(name=name, reader=reader) for name, reader in _READERS[kind](path).items()}
     prefix = "" if group is None else f"{group.strip('/')}/"
     inside = {name.removeprefix(prefix): source for name, source in sources.items() if name.startswith(prefix)}
     return {name: replace(source, name=name) for name, source in inside.items()}
 
 
-def _arrays(path: Path, kind: Format) -> Mapping[str, ArrayReader]:
-    """The arrays of a file whose axes have no names."""
-    if kind in _READERS:
-        return _READERS[kind](path)
-    if kind is Format.NPY:
-        return {TABLE: npy_reader(path)}
-    if kind is Format.NPY_FOLDER:
-        return {file.stem: npy_reader(file) for file in sorted(path.glob("*.npy"))}
-    return {name: SlicedReader(array) for name, array in zarr_arrays(path).items()}
-
-
-_READERS: Mapping[Format, Callable[[Path], dict[str, ArrayReader]]] = {
+_READERS: Mapping[Format, Callable[[Path], Mapping[str, ArrayReader]]] = {
+    Format.NPY: lambda path: {TABLE: npy_reader(path)},
+    Format.NPY_FOLDER: lambda path: {file.stem: npy_reader(file) for file in sorted(path.glob("*.npy"))},
+    Format.ZARR: lambda path: {name: SlicedReader(array) for name, array in zarr_arrays(path).items()},
     Format.NPZ: npz_readers,
     Format.MATLAB: matlab_readers,
     Format.TORCH: torch_readers,
     Format.CSV: csv_readers,
 }
+"""Readers of arrays whose axes have no names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +346,7 @@ def list_variables(path: str | os.PathLike[str]) -> list[FileVariable]:
         ...     [str(variable) for variable in list_variables(f"{folder}/flow.npz")]
         ['a (10, 8)', 'u (10, 2, 8)']
     """
-    where = check_path(path, "path")
+    where = checks.check_path(path, "path")
     kind = format_of(where)
     with guarded(where):
         return _listed(where, kind)
@@ -349,3 +376,95 @@ def _in_group(path: Path, kind: Format, group: str | None) -> list[Source]:
         return list(named_sources(path, kind.value, group).values())
     except DataError:  # no variables
         return []
+
+
+def format_of(path: Path) -> Format:
+    """The format of a file or folder that passes the checks of `probneural.data.gate`.
+
+    Raises:
+        FileError: If there is none, it is of another format, or a check refuses it.
+        UnsupportedError: If the library for HDF5 or zarr is not installed.
+    """
+    if not path.is_dir():
+        checks.check_regular(path, "a file")
+    with guarded(path):
+        return _format_of_folder(path) if path.is_dir() else _format_of_file(path)
+
+
+def _format_of_file(path: Path) -> Format:
+    if is_mesh(path):  # a MED file is one of HDF5
+        return Format.MESH
+    with path.open("rb") as file:
+        head = file.read(_HEAD)
+    if head.startswith(b"\x93NUMPY"):
+        return Format.NPY
+    if head.startswith(b"CDF"):
+        return Format.NETCDF3
+    if head.startswith(b"\x89HDF") or head[_USER_BLOCK:].startswith(b"\x89HDF"):
+        return _format_of_hdf5(path)
+    if head.startswith(b"MATLAB"):
+        return Format.MATLAB
+    if head.startswith(b"PK"):
+        return Format.TORCH if is_torch(path) else Format.NPZ
+    if path.suffix.lower() in (".csv", ".tsv"):  # which the contents do not show
+        return Format.CSV
+    raise FileError(
+        expected=f"a file of {KNOWN}", got=f"a file that begins with {head[:8]!r}, {path}", remedy="convert it to one of them"
+    )
+
+
+def open_hdf5(path: Path) -> Any:
+    """Open a file of HDF5.
+
+    Raises:
+        UnsupportedError: If h5py is not installed.
+    """
+    return require("h5py", "HDF5 files").File(path, "r")
+
+
+def _format_of_hdf5(path: Path) -> Format:
+    with open_hdf5(path) as file:
+        count = check_hdf5(file)
+        if "_NCProperties" not in file.attrs:
+            if is_the_well(file):
+                return Format.THE_WELL
+            if is_pdebench(file):
+                return Format.PDEBENCH
+            return Format.HDF5
+        if count > _VARIABLES:
+            remedy = "write those that are needed into a file of their own: dataset[names].to_netcdf(path)"
+            refuse(f"at most {_VARIABLES} variables in {path}", str(count), remedy)
+        return Format.NETCDF4
+
+
+def _format_of_folder(path: Path) -> Format:
+    if any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray", ".zmetadata")):
+        counts = check_zarr(path)
+        arrays = zarr_arrays(path)
+        for name, array in arrays.items():
+            _warn_of_gaps(name, array, *counts["." if array.path == "" else array.path])
+        return Format.NAMED_ZARR if not arrays or any(map(has_dimension_names, arrays.values())) else Format.ZARR
+    if any(path.glob("*.npy")):
+        return Format.NPY_FOLDER
+    raise FileError(
+        expected=f"a zarr store or .npy files in the folder {path}", got="neither", remedy=f"known formats are {KNOWN}"
+    )
+
+
+def zarr_arrays(path: Path) -> dict[str, Any]:
+    """The arrays of a zarr store by name; one array alone is called "values"."""
+    group = require("zarr", "zarr stores").open(path, mode="r", use_consolidated=False)
+    return dict(sorted(group.arrays())) if hasattr(group, "arrays") else {TABLE: group}
+
+
+def _warn_of_gaps(name: str, array: Any, count: int, written: int) -> None:
+    """Warn of missing chunks, which read as the fill value: left out as such, or lost."""
+    if not np.issubdtype(array.dtype, np.number):
+        return
+    missing = count - written
+    if missing > 0 and np.isfinite(array.fill_value):  # values that are not finite raise an error when they are read
+        warn(
+            f"{missing} of {count} chunks of {name!r} are not there, and are read as {array.fill_value}: if they were "
+            "not left out because they hold nothing else, copy the store again",
+            DataWarning,
+        )

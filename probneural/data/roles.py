@@ -1,4 +1,4 @@
-"""Roles of the axes of a file's variables, stated or named, and the variables, grids and times that follow."""
+"""Roles of the axes of variables, stated or named, and the variables, grids, times and data sets that follow."""
 
 from __future__ import annotations
 
@@ -9,15 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from probneural.arrays.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, positional_layout
-from probneural.arrays.reading import check_channels, check_not_parameters, check_stated, grid_of
-from probneural.data.contents import Contents, Names, Request
+from probneural.arrays.layouts import CHANNEL, SAMPLE, SINGLE, TIME, Layout, layouts_of, positional_layout
+from probneural.arrays.reading import (
+    Mask,
+    check_channels,
+    check_dtype,
+    check_grid_alone,
+    check_not_parameters,
+    check_samples,
+    check_stated,
+    grid_of,
+)
+from probneural.data.contents import Contents, FileLayout, Names, Request
+from probneural.data.fields import AxisLabels, Variable, variable_of
+from probneural.data.pairs import StoredPairs, masked_pairs
+from probneural.data.readers import reader_of
 from probneural.data.sources import Source
-from probneural.data.variables import AxisLabels, Variable, variable_of
 from probneural.errors import ArgumentError, DataError, ShapeError
-from probneural.grids import Grid
+from probneural.grids import Grid, check_grid
 from probneural.grids.coordinates import grid_from_coordinates, recorded_grid, turned_points
 
 
@@ -33,7 +45,6 @@ def contents_of(path: Path, sources: Mapping[str, Source], request: Request) -> 
     names = request.names({name: source.axes for name, source in sources.items()}, path)
     stated = _stated_roles(sources, names, request)
     layouts = {name: _layout(sources[name], request, stated, is_input=name in names.inputs) for name in names.both}
-    _check_one_role(layouts, sources)
     reference = next((layout.space for layout in layouts.values() if layout.space), ())
     layouts = {name: replace(layout, order=reference) for name, layout in layouts.items()}
     spaces = {name: _grid(sources[name], layouts[name], request, is_input=name in names.inputs) for name in names.both}
@@ -111,16 +122,15 @@ def _unknown_role(source: Source, roles: Sequence[str], unknown: Sequence[int]) 
     """An error for unknown roles of axes, with the calls to write."""
     first, *others = unknown
     names = [re.sub(r"\W", "_", dim) or f"x{number}" for number, dim in enumerate(source.dims)]
-    meanings = [(SAMPLE, "samples")] if SAMPLE not in roles else []
-    meanings += [(CHANNEL, "channels")]
-    meanings += [(SINGLE, "nothing")] if source.reader.shape[first] == 1 else [(names[first], "an axis of space")]
+    meanings = {SAMPLE: "samples"} if SAMPLE not in roles else {}
+    meanings |= {CHANNEL: "channels"}
+    meanings |= {SINGLE: "nothing"} if source.reader.shape[first] == 1 else {names[first]: "an axis of space"}
     choices = []
-    for role, meaning in meanings:
-        for fill in (CHANNEL, None) if others else (None,):
-            fillers = {number: fill or names[number] for number in others}
-            layout = [role if number == first else fillers.get(number, known_role) for number, known_role in enumerate(roles)]
-            if {SAMPLE, TIME} & {*layout}:
-                choices.append(f'axes="{" ".join(layout)}" if it is {meaning}')
+    for role, meaning in meanings.items():
+        fillers = {first: role} | {number: names[number] for number in others}
+        layout = [fillers.get(number, known_role) for number, known_role in enumerate(roles)]
+        if {SAMPLE, TIME} & {*layout}:
+            choices.append(f'axes="{" ".join(layout)}" if it is {meaning}')
     words = [repr(source.dims[number]) if source.dims[number] else f"number {number}" for number in unknown]
     return ArgumentError(
         expected=f"the role of axis {', '.join(words)} of {source.name} {source.axes}",
@@ -138,20 +148,6 @@ def _check_names(stated: Layout, source: Source) -> None:
                 got=f"{role!r} as axis {number}, which is {dim!r}",
                 remedy=f"name the roles in the file's order: {', '.join(map(repr, source.dims))}",
             )
-
-
-def _check_one_role(layouts: Mapping[str, Layout], sources: Mapping[str, Source]) -> None:
-    """Raise an ArgumentError unless a named dimension has one role in all variables."""
-    roles: dict[str, str] = {}
-    for name, layout in layouts.items():
-        for dim, role in zip(sources[name].dims, layout.roles, strict=False):
-            kind = "space" if role in layout.space else role
-            if dim and roles.setdefault(dim, kind) != kind:
-                raise ArgumentError(
-                    expected=f"one role of dimension {dim!r}",
-                    got=f"{roles[dim]!r} and {kind!r}",
-                    remedy='state the layouts of both sides: axes="... -> ..."',
-                )
 
 
 def _grid(source: Source, layout: Layout, request: Request, *, is_input: bool) -> Grid | None:
@@ -263,3 +259,62 @@ def _times(
             f'axes="{layout}"; or state their times, one number per step, in a Python program',
         )
     return np.arange(float(source.reader.shape[axis])), ""
+
+
+def from_arrays(
+    inputs: Any,
+    outputs: Any,
+    *,
+    axes: str | None = None,
+    grid: Grid | None = None,
+    out_grid: Grid | None = None,
+    periodic: bool | Sequence[bool] | None = None,
+    dtype: torch.dtype | None = None,
+    mask: Mask | tuple[Mask, Mask] = None,
+) -> StoredPairs:
+    """Make a data set of arrays `(n, c, *grid)` of any kind that can be sliced, read a few samples at a time.
+
+    A memory map of a file, `np.load(path, mmap_mode="r")`, is read by positions in the file, so that memory in use stays small.
+
+    Args:
+        inputs: A NumPy array or memory map, a tensor, a `h5py.Dataset`, a zarr array; real, in physical units.
+        outputs: Outputs, likewise.
+        axes: Roles of the axes, for example `"n x y c"`: see [`open`][probneural.data.open]. By default `(n, c, *grid)`, or
+            `(n, *grid)` where `grid` or the entries of `periodic` state the number of axes of space.
+        grid: Grid of the inputs, and of the outputs without `out_grid`; or `periodic` for the unit cube.
+        out_grid: Grid of the outputs.
+        periodic: Whether each axis is periodic, one entry per axis or one for all.
+        dtype: float32 or float64; by default float64 if either array is of it, else float32.
+        mask: Mask of missing values: True for those that are NaN, sample by sample; or bool `(*grid,)` in the
+            array's order of axes, True at points that are missing in all samples, land for example. A tuple of two where inputs
+            and outputs differ.
+
+    Returns:
+        The data set. Values are checked where they are read.
+
+    Raises:
+        DataError: If an argument is not an array of real numbers.
+        ShapeError: If a shape does not fit or is ambiguous, the numbers of samples differ, or inputs look like parameters.
+        ArgumentError: If neither `grid` nor `periodic` is given, or both, or `dtype` is another one.
+
+    Examples:
+        >>> import numpy as np
+        >>> data = from_arrays(np.zeros((10, 1, 8)), np.zeros((10, 2, 8)), axes="n c x", periodic=True)
+        >>> len(data), data.outputs.channels, data[2:4].outputs.values.shape
+        (10, 2, torch.Size([2, 2, 8]))
+    """
+    check_grid_alone(grid, periodic)
+    check_dtype(dtype)
+    for where in (grid, out_grid):
+        if where is not None:
+            check_grid(where)
+    layout, layouts = FileLayout(axes=axes, grid=grid, out_grid=out_grid), layouts_of(axes)
+    request = Request(inputs=("inputs",), outputs=("outputs",), periodic=periodic, layout=layout, layouts=layouts)
+    arrays = {"inputs": inputs, "outputs": outputs}
+    for stated, name in zip(layouts, arrays, strict=True):
+        if stated is not None:
+            check_samples(stated, name)
+    sources = {name: Source(name=name, reader=reader_of(array, name)) for name, array in arrays.items()}
+    pairs = contents_of(Path("the arrays"), sources, request).data(dtype)
+    assert isinstance(pairs, StoredPairs)  # without an axis of time
+    return masked_pairs(pairs, *(mask if isinstance(mask, tuple) else (mask, mask)))

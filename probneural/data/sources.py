@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probneural.arrays.layouts import CHANNEL, named_role
-from probneural.data.arranged import arranged
-from probneural.data.readers import ArrayReader, HDF5Reader, ReopenedReader, SlicedReader, require
+from probneural.data.readers import ArrayReader, ReopenedReader, SlicedReader, reader_of, require
 from probneural.errors import DataError, FileError
 
 
@@ -68,64 +67,49 @@ class Source:
         return points.ndim == 1 and len(points) > 1 and points.dtype.kind in "iuf" and bool((np.diff(points) < 0).all())
 
 
-_DECODED = ("_FillValue", "missing_value", "scale_factor", "add_offset")
-"""Attributes by which stored numbers differ from values."""
+_DESCRIBED = 30
+"""Largest number of entries in the description of a file."""
 _AXIS = ("units", "axis", "standard_name")
 """Attributes of a scale that give the role of its axis."""
 
 
-def array_of(file: Any, key: str) -> HDF5Reader:
-    """An array of an open file, which is opened again to be read."""
-    array = file[key]
-    reader = HDF5Reader(Path(file.filename), key, array.shape, array.dtype, array.chunks or (1,) * array.ndim)
-    if array.dtype.kind in "biuf" and any(name in array.attrs for name in _DECODED):
-        scale, offset = (
-            float(np.ravel(array.attrs.get(name, value))[0]) for name, value in (("scale_factor", 1), ("add_offset", 0))
-        )
-        return replace(reader, dtype=np.result_type(array.dtype, np.float32), packing=(scale, offset))
-    return reader
-
-
-def described_file(file: Any, most: int = 30) -> str:
-    """Keys, shapes and attributes of an open file, in a few words."""
-    import h5py
-
-    lines: list[str] = [f"@{name}" for name in file.attrs]
-
-    def visit(name: str, thing: Any) -> None:
-        if isinstance(thing, h5py.Dataset) and len(lines) < most:
-            lines.append(f"{name} {thing.shape}")
-
-    file.visititems(visit)
-    return ", ".join(lines) or "nothing"
-
-
-def hdf5_sources(file: Any) -> dict[str, Source]:
-    """All arrays of an open file by their full names, with the labels and scales of their axes; scales are left out."""
+def _datasets(file: Any) -> dict[str, Any]:
+    """All datasets of an open HDF5 file, by their full names."""
     import h5py
 
     arrays: dict[str, Any] = {}
 
-    def visit(name: str, thing: Any) -> None:
-        if isinstance(thing, h5py.Dataset) and thing.shape is not None and not name.startswith("#") and not thing.is_scale:
-            arrays[name] = thing
+    def visit(name: str, member: Any) -> None:
+        if isinstance(member, h5py.Dataset):
+            arrays[name] = member
 
     file.visititems(visit)
+    return arrays
+
+
+def described_file(file: Any) -> str:
+    """Attributes, keys and shapes of an open file, in a few words."""
+    shapes = [f"{name} {array.shape}" for name, array in _datasets(file).items()]
+    return ", ".join([*(f"@{name}" for name in file.attrs), *shapes][:_DESCRIBED]) or "nothing"
+
+
+def hdf5_sources(file: Any) -> dict[str, Source]:
+    """All arrays of an open file by their full names, with the labels and scales of their axes; scales are left out."""
     sources = {}
-    for name, array in arrays.items():
-        reader: ArrayReader = array_of(file, name)
+    for name, array in _datasets(file).items():
+        if array.shape is None or name.startswith("#") or array.is_scale:
+            continue
         scales = [dim[0] if len(dim) else None for dim in array.dims]
         labels = [texts(dim.label)[0] for dim in array.dims]
         dims = [
             label or ("" if scale is None else scale.name.rpartition("/")[2])
             for label, scale in zip(labels, scales, strict=True)
         ]
-        if "MATLAB_class" in array.attrs:  # arrays of MATLAB have their axes in the opposite order
-            reader, dims = arranged(reader, range(array.ndim)[::-1]), dims[::-1]
+        dims = dims[::-1] if "MATLAB_class" in array.attrs else dims
         pairs = [(dim, scale) for dim, scale in zip(dims, scales, strict=True) if dim and scale is not None]
         sources[name] = Source(
             name=name,
-            reader=reader,
+            reader=reader_of(array, name),
             dims=tuple(dims),
             coordinates={dim: scale[...] for dim, scale in pairs if scale.ndim == 1 and scale.dtype.kind in "iuf"},
             attributes={key: _plain(value) for key, value in array.attrs.items() if key == "units"},
@@ -149,34 +133,24 @@ _PHONY = "phony_dim_"
 """Prefix of xarray's names for axes that have none."""
 
 
-@dataclass(frozen=True)
-class NamedFile:
-    """A file or store that xarray reads: its path, xarray's engine, and the group."""
-
-    path: Path
-    engine: str
-    group: str | None = None
-
-
-@dataclass
+@dataclass(eq=False, kw_only=True)
 class XarrayReader(ReopenedReader):
     """A variable of a file that xarray reads.
 
     Args:
-        file: The file or store.
+        path: The file or store.
+        engine: Engine of xarray.
+        group: Group that holds the variable.
         name: The variable.
         dims: Its dimensions, in the file's order.
-        shape: Lengths of the axes.
-        dtype: Of its numbers, decoded.
-        chunks: Its chunks, or single entries if it is contiguous.
     """
 
-    file: NamedFile
+    path: Path
+    engine: str
+    group: str | None
     name: str
     dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    chunks: tuple[int, ...]
+    reads_rows: bool = field(default=True, init=False)
 
     def read(self, box: tuple[slice, ...]) -> NDArray[Any]:
         """Read a box."""
@@ -190,7 +164,7 @@ class XarrayReader(ReopenedReader):
         return np.asarray(self._file.variables[self.name].isel(index).to_numpy())
 
     def _open(self) -> Any:
-        return open_xarray(self.file.path, self.file.engine, self.file.group)
+        return open_xarray(self.path, self.engine, self.group)
 
 
 def open_xarray(path: Path, engine: str, group: str | None = None) -> Any:
@@ -221,10 +195,9 @@ def named_sources(path: Path, engine: str, group: str | None = None) -> dict[str
     Raises:
         FileError: If the file cannot be read.
     """
-    file = NamedFile(path, engine, group)
     with open_xarray(path, engine, group) as opened:
-        placed = _with_outer_coordinates(opened, file)
-        sources = {str(name): _source(file, variable) for name, variable in placed.data_vars.items()}
+        placed = _with_outer_coordinates(opened, path, engine, group)
+        sources = {str(name): _source(variable, path, engine, group) for name, variable in placed.data_vars.items()}
     if engine == "zarr":
         arrays = require("zarr", "zarr stores").open_group(path, mode="r", path=group, use_consolidated=False).arrays()
         unnamed = {name: SlicedReader(array) for name, array in arrays if not has_dimension_names(array)}
@@ -254,11 +227,11 @@ def _named_store(path: Path, group: str | None) -> Any:
     return store
 
 
-def _with_outer_coordinates(opened: Any, file: NamedFile) -> Any:
+def _with_outer_coordinates(opened: Any, path: Path, engine: str, group: str | None) -> Any:
     """The variables of a group with the coordinates that the groups around it have for its dimensions."""
-    parts = (file.group or "").strip("/").split("/")
-    for depth in range(len(parts) - 1, -1, -1) if file.group else ():
-        with open_xarray(file.path, file.engine, "/".join(parts[:depth]) or None) as outer:
+    parts = (group or "").strip("/").split("/")
+    for depth in range(len(parts) - 1, -1, -1) if group else ():
+        with open_xarray(path, engine, "/".join(parts[:depth]) or None) as outer:
             coordinates = {
                 name: (coordinate.dims, coordinate.to_numpy(), coordinate.attrs)
                 for name, coordinate in outer.coords.items()
@@ -287,12 +260,14 @@ def groups_of(path: Path, engine: str) -> list[str]:
     return [name.strip("/") for name in opened.groups if name != "/"]
 
 
-def _source(file: NamedFile, variable: Any) -> Source:
+def _source(variable: Any, path: Path, engine: str, group: str | None) -> Source:
     stored = tuple(str(dim) for dim in variable.dims)
     dims = tuple("" if dim.startswith(_PHONY) else dim for dim in stored)
     chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
     reader = XarrayReader(
-        file=file,
+        path=path,
+        engine=engine,
+        group=group,
         name=str(variable.name),
         dims=stored,
         shape=tuple(variable.shape),

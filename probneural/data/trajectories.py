@@ -14,11 +14,20 @@ from torch import Tensor
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.reading import Mask, array_layout, check_grid_alone
 from probneural.checks import check_integer, real_tensor
-from probneural.data.arranged import arranged, array_reader
-from probneural.data.fields import Part, StoredFields, stored, with_mask, with_one_mask
+from probneural.data.fields import (
+    FUNCTION,
+    TIME,
+    Part,
+    StoredFields,
+    Variable,
+    common_dtype,
+    stored,
+    variable_of,
+    with_mask,
+    with_one_mask,
+)
 from probneural.data.pairs import StoredPairs
-from probneural.data.readers import location_of
-from probneural.data.variables import FUNCTION, TIME, Variable, common_dtype, variable_of
+from probneural.data.readers import arranged, location_of, reader_of
 from probneural.errors import ArgumentError, DataError, ShapeError, UnsupportedError
 from probneural.fields import select_rows
 from probneural.fingerprints import row_fingerprints
@@ -104,7 +113,7 @@ class Trajectories:
         Raises:
             ShapeError: If the array has not four axes or more, or does not fit the grid or the times.
         """
-        reader = array_reader(values, "values")
+        reader = reader_of(values, "values")
         check_grid_alone(grid, periodic)
         if grid is not None:
             check_grid(grid)
@@ -238,18 +247,11 @@ class Trajectories:
 
     def _check_states(self) -> None:
         """Raise an ArgumentError unless the output of a step can be the input of the next."""
-        output_names = {variable.name for variable in self.outputs}
-        forcing = [
-            variable.name for variable in self.inputs if variable.count(TIME) is not None and variable.name not in output_names
-        ]
-        missing = sorted(output_names - {variable.name for variable in self.inputs})
-        if forcing or missing:
-            where = "inputs" if forcing else "outputs"
-            raise ArgumentError(
-                expected="several steps of inputs that vary in time as outputs do",
-                got=f"{', '.join(forcing or missing)} among the {where} alone",
-                remedy="make windows of one step: steps=1",
-            )
+        varying = {variable.name for variable in self.inputs if variable.count(TIME) is not None}
+        unmatched = sorted(varying ^ {variable.name for variable in self.outputs})
+        if unmatched:
+            expected, got = ("several steps of inputs that vary in time as outputs do", f"{', '.join(unmatched)} on one side")
+            raise ArgumentError(expected=expected, got=got, remedy="make windows of one step: steps=1")
 
     def at(self, step: int) -> StoredFields:
         """The outputs' variables of all trajectories at one step, `(n, c, *grid)`; negative numbers count from the end.
@@ -371,23 +373,13 @@ def _turned(variable: Variable) -> Variable:
 
 def _check_ascending(times: Float64[Tensor, "..."]) -> None:
     """Raise a DataError unless times are finite and ascending, each once."""
-    expected = "finite, ascending times, each once"
-    if not bool(torch.isfinite(times).all()):
-        raise DataError(
-            expected=expected, got=str(times.tolist())[:100], remedy="give each state a finite time: time=[0.0, 0.1, ...]"
-        )
     gaps = times.diff(dim=-1)
-    if bool((gaps == 0).any()):
-        repeated = times[..., 1:][gaps == 0]
-        raise DataError(
-            expected=expected,
-            got=f"{len(repeated)} that are repeated, {float(repeated[0]):g} first",
-            remedy='keep one state of each time: dataset.drop_duplicates("time") in xarray, or '
-            "values[:, np.unique(times, return_index=True)[1]]",
-        )
-    if bool((gaps < 0).any()):
-        raise DataError(
-            expected=expected,
-            got=str(times.tolist())[:100],
-            remedy='sort the states by time: dataset.sortby("time") in xarray, or values[:, np.argsort(times)]',
-        )
+    mistakes = {
+        "give each state a finite time: time=[0.0, 0.1, ...]": ~torch.isfinite(times),
+        'keep one state of each time: dataset.drop_duplicates("time") in xarray, or '
+        "values[:, np.unique(times, return_index=True)[1]]": gaps == 0,
+        'sort the states by time: dataset.sortby("time") in xarray, or values[:, np.argsort(times)]': gaps < 0,
+    }
+    for remedy, is_wrong in mistakes.items():
+        if bool(is_wrong.any()):
+            raise DataError(expected="finite, ascending times, each once", got=str(times.tolist())[:100], remedy=remedy)

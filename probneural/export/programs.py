@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from probneural.checks import check_finite, check_integer, check_path, missing
+from probneural.checks import check_finite, check_path, missing
 from probneural.contexts import AUTOGRAD_STATE, undisturbed
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.base import FunctionDraw
@@ -321,8 +321,8 @@ def _described(grid: Grid) -> dict[str, Any]:
     }
 
 
-_OLDEST_OPSET = 18
-"""Of ONNX, that PyTorch's exporter writes."""
+_OPSET = 18
+"""Version of ONNX's operators: the oldest that PyTorch's exporter writes."""
 _LARGEST = 2**31 - 1
 """Bytes of an ONNX file: it is one protocol buffer."""
 _OUTPUT, _INNER = "output.", ".inner"
@@ -335,7 +335,6 @@ def to_onnx(
     *,
     example: Field,
     query: Grid | None = None,
-    opset_version: int = _OLDEST_OPSET,
 ) -> None:
     """Write an operator, or mean and standard deviation of a predictor, as an ONNX file.
 
@@ -354,11 +353,9 @@ def to_onnx(
         path: Where to; an existing file is replaced in one step.
         example: Input samples, one at least; their grid is that of the file, their values serve the comparison.
         query: Where to evaluate, any grid; the example's by default.
-        opset_version: Version of ONNX's operators.
 
     Raises:
         UnsupportedError: If it cannot be exported; the message gives the reason and alternatives.
-        ArgumentError: If `opset_version` is below 18.
         DataError: If there is no sample in the example, or it is not finite.
         GridError: If it lives on another domain than the training inputs, or the query is no grid.
         FileError: If the folder cannot be written to.
@@ -374,27 +371,24 @@ def to_onnx(
         >>> session.run(["output"], {"values": torch.zeros(5, 1, 8).numpy()})[0].shape
         (5, 1, 8)
     """
-    path, opset_version = check_path(path, "path"), check_integer(opset_version, "opset_version", least=_OLDEST_OPSET)
+    path = check_path(path, "path")
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 (torch.onnx needs it: fail before the work begins)
     except ModuleNotFoundError as error:
         raise missing("to_onnx", error, "onnx") from error
     program = traced(thing, example, query, is_for_onnx=True)
-    payload = _onnx_bytes(program, opset_version)
+    payload = _onnx_bytes(program)
     try:
         session = onnxruntime.InferenceSession(payload, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime has one class per error code
-        raise UnsupportedError(
-            expected="operations that ONNX Runtime has in this dtype",
-            got=str(error),
-            remedy="export operator.float(), or a predictor fitted on it: ONNX Runtime has no GELU in float64",
-        ) from error
+        got, remedy = str(error), "export operator.float(), or a predictor fitted on it: ONNX Runtime has no GELU in float64"
+        raise UnsupportedError(expected="operations that ONNX Runtime has in this dtype", got=got, remedy=remedy) from error
     program.check(lambda values: [torch.from_numpy(array) for array in session.run(None, {"values": values.numpy()})])
     atomic.write(path, payload)
 
 
-def _onnx_bytes(program: Program, opset_version: int) -> bytes:
+def _onnx_bytes(program: Program) -> bytes:
     try:
         with quiet():
             converted = torch.onnx.export(
@@ -403,7 +397,7 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
                 dynamo=True,
                 input_names=["values"],
                 output_names=[_OUTPUT + name for name in program.outputs],
-                opset_version=opset_version,
+                opset_version=_OPSET,
                 optimize=False,  # it takes constants below 1e-8 for zero, which they need not be; runtimes optimise anyway
                 verbose=False,
             )
@@ -422,9 +416,7 @@ def _onnx_bytes(program: Program, opset_version: int) -> bytes:
     model.metadata_props.add(key=KEY, value=program.metadata)
     if model.ByteSize() > _LARGEST:
         raise UnsupportedError(
-            expected="less than 2 GB, as ONNX files are one protocol buffer",
-            got=f"{model.ByteSize() / 1e9:.1f} GB",
-            remedy="use to_torch_export",
+            expected="at most 2 GB in an ONNX file", got=f"{model.ByteSize() / 1e9:.1f} GB", remedy="use to_torch_export"
         )
     payload: bytes = model.SerializeToString()
     return payload

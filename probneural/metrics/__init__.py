@@ -9,11 +9,10 @@ from probneural.metrics.by_lead import score_by_lead
 from probneural.metrics.comparison import compare, relative_l2, rmse
 from probneural.metrics.member_pool import rank_histogram
 from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
-from probneural.metrics.ranking import rank_correlation
 from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, pit, simultaneous_coverage
 from probneural.metrics.scores import score, score_pairs
 from probneural.metrics.spectra import power_spectrum
-from probneural.metrics.spread import interval_score, sharpness, spread_skill
+from probneural.metrics.spread import interval_score, rank_correlation, sharpness, spread_skill
 
 __all__ = [
     "calibration_error",

@@ -17,25 +17,13 @@ from probneural.contexts import undisturbed
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import DataError
-from probneural.metrics.accumulator import Accumulator, Batch
+from probneural.metrics import lead_table as table
 from probneural.metrics.comparison import compare, mean_relative_l2
 from probneural.metrics.lead_alignment import TrueTrajectories, lead_batches, step_keys
-from probneural.metrics.lead_table import (
-    TITLES,
-    Estimate,
-    HorizonScores,
-    LeadScore,
-    LeadScores,
-    RankHistograms,
-    Spectra,
-    checked_times,
-    over_functions,
-    root_of_mean,
-    root_of_ratio,
-)
 from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
 from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.reliability import chi2, coverage, drawn_suprema, pit_histogram, true_supremum
+from probneural.metrics.scores import Accumulator, Batch
 from probneural.metrics.spectra import compared_spectra, spectrum_error, spectrum_ratio
 from probneural.metrics.spread import corrected_variance, size_factor
 from probneural.pairs.provenance import TrainingRecord, check_untrained
@@ -45,7 +33,7 @@ _DRAWS = 512
 """Draws behind the simultaneous coverage, where there are no members."""
 _PIT_BINS = 20
 """Bins that stand for ranks, where there are no members."""
-_NONE = Estimate(*torch.full((2,), math.nan, dtype=torch.float64, device="cpu"))
+_NONE = table.Estimate(*torch.full((2,), math.nan, dtype=torch.float64, device="cpu"))
 
 _SOURCES = {
     "rmse": ("square",),
@@ -70,7 +58,7 @@ def score_by_lead(
     times: Sequence[float] | Tensor | None = None,
     scores: Collection[str] | None = None,
     allow_training_data: bool = False,
-) -> LeadScores:
+) -> table.LeadScores:
     """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
 
     Members count as a sample of the forecast's distribution: CRPS and energy score are the fair ones; spread, chi²
@@ -120,7 +108,7 @@ def score_by_lead(
         keys = step_keys(truth, forecast.steps)
         check_untrained(keys, record, allow_training_data=is_allowed, purpose="scores", error=DataError)
     lead_times = getattr(forecast, "times", None) if times is None else times
-    return leads.scores(checked_times(lead_times, forecast.steps), count=len(truth))
+    return leads.scores(table.checked_times(lead_times, forecast.steps), count=len(truth))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,7 +123,7 @@ class _Settings:
     def accumulator(self) -> Accumulator[_Compared]:
         """An accumulator of the statistics that the scores, and those of whole trajectories, are computed from."""
         names = {"relative_l2", "suprema"}.union(*(_SOURCES.get(name, (name,)) for name in self.scores))
-        pointwise, joint = ({name: table[name] for name in table if name in names} for table in (_POINTWISE, _JOINT))
+        pointwise, joint = ({name: group[name] for name in group if name in names} for group in (_POINTWISE, _JOINT))
         return Accumulator(partial(_Compared, settings=self), pointwise=pointwise, joint=joint)
 
 
@@ -217,21 +205,21 @@ _JOINT: Mapping[str, Callable[[_Compared], Tensor]] = {
 }
 
 
-def _estimates(values: Mapping[str, Tensor], *, eps: float) -> dict[str, Estimate]:
+def _estimates(values: Mapping[str, Tensor], *, eps: float) -> dict[str, table.Estimate]:
     """Every score that follows from the statistics, with its standard error over samples."""
-    scores = {name: over_functions(values[name]) for name in TITLES if name in values}
+    scores = {name: table.over_functions(values[name]) for name in table.TITLES if name in values}
     if "square" in values:
-        scores["rmse"] = root_of_mean(values["square"])
+        scores["rmse"] = table.root_of_mean(values["square"])
     if "variance" in values:
-        scores["spread"] = root_of_mean(values["variance"])
+        scores["spread"] = table.root_of_mean(values["variance"])
         if bool((values["square"].mean(0) > 0).all()):
-            scores["spread_skill"] = root_of_ratio(values["variance"], values["square"])
+            scores["spread_skill"] = table.root_of_ratio(values["variance"], values["square"])
     if "ranks" in values:
         deviation = rank_deviation(values["ranks"].mean(0))
-        scores["rank_deviation"] = Estimate(deviation, torch.full_like(deviation, math.nan))
+        scores["rank_deviation"] = table.Estimate(deviation, torch.full_like(deviation, math.nan))
     if "spectra" in values:
         error = spectrum_error(*values["spectra"].mean(0), eps=eps)
-        scores["spectrum_error"] = Estimate(error, torch.full_like(error, math.nan))
+        scores["spectrum_error"] = table.Estimate(error, torch.full_like(error, math.nan))
     return scores
 
 
@@ -240,11 +228,11 @@ class _Leads:
 
     def __init__(self, settings: _Settings) -> None:
         self.settings = settings
-        self.estimates: list[dict[str, Estimate]] = []
-        self.ranks: list[Estimate] = []
+        self.estimates: list[dict[str, table.Estimate]] = []
+        self.ranks: list[table.Estimate] = []
         self.ratios: list[Tensor] = []
         self.sums: dict[str, Tensor] = {}
-        self.reasons = {name: "not asked for" for name in TITLES if name not in settings.scores}
+        self.reasons = {name: "not asked for" for name in table.TITLES if name not in settings.scores}
         self.valid: list[Tensor] = []
         self.edges: tuple[float, ...] = ()
         self.eps = torch.finfo(torch.float64).eps
@@ -261,10 +249,10 @@ class _Leads:
         values, reasons = accumulator.values(), accumulator.reasons
         self.estimates.append(_estimates(values, eps=self.eps))
         if "ranks" in values:
-            self.ranks.append(over_functions(values["ranks"]))
+            self.ranks.append(table.over_functions(values["ranks"]))
         if "spectra" in values:
             self.ratios.append(spectrum_ratio(*values["spectra"].mean(0), eps=self.eps))
-        for name in TITLES:
+        for name in table.TITLES:
             for source in _SOURCES.get(name, (name,)):
                 if source in reasons:
                     self.reasons.setdefault(name, reasons[source])
@@ -276,22 +264,22 @@ class _Leads:
             joined = {name: torch.maximum if name == "suprema" else torch.add for name in self.sums.keys() & values.keys()}
             self.sums = {name: joined[name](total, values[name]) for name, total in self.sums.items() if name in joined}
 
-    def scores(self, times: Float64[Tensor, " leads"], *, count: int) -> LeadScores:
+    def scores(self, times: Float64[Tensor, " leads"], *, count: int) -> table.LeadScores:
         """The scores at each lead and over all."""
         steps = len(self.estimates)
         means = {name: values / steps for name, values in self.sums.items() if name != "suprema"}
         overall = _estimates(means, eps=self.eps)
-        scores: dict[str, LeadScore] = {}
-        for name in (name for name in TITLES if name in self.settings.scores):
+        scores: dict[str, table.LeadScore] = {}
+        for name in (name for name in table.TITLES if name in self.settings.scores):
             by_lead = [estimates.get(name, _NONE) for estimates in self.estimates]
             if any(estimate is not _NONE for estimate in by_lead):
                 values, errors = (torch.stack(parts) for parts in zip(*by_lead, strict=True))
                 value, error = map(float, overall.get(name, _NONE))
-                scores[name] = LeadScore(values=values, errors=errors, overall=value, overall_error=error)
-        return LeadScores(
+                scores[name] = table.LeadScore(values=values, errors=errors, overall=value, overall_error=error)
+        return table.LeadScores(
             scores=scores,
-            ranks=RankHistograms(*map(torch.stack, zip(*self.ranks, strict=True))) if len(self.ranks) == steps else None,
-            spectra=Spectra(edges=self.edges, ratios=torch.stack(self.ratios)) if len(self.ratios) == steps else None,
+            ranks=table.RankHistograms(*map(torch.stack, zip(*self.ranks, strict=True))) if len(self.ranks) == steps else None,
+            spectra=table.Spectra(edges=self.edges, ratios=torch.stack(self.ratios)) if len(self.ratios) == steps else None,
             horizon=self._horizon(),
             times=times,
             level=self.settings.level,
@@ -300,15 +288,15 @@ class _Leads:
             is_uncalibrated=self.is_uncalibrated,
         )
 
-    def _horizon(self) -> HorizonScores:
+    def _horizon(self) -> table.HorizonScores:
         """Scores of whole trajectories."""
         coverage, valid_time, still_valid = _NONE, _NONE, math.nan
         if "suprema" in self.sums:
-            coverage = over_functions(inside_fraction(self.sums["suprema"].mT, level=self.settings.level))
+            coverage = table.over_functions(inside_fraction(self.sums["suprema"].mT, level=self.settings.level))
         if len(self.valid) == len(self.estimates):
             valid = torch.stack(self.valid).to(torch.float64).cumprod(0)
-            valid_time, still_valid = over_functions(valid.sum(0)), float(valid[-1].mean())
-        return HorizonScores(
+            valid_time, still_valid = table.over_functions(valid.sum(0)), float(valid[-1].mean())
+        return table.HorizonScores(
             coverage=(float(coverage.value), float(coverage.error)),
             valid_time=(float(valid_time.value), float(valid_time.error)),
             still_valid=still_valid,
@@ -319,6 +307,6 @@ class _Leads:
 def _names(scores: Collection[str] | None) -> frozenset[str]:
     """The names of scores, checked."""
     if scores is None:
-        return frozenset(TITLES)
+        return frozenset(table.TITLES)
     names = [scores] if isinstance(scores, str) else check_sequence(scores, "scores", remedy="give a list of names")
-    return frozenset(check_choice(name, tuple(TITLES), "scores") for name in names)
+    return frozenset(check_choice(name, tuple(table.TITLES), "scores") for name in names)

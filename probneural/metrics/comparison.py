@@ -1,4 +1,4 @@
-"""A distribution beside the truth: what every score starts from, validated once."""
+"""Comparison of a distribution with the true fields, validated once: the argument of every score."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Comparison:
     """Predicted and true functions in float64, from [`compare`][probneural.metrics.comparison.compare].
 
     Attributes:
-        distribution: What was predicted, without observation noise.
-        grid: Where the functions live, weighted as the truth is: with its mask, or one per function.
+        distribution: The prediction, without observation noise.
+        grid: Grid of the samples with the weights of the truth: with its mask, or one mask per sample.
         mean: Its mean, `(n, c, *grid)`, in physical units.
         truth: The true functions, `(n, c, *grid)`, in physical units.
         noise: Variance of the observation noise, `(n, c, *grid)`, in physical units squared.
@@ -77,7 +77,7 @@ class Comparison:
 
 
 def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) -> Comparison:
-    """Put a distribution beside the true functions, in float64 on the distribution's device.
+    """Compare a distribution with the true samples, in float64 on the distribution's device.
 
     Args:
         u: The distribution, of n functions with c channels.
@@ -85,7 +85,7 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
         noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`.
 
     Returns:
-        What the scores take. It is detached: nothing is differentiated through a comparison.
+        The argument of the scores. It is detached: nothing is differentiated through a comparison.
 
     Raises:
         DataError: If `u` is no distribution or `truth` no `Field`, if there are no functions, or if a mean, variance or truth
@@ -95,26 +95,18 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
         ArgumentError: If the noise is negative, not finite, or of another shape.
     """
     check_instance(u, FieldDistribution, "u", remedy="score what a predictor returns")
-    check_field(truth, "truth")
-    if not truth.grid.has_points_of(u.grid):
-        raise GridError(
-            expected=f"the truth on the distribution's grid {u.grid!r}",
-            got=repr(truth.grid),
-            remedy="predict with query=truth.grid",
-        )
     raw = u.mean.detach()
-    check_values(truth.values, tuple(raw.shape), "truth")
-    if truth.values.numel() == 0:
+    true = checked_values(truth, "truth", grid=u.grid, shape=tuple(raw.shape))
+    if true.numel() == 0:
         raise DataError(expected="at least one function", got=f"truth of shape {tuple(raw.shape)}", remedy="score some data")
     mean, variance = raw.to(torch.float64), u.variance.detach().to(torch.float64)
     # At masked points all are equal and certain of nothing: no score counts them.
     grid = truth.grid
-    values, mean = grid.fill(truth.values.detach().to(mean)), grid.fill(mean)
+    values, mean = grid.fill(true.detach().to(mean)), grid.fill(mean)
     variance = grid.fill(variance, 1.0)
-    for tensor, name in ((mean, "predicted means"), (variance, "predicted variances"), (values, "true values")):
+    for tensor, name in ((mean, "predicted means"), (variance, "predicted variances")):
         check_finite(tensor, name)
-    for tensor, name in ((mean, "predicted means"), (values, "true values")):
-        check_squares(tensor, name)
+    check_squares(mean, "predicted means")
     observed = noise_variance(noise, tuple(mean.shape), mean).detach()
     unit = _ROUNDING * max(torch.finfo(raw.dtype).eps, torch.finfo(truth.dtype).eps)
     axes = tuple(range(2, mean.ndim))
@@ -124,11 +116,29 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     )
 
 
+def checked_values(field: object, name: str, *, grid: Grid, shape: tuple[int, ...]) -> Tensor:
+    """Return the values of a field on a grid.
+
+    Raises:
+        DataError: If it is no field, or a value or its square is not finite.
+        GridError: If it has another grid.
+        ShapeError: If it has another shape.
+    """
+    checked = check_field(field, name)
+    if not checked.grid.has_points_of(grid):
+        raise GridError(expected=f"{name} on the grid {grid!r}", got=repr(checked.grid), remedy="predict with query=truth.grid")
+    check_values(checked.values, shape, name)
+    label = "true values" if name == "truth" else name
+    check_finite(checked.values, label)
+    check_squares(checked.values, label)
+    return checked.values
+
+
 class RepeatedDraws:
-    """Draws of one name of many fields: random numbers are made once for all fields that take equally many.
+    """Draws of several fields from one seed; fields with latents of equal size share the random numbers.
 
     Args:
-        seed: Their name; draws are those of `rsample(..., seed=seed)`.
+        seed: Seed of the draws, which are those of `rsample(..., seed=seed)`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -136,7 +146,7 @@ class RepeatedDraws:
         self._numbers: Tensor | None = None
 
     def of(self, u: FieldDistribution, count: int) -> Float[Tensor, "s n c *grid"]:
-        """Draw so many times from a field, detached."""
+        """`count` draws from a field, detached."""
         if not isinstance(u, (GaussianField, MixtureField)):
             return u.rsample(torch.Size([count]), seed=self._seed).detach()
         shape = (count, *u.base_shape)
@@ -228,20 +238,10 @@ def rmse(prediction: Field, truth: Field) -> Float64[Tensor, " c"]:
 
 def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
     """Mean squares over the domain of the error and of the truth, `(n, c)`."""
-    check_field(prediction, "prediction")
-    check_field(truth, "truth")
-    if not prediction.grid.has_points_of(truth.grid):
-        raise GridError(
-            expected=f"predictions on the truth's grid {truth.grid!r}",
-            got=repr(prediction.grid),
-            remedy="predict with query=truth.grid",
-        )
-    check_values(prediction.values, tuple(truth.values.shape), "predictions")
-    for values, name in ((prediction.values, "predictions"), (truth.values, "true values")):
-        check_finite(values, name)
-        check_squares(values, name)
-    predicted = prediction.values.detach().to(torch.float64)
-    expected = truth.values.detach().to(predicted)
+    shape = tuple(check_field(truth, "truth").values.shape)
+    sides = ((prediction, "predictions"), (truth, "truth"))
+    predicted, expected = (checked_values(side, name, grid=truth.grid, shape=shape).detach().double() for side, name in sides)
+    expected = expected.to(predicted)
     return domain_average((predicted - expected).square(), truth.grid), domain_average(expected.square(), truth.grid)
 
 

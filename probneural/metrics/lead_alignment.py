@@ -16,7 +16,7 @@ from probneural.checks import check_instance
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fingerprints import row_fingerprints
-from probneural.metrics.accumulator import Batch, batch_rows
+from probneural.metrics.scores import Batch, batch_rows
 from probneural.pairs import Dataset, FieldSource
 from probneural.pairs.clocks import rounding_of
 from probneural.pairs.provenance import row_keys
@@ -74,9 +74,7 @@ def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
     check_instance(truth, TrueTrajectories, "truth", remedy="give trajectories: problem.trajectory(...)")
     if len(forecast) != len(truth):
         raise ShapeError(
-            expected=f"the true trajectories of {len(forecast)} functions",
-            got=str(len(truth)),
-            remedy="roll out from truth.start",
+            expected=f"true trajectories of {len(forecast)} functions", got=str(len(truth)), remedy="roll out from truth.start"
         )
     times: Tensor | None = getattr(forecast, "times", None)
     clock: Tensor | None = getattr(truth, "lead_times", None)
@@ -111,11 +109,8 @@ def lead_batches(forecast: Forecast, truth: TrueTrajectories) -> Iterator[Batch]
         try:
             source = truth.at(lead)
         except ArgumentError as error:
-            raise ArgumentError(
-                expected=f"true states at lead {lead}, as the forecast has",
-                got=f"none: {error}",
-                remedy="roll out fewer steps, or give longer trajectories",
-            ) from error
+            got, remedy = f"none: {error}", "roll out fewer steps, or give longer trajectories"
+            raise ArgumentError(expected=f"true states at lead {lead}, as the forecast has", got=got, remedy=remedy) from error
         for rows in batch_rows(source):
             yield Batch(u=u[rows], truth=source[rows], rows=rows, lead=lead)
 
@@ -157,21 +152,15 @@ def check_leads(forecast: object, *, steps: int, times: Float64[Tensor, " steps"
     """
     forecast = check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
     if forecast.steps > steps:
-        raise ArgumentError(
-            expected=f"a forecast of at most {steps} leads, which {name} were fitted at",
-            got=str(forecast.steps),
-            remedy="fit on trajectories that are as long",
-        )
+        expected = f"a forecast of at most {steps} leads, which {name} were fitted at"
+        raise ArgumentError(expected=expected, got=str(forecast.steps), remedy="fit on trajectories that are as long")
     lead_times: Tensor | None = getattr(forecast, "times", None)
     if times is None or lead_times is None:
         return forecast
     count = min(len(times), len(lead_times))
     if bool(((times[:count] - lead_times[:count]).abs() > _ROUNDING * times[0]).any()):
-        raise ArgumentError(
-            expected=f"a forecast whose leads are at {_shown(times)}, where {name} were fitted",
-            got=_shown(lead_times),
-            remedy="fit on forecasts of the same predictor",
-        )
+        expected = f"a forecast whose leads are at {_shown(times)}, where {name} were fitted"
+        raise ArgumentError(expected=expected, got=_shown(lead_times), remedy="fit on forecasts of the same predictor")
     return forecast
 
 

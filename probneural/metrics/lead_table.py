@@ -56,7 +56,7 @@ class LeadScore:
 
 @dataclass(frozen=True, eq=False)
 class RankHistograms:
-    """How often the truth has each rank among the members, by lead; bins of the PIT for forecasts without members.
+    """Frequency of each rank of the truth among the members, by lead; bins of the PIT for forecasts without members.
 
     Attributes:
         frequencies: `(leads, ranks)`, dimensionless, summing to 1 over ranks; 1 / ranks if calibrated.

@@ -21,7 +21,7 @@ _CHUNK_NUMBERS = 2**19
 
 
 def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, "n c ranks"]:
-    """How often the truth is above none, one, ..., all of the s members, at the points of the domain.
+    """Frequency of each rank of the truth among the s members, from below all to above all, over the domain.
 
     Flat, 1/(s + 1) everywhere, if truth and members are exchangeable, whatever their distribution is. High at both ends: the
     members are too close together; high in the middle: too far apart; high at one end: members are too low or too high.
@@ -145,7 +145,7 @@ def inside_fraction(distances: Float64[Tensor, "k *points"], *, level: float) ->
 
 
 class ObservedDraws:
-    """Draws of the observation of each function: the members themselves where that will do, else new draws; for one pass.
+    """Draws of the observation of each sample, for one pass: the members where they suffice, else new draws.
 
     Args:
         comparison: Prediction and truth.
@@ -161,14 +161,7 @@ class ObservedDraws:
     """
 
     def __init__(
-        self,
-        comparison: Comparison,
-        *,
-        draws: int,
-        seed: int,
-        noise: torch.Generator,
-        takes_members: bool = False,
-        width: int,
+        self, comparison: Comparison, *, draws: int, seed: int, noise: torch.Generator, takes_members: bool = False, width: int
     ) -> None:
         u, is_noisy = comparison.distribution, bool((comparison.noise > 0).any())
         self.are_members = isinstance(u, EmpiricalField) and (takes_members or not is_noisy)

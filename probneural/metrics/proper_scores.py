@@ -63,9 +63,7 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
         pointwise = gaussian_crps(comparison.residual, comparison.variance)
     else:
         raise UnsupportedError(
-            expected="a Gaussian or an empirical field, or a mixture",
-            got=type(u).__name__,
-            remedy="score its samples as an EmpiricalField",
+            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="score an EmpiricalField"
         )
     return comparison.average(pointwise)
 
@@ -183,7 +181,7 @@ def mixture_crps(
 
 
 def fair_factor(weights: Float64[Tensor, " s"]) -> float:
-    """What a weighted mean over all pairs of members, i = j with value 0, is multiplied by to be that over distinct ones.
+    """Factor that turns a weighted mean over all pairs of members, i = j with value 0, into one over distinct pairs.
 
     Raises:
         DataError: If there is one member.
@@ -358,11 +356,8 @@ def _observed_nll(comparison: Comparison, field: GaussianField | MixtureField) -
 def _check_density(comparison: Comparison) -> None:
     none = int(comparison.certain.sum())
     if none:
-        raise ArgumentError(
-            expected="a positive predictive variance at every value",
-            got=f"none at {none} of {comparison.truth.numel()} values",
-            remedy="pass the observation variance as noise > 0",
-        )
+        expected, remedy = "a positive predictive variance at every value", "pass the observation variance as noise > 0"
+        raise ArgumentError(expected=expected, got=f"none at {none} of {comparison.truth.numel()} values", remedy=remedy)
 
 
 def gaussian_nll(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:

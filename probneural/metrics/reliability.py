@@ -76,9 +76,7 @@ def _member_pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     u = comparison.distribution
     if not isinstance(u, EmpiricalField):
         raise UnsupportedError(
-            expected="a Gaussian or an empirical field, or a mixture",
-            got=type(u).__name__,
-            remedy="wrap its samples as an EmpiricalField",
+            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="take an EmpiricalField"
         )
     total = torch.zeros_like(comparison.truth)
     for weight, member in zip(u.weights, u.samples.detach(), strict=True):
@@ -254,14 +252,7 @@ def scaled_suprema(
 
 
 def _suprema(
-    comparison: Comparison,
-    scales: Sequence[float],
-    *,
-    count: int,
-    functions: int,
-    seed: int,
-    number: int,
-    lead: int | None,
+    comparison: Comparison, scales: Sequence[float], *, count: int, functions: int, seed: int, number: int, lead: int | None
 ) -> Float64[Tensor, "k count n"]:
     """Suprema of standardised draws, `(k, count, n)`, of one batch of draws, a few functions at a time."""
     noisy = bool((comparison.noise > 0).any())

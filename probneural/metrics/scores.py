@@ -1,11 +1,12 @@
-"""All scores of a prediction in one call."""
+"""All scores of a prediction in one call, and the statistics of single samples that they are computed from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,24 +15,20 @@ from probneural.checks import assign, check_flag, check_instance, check_integer,
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import DataError
+from probneural.errors import DataError, ProbneuralError
 from probneural.fields import Field, check_field
 from probneural.fingerprints import row_fingerprints
-from probneural.metrics.accumulator import Accumulator, Batch, batch_rows, batch_size
+from probneural.metrics import reliability
 from probneural.metrics.comparison import Comparison, compare, mean_relative_l2
 from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
-from probneural.metrics.ranking import RankSums
-from probneural.metrics.reliability import (
-    LEVELS,
-    chi2,
-    coverage,
-    interval_width,
-    level_coverages,
-    simultaneous_coverage,
-)
-from probneural.metrics.spread import corrected_variance, interval_score, sharpness, spread_skill_ratio
-from probneural.pairs import Dataset, check_dataset
+from probneural.metrics.spread import RankSums, corrected_variance, interval_score, sharpness, spread_skill_ratio
+from probneural.pairs import Dataset, FieldSource, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys
+
+_BATCH_VALUES = 2**16
+"""Output values that are predicted and compared at once, each with all its members."""
+
+Compared = TypeVar("Compared")
 
 UNCALIBRATED = "uncalibrated: fit pn.calibration.VarianceScale() to held-out pairs"
 """Last line of a table of scores whose predictor was not calibrated."""
@@ -139,6 +136,107 @@ class Scores:
         return "\n".join(rows)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batch:
+    """Predictions and truth of consecutive samples.
+
+    Attributes:
+        u: Their distribution.
+        truth: The true fields.
+        rows: Indices of the samples.
+        lead: Lead of the forecast, from 1.
+    """
+
+    u: FieldDistribution
+    truth: Field
+    rows: slice
+    lead: int = 1
+
+    @property
+    def eps(self) -> float:
+        """Relative spacing of numbers in the dtype of prediction or truth, whichever is coarser."""
+        return max(torch.finfo(self.u.mean.dtype).eps, torch.finfo(self.truth.dtype).eps)
+
+    def first(self, count: int) -> Batch:
+        """Select the first samples."""
+        if count >= len(self.truth):
+            return self
+        index = slice(0, count)
+        return replace(self, u=self.u[index], truth=self.truth[index])
+
+
+def batch_size(truth: FieldSource) -> int:
+    """Number of samples compared at once. Random numbers depend on it, so it depends on shapes alone."""
+    return max(1, _BATCH_VALUES // max(1, truth.channels * truth.grid.size))
+
+
+def batch_rows(truth: FieldSource) -> Iterator[slice]:
+    """Indices of the samples of each batch."""
+    size = batch_size(truth)
+    return (slice(start, min(start + size, len(truth))) for start in range(0, len(truth), size))
+
+
+class Accumulator(Generic[Compared]):
+    """Statistics of single samples, accumulated over batches.
+
+    A statistic maps compared samples to a tensor `(n, ...)`. One that raises an error for some batch is dropped, with the
+    message as its reason.
+
+    Args:
+        compare: Maps a batch to the argument of the statistics.
+        pointwise: Statistics of values, by name.
+        joint: Statistics of whole fields, by name; they cost more.
+        whole: Number of samples, the first ones, that `joint` is computed of; None for all.
+
+    Attributes:
+        reasons: Why a statistic is missing, by name.
+    """
+
+    def __init__(
+        self,
+        compare: Callable[[Batch], Compared],
+        *,
+        pointwise: Mapping[str, Callable[[Compared], Tensor]],
+        joint: Mapping[str, Callable[[Compared], Tensor]],
+        whole: int | None = None,
+    ) -> None:
+        self._compare, self._pointwise, self._joint, self._whole = compare, pointwise, joint, whole
+        self._parts: dict[str, list[Tensor]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def add(self, batch: Batch) -> Compared | None:
+        """Add a batch; return the compared samples that joint statistics were computed of, if there are any."""
+        compared = self._compare(batch)
+        self._compute(self._pointwise, compared)
+        count = len(batch.truth) if self._whole is None else self._whole - batch.rows.start
+        if count <= 0:
+            return None
+        first = compared if count >= len(batch.truth) else self._compare(batch.first(count))
+        self._compute(self._joint, first)
+        return first
+
+    def _compute(self, statistics: Mapping[str, Callable[[Compared], Tensor]], compared: Compared) -> None:
+        for name, statistic in statistics.items():
+            if name in self.reasons:
+                continue
+            try:
+                self._parts.setdefault(name, []).append(statistic(compared).detach().cpu())
+            except ProbneuralError as error:
+                self.reasons[name] = str(error)
+                del self._parts[name]
+
+    def values(self) -> dict[str, Tensor]:
+        """Each statistic of all samples, `(n, ...)`; those that some batch lacks are left out."""
+        return {name: torch.cat(parts) for name, parts in self._parts.items()}
+
+    def sums(self) -> dict[str, tuple[Tensor, int]]:
+        """Each statistic summed over samples, batch by batch, and their number."""
+        return {
+            name: (reduce(torch.add, (part.sum(0) for part in parts)), sum(map(len, parts)))
+            for name, parts in self._parts.items()
+        }
+
+
 def score(
     u: FieldDistribution,
     truth: Field,
@@ -205,12 +303,7 @@ def score(
 @undisturbed()
 @torch.no_grad()
 def score_pairs(
-    predictor: Predictor,
-    data: Dataset,
-    *,
-    level: float = 0.9,
-    whole: int | None = None,
-    allow_training_data: bool = False,
+    predictor: Predictor, data: Dataset, *, level: float = 0.9, whole: int | None = None, allow_training_data: bool = False
 ) -> Scores:
     """Score a predictor on a data set of any size: predict, compare and forget, a few functions at a time.
 
@@ -260,7 +353,7 @@ def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, wh
         pointwise=_pointwise_statistics(level),
         joint={
             "energy": energy_score,
-            "simultaneous_coverage": lambda comparison: simultaneous_coverage(comparison, level=level),
+            "simultaneous_coverage": lambda comparison: reliability.simultaneous_coverage(comparison, level=level),
             "joint_nll": joint_nll,
         },
         whole=None if whole is None else check_integer(whole, "whole"),
@@ -285,7 +378,7 @@ def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, wh
             reasons.update(dict.fromkeys(names, str(error)))
 
     coverages, square = means["calibration_error"], means["rmse"]
-    levels = torch.tensor(LEVELS, device="cpu").to(coverages)[:, None]
+    levels = torch.tensor(reliability.LEVELS, device="cpu").to(coverages)[:, None]
     values["calibration_error"] = float((coverages - levels).abs().mean())
     values["rmse"] = float(square.sqrt().mean())
     if "spread_skill" in means or bool((square == 0).any()):  # an RMSE of zero is the first reason
@@ -304,15 +397,15 @@ def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, wh
 def _pointwise_statistics(level: float) -> dict[str, Callable[[Comparison], Tensor]]:
     """Statistics of the values of each sample, `(n, c)`, whose means the scores are computed from."""
     return {
-        "coverage": lambda comparison: coverage(comparison, level=level),
-        "interval_width": lambda comparison: interval_width(comparison, level=level),
-        "chi2": chi2,
+        "coverage": lambda comparison: reliability.coverage(comparison, level=level),
+        "interval_width": lambda comparison: reliability.interval_width(comparison, level=level),
+        "chi2": reliability.chi2,
         "interval_score": lambda comparison: interval_score(comparison, level=level),
         "sharpness": sharpness,
         "relative_l2": mean_relative_l2,
         "crps": crps,
         "nll": nll,
         "rmse": lambda comparison: comparison.average(comparison.residual.square()),
-        "calibration_error": lambda comparison: level_coverages(comparison).movedim(0, 1),
+        "calibration_error": lambda comparison: reliability.level_coverages(comparison).movedim(0, 1),
         "spread_skill": lambda comparison: comparison.average(corrected_variance(comparison)),
     }

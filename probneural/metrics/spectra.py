@@ -66,11 +66,8 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
         raise GridError(expected="a uniform grid of two points or more", got=repr(grid), remedy="resample to one")
     dims = tuple(range(-len(grid.axes), 0))
     if values.ndim <= len(dims) or tuple(values.shape[dims[0] :]) != grid.shape:
-        raise ShapeError(
-            expected=f"values of shape (..., channels, {', '.join(map(str, grid.shape))})",
-            got=str(tuple(values.shape)),
-            remedy="give the grid that they live on",
-        )
+        expected = f"values of shape (..., channels, {', '.join(map(str, grid.shape))})"
+        raise ShapeError(expected=expected, got=str(tuple(values.shape)), remedy="give the grid that they live on")
     extended, longest = values.detach().to(torch.float64), max(axis.length for axis in grid.axes)
     square = torch.zeros((), dtype=torch.float64, device=values.device)
     for dim, axis in zip(dims, grid.axes, strict=True):

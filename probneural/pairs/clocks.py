@@ -29,8 +29,6 @@ _ROUNDED = 0.1
 """Largest error of rounding times to decimals, in steps; steps with larger errors are uneven."""
 _TRAJECTORY = 0x7472616A
 """Offset that distinguishes keys of trajectories from keys of states at time 0."""
-_TOLERANCE = _ROUNDED
-"""Rounding of times, in steps."""
 
 _STATE, _TRAJECTORIES = "state_time", "trajectory"
 """Names of the sample coordinates: the time of each state, and the identity of the trajectory."""
@@ -78,20 +76,12 @@ class WindowClock:
         states = states[:, None] if states.ndim == 1 else states
         history = check_integer(self.history, "history")
         if states.ndim != 2 or states.shape[1] < history:
-            raise ShapeError(
-                expected=f"times of {history} or more states of each pair, (n, k)",
-                got=str(tuple(states.shape)),
-                remedy="give the times of the input states, then those of the output states",
-            )
+            got, remedy = str(tuple(states.shape)), "give the times of the input states, then those of the output states"
+            raise ShapeError(expected=f"times of {history} or more states of each pair, (n, k)", got=got, remedy=remedy)
         if not bool(torch.isfinite(states).all()):
             raise DataError(expected="finite times", got=str(states.tolist())[:100], remedy="leave out rows without a time")
-        assign(
-            self,
-            states=states,
-            history=history,
-            lead=check_integer(self.lead, "lead", least=0),
-            step=None if self.step is None else check_positive(self.step, "step"),
-        )
+        step = None if self.step is None else check_positive(self.step, "step")
+        assign(self, states=states, history=history, lead=check_integer(self.lead, "lead", least=0), step=step)
         if self.trajectories is not None:
             fits = isinstance(self.trajectories, Tensor) and self.trajectories.dtype == torch.int64
             if not fits or self.trajectories.device != cpu or self.trajectories.shape != states.shape[:1]:
@@ -276,7 +266,7 @@ def split_in_time(
     parts: list[Tensor] = []
     for piece in pieces:
         used = torch.cat(parts) if parts else piece[:0]
-        parts.append(piece[_is_apart(first[piece], last[piece], first[used], last[used], embargo + _TOLERANCE)])
+        parts.append(piece[_is_apart(first[piece], last[piece], first[used], last[used], embargo + _ROUNDED)])
     return parts
 
 

@@ -14,18 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from probneural.arrays import reading
 from probneural.arrays.layouts import layouts_of
 from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
-from probneural.arrays.reading import (
-    Mask,
-    check_grid_alone,
-    check_not_parameters,
-    common_dtype,
-    read_numpy,
-    read_xarray,
-    to_array,
-    to_tensor,
-)
 from probneural.checks import assign, check_finite, check_flag, check_sequence, described, optional, real_tensor
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import MISSING, Field, check_field, check_parts
@@ -124,11 +115,8 @@ class Paired:
     def __post_init__(self) -> None:
         """Check the number of samples, groups and the clock, and name the trajectory of a clock without one."""
         if len(self.inputs) != len(self.outputs):
-            raise ShapeError(
-                expected="equal numbers of input and output fields",
-                got=f"{len(self.inputs)} inputs and {len(self.outputs)} outputs",
-                remedy="pair them one to one",
-            )
+            got = f"{len(self.inputs)} inputs and {len(self.outputs)} outputs"
+            raise ShapeError(expected="equal numbers of input and output fields", got=got, remedy="pair them one to one")
         if self.groups is not None:
             check_groups(self.groups, len(self.inputs))
         if self.clock is not None and check_clock(self.clock, len(self.inputs)).trajectories is None:
@@ -235,7 +223,7 @@ class FieldPairs(Paired):
         out_grid: Grid | None = None,
         periodic: bool | Sequence[bool] | None = None,
         dtype: torch.dtype | None = None,
-        mask: Mask | tuple[Mask, Mask] = None,
+        mask: reading.Mask | tuple[reading.Mask, reading.Mask] = None,
     ) -> FieldPairs:
         """Make pairs of arrays.
 
@@ -271,19 +259,21 @@ class FieldPairs(Paired):
             >>> pairs.inputs.channels, pairs.outputs.channels
             (1, 2)
         """
-        check_grid_alone(grid, periodic)
-        kind = common_dtype(inputs, outputs) if dtype is None else dtype
+        reading.check_grid_alone(grid, periodic)
+        kind = reading.common_dtype(inputs, outputs) if dtype is None else dtype
         for where, name in ((grid, "grid"), (out_grid, "out_grid")):
             if where is not None:
                 check_grid(where, name)
         stated = layouts_of(axes)
         masks = mask if isinstance(mask, tuple) else (mask, mask)
         options: dict[str, Any] = {"dtype": kind, "periodic": periodic}
-        first = read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", mask=masks[0], **options)
+        first = reading.read_numpy(inputs, "inputs", layout=stated[0], grid=grid, option="grid", mask=masks[0], **options)
         where = out_grid or grid
-        second = read_numpy(outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options)
+        second = reading.read_numpy(
+            outputs, "outputs", layout=stated[1], grid=where, option="out_grid", mask=masks[1], **options
+        )
         if axes is None and grid is None:
-            check_not_parameters(first[1], second[1])
+            reading.check_not_parameters(first[1], second[1])
         return _looked_at(cls(Field(*first), Field(*second)))
 
     @classmethod
@@ -377,13 +367,13 @@ class FieldPairs(Paired):
             >>> pairs.inputs.values.shape
             torch.Size([10, 3, 8])
         """
-        check_grid_alone(grid, periodic)
-        kind = common_dtype(parameters, outputs) if dtype is None else dtype
+        reading.check_grid_alone(grid, periodic)
+        kind = reading.common_dtype(parameters, outputs) if dtype is None else dtype
         where = None if grid is None else check_grid(grid)
-        values, out_grid = read_numpy(
+        values, out_grid = reading.read_numpy(
             outputs, "outputs", layout=layouts_of(axes)[1], grid=where, option="grid", dtype=kind, periodic=periodic
         )
-        table = to_tensor(parameters, "parameters", dtype=kind)
+        table = reading.to_tensor(parameters, "parameters", dtype=kind)
         check_flag(as_points, "as_points")
         if table.ndim not in (1, 2) or not table.numel():
             raise ShapeError(
@@ -405,7 +395,7 @@ class FieldPairs(Paired):
         sample: str = "sample",
         channel: str | None = None,
         dtype: torch.dtype | None = None,
-        mask: Mask | tuple[Mask, Mask] = None,
+        mask: reading.Mask | tuple[reading.Mask, reading.Mask] = None,
     ) -> FieldPairs:
         """Make pairs of DataArrays, whose coordinates define the grid.
 
@@ -446,13 +436,13 @@ class FieldPairs(Paired):
             inputs, outputs = inputs["inputs"], inputs["outputs"]
         options: dict[str, Any] = {"sample": sample, "channel": channel, "periodic": periodic, "lengths": lengths}
         masks = mask if isinstance(mask, tuple) else (mask, mask)
-        first, grid, in_labels, in_mask = read_xarray(inputs, "inputs", mask=masks[0], **options)
+        first, grid, in_labels, in_mask = reading.read_xarray(inputs, "inputs", mask=masks[0], **options)
         order = [axis.name for axis in grid.axes]
-        second, out_grid, out_labels, out_mask = read_xarray(outputs, "outputs", order=order, mask=masks[1], **options)
-        kind = common_dtype(first, second) if dtype is None else dtype
+        second, out_grid, out_labels, out_mask = reading.read_xarray(outputs, "outputs", order=order, mask=masks[1], **options)
+        kind = reading.common_dtype(first, second) if dtype is None else dtype
         sides = [
             Field(
-                *read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part),
+                *reading.read_numpy(values, name, grid=where, option="grid", dtype=kind, mask=part),
                 names=labels["names"],
                 units=labels["units"],
             )
@@ -481,8 +471,12 @@ class FieldPairs(Paired):
         channel = "channel" if self.inputs.channels == self.outputs.channels else "output_channel"
         return xarray.Dataset(
             {
-                "inputs": to_array(self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space),
-                "outputs": to_array(self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out),
+                "inputs": reading.to_array(
+                    self.inputs.values, self.inputs.grid, sample="sample", channel="channel", space=space
+                ),
+                "outputs": reading.to_array(
+                    self.outputs.values, self.outputs.grid, sample="sample", channel=channel, space=out
+                ),
             },
             coords=({} if self.groups is None else {"groups": ("sample", self.groups.numpy())}) | clock_coordinates(self.clock),
         )
@@ -531,7 +525,7 @@ class FieldPairs(Paired):
 
 
 def _looked_at(pairs: FieldPairs, *, may_be_equal: bool = False) -> FieldPairs:
-    """Itpairs, if the first samples are plausible, with a warning of fill values."""
+    """The pairs, if their first samples are plausible, with a warning of fill values."""
     warn_of_fill_values({"inputs": pairs.inputs.values, "outputs": pairs.outputs.values})
     sides = {"inputs": pairs.inputs, "outputs": pairs.outputs}
     rows = min(rows_to_check(len(pairs), side.channels, side.grid) for side in sides.values())

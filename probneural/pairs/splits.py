@@ -98,11 +98,8 @@ def divided_rows(
             "or split at random",
         )
     if by not in ("random", "time", "blocks", *names):
-        raise ArgumentError(
-            expected=f"by one of {', '.join(map(repr, ('random', 'time', 'blocks', *names)))}",
-            got=repr(by),
-            remedy="a coordinate must belong to the axis of samples of a file",
-        )
+        expected = f"by one of {', '.join(map(repr, ('random', 'time', 'blocks', *names)))}"
+        raise ArgumentError(expected=expected, got=repr(by), remedy="a coordinate must belong to the axis of samples of a file")
     check_integer(embargo, "embargo", least=0)
     if by != "time" and seed is None:
         raise ArgumentError(expected=f"a seed for by={by!r}", got="none", remedy=f"name the split: split({count}, seed=0)")
@@ -125,11 +122,8 @@ def divided_rows(
     generator = None if seed is None else stream(seed, "split")
     first, second = split_in_time(cast(WindowClock, clock), [count, total - count], by=by, embargo=embargo, generator=generator)
     if not len(second):
-        raise ArgumentError(
-            expected="later rows that share no state with the first part",
-            got=f"none of the {total - count} others, with embargo={embargo}",
-            remedy="lower count or embargo, or give more data",
-        )
+        got, remedy = f"none of the {total - count} others, with embargo={embargo}", "lower count or embargo, or give more data"
+        raise ArgumentError(expected="later rows that share no state with the first part", got=got, remedy=remedy)
     return first, second
 
 

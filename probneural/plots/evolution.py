@@ -16,38 +16,18 @@ from torch import Tensor
 from probneural.checks import check_instance, check_integer
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.forecasts.trajectory import Forecast
-from probneural.errors import ArgumentError, GridError
+from probneural.errors import GridError
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
 from probneural.grids import Grid
 from probneural.metrics.lead_alignment import TrueTrajectories, aligned
 from probneural.metrics.lead_table import checked_times, spread_leads
-from probneural.plots.single import (
-    BLUE,
-    DASHED,
-    ERROR_MAP,
-    ORANGE,
-    SKY,
-    VALUE_MAP,
-    WIDTH,
-    Sample,
-    check_axis_names,
-    checked_position,
-    draw_map,
-    draw_planes,
-    ink,
-    legend_above,
-    limits,
-    new_figure,
-    noted,
-)
+from probneural.plots import single
 
 _LEVELS = (0.5, 0.9)
 """Levels of a fan's intervals."""
 _SNAPSHOTS = 4
 """Leads that a figure of maps has room for."""
-_EVEN = 1e-6
-"""Deviation of an interval of time, relative to their mean, that counts as rounding."""
 
 
 def fan(
@@ -87,12 +67,12 @@ def fan(
     """
     _check_forecast(forecast)
     check_functional(functional, grid=forecast.grid)
-    row, draws = checked_position(index, len(forecast), name="index"), check_integer(draws, "draws", least=0)
+    row, draws = single.checked_position(index, len(forecast), name="index"), check_integer(draws, "draws", least=0)
     parts: list[list[Tensor]] = []
     states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast):
         values = u[row].apply(functional)
-        column = checked_position(channel, values.mean.shape[1], name="channel")
+        column = single.checked_position(channel, values.mean.shape[1], name="channel")
         ends = [end for level in _LEVELS for end in values.interval(level, noise=noise if lead else 0.0)]
         drawn = functional(u[row].rsample(torch.Size([draws]), seed=0))[:, 0, column, 0]
         rows = [part[0, column, 0] for part in (values.mean, *ends)]
@@ -101,25 +81,25 @@ def fan(
         parts.append([*rows, *drawn])
     curves = [torch.stack([part.detach().cpu().double() for part in column]).numpy() for column in zip(*parts, strict=True)]
     where = np.concatenate([[0.0], checked_times(times, forecast.steps).numpy()])
-    figure = new_figure(WIDTH, 3.4)
+    figure = single.new_figure(single.WIDTH, 3.4)
     axes = figure.subplots()
     for number in reversed(range(len(_LEVELS))):
         lower, upper = curves[1 + 2 * number], curves[2 + 2 * number]
         name = f"{100 * _LEVELS[number]:g} % interval"
-        axes.fill_between(where, lower, upper, color=SKY, alpha=0.45 - 0.2 * number, linewidth=0, label=name)
+        axes.fill_between(where, lower, upper, color=single.SKY, alpha=0.45 - 0.2 * number, linewidth=0, label=name)
     first = 1 + 2 * len(_LEVELS) + (truth is not None)
     for number, draw in enumerate(curves[first:]):
-        axes.plot(where, draw, color=ORANGE, linewidth=0.9, label=None if number else "draws")
-    axes.plot(where, curves[0], color=BLUE, linewidth=1.6, label="mean")
+        axes.plot(where, draw, color=single.ORANGE, linewidth=0.9, label=None if number else "draws")
+    axes.plot(where, curves[0], color=single.BLUE, linewidth=1.6, label="mean")
     if truth is not None:
-        axes.plot(where, curves[first - 1], color=ink(), linewidth=1.3, linestyle=DASHED, label="truth")
+        axes.plot(where, curves[first - 1], color=single.ink(), linewidth=1.3, linestyle=single.DASHED, label="truth")
     name = "value" if functional.labels is None else functional.labels[0]
-    axes.set(xlabel=time_name(times), ylabel=name, xlim=(where[0], where[-1]))
+    axes.set(xlabel="lead" if times is None else "time", ylabel=name, xlim=(where[0], where[-1]))
     if times is None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.ticklabel_format(axis="y", scilimits=(-3, 4))
-    legend_above(figure, axes)
-    return noted(figure, u.is_uncalibrated)
+    single.legend_above(figure, axes)
+    return single.noted(figure, u.is_uncalibrated)
 
 
 def space_time(
@@ -129,7 +109,6 @@ def space_time(
     index: int = 0,
     channel: int = 0,
     noise: float | Float[Tensor, "..."] = 0.0,
-    times: Sequence[float] | Tensor | None = None,
     label: str = "value",
     axes: Sequence[str] = ("x",),
 ) -> Figure:
@@ -144,7 +123,6 @@ def space_time(
         index: Number of the sample; negative numbers count from the end.
         channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-        times: Time of each lead, `(steps,)`, equally spaced from the start at 0; the number of the lead by default.
         label: Name of the values, with their unit: "velocity (m/s)".
         axes: Name of the coordinate, with its unit: "x (m)".
 
@@ -154,38 +132,29 @@ def space_time(
     Raises:
         DataError: If the forecast is invalid, or a value is not finite.
         GridError: If the grid is not uniform and one-dimensional.
-        ArgumentError: If index or channel is out of range, times are not equally spaced, or the noise is unusable.
-        ShapeError: If there is not one time per lead.
+        ArgumentError: If index or channel is out of range, or the noise is unusable.
     """
     grid = _check_forecast(forecast).grid
     if grid.dimension != 1 or not grid.is_uniform:
         raise GridError(expected="a uniform grid of one dimension", got=repr(grid), remedy="plots.snapshots(forecast)")
-    check_axis_names(axes, grid, label=label)
+    single.check_axis_names(axes, grid, label=label)
     columns: dict[str, list[Tensor]] = {}
     for u, column, maps in _maps(forecast, truth, index=index, channel=channel, noise=noise, leads=range(forecast.steps + 1)):
         maps["draw"] = u.rsample(torch.Size([1]), seed=0)[0, 0, column].detach().cpu().double()
         for name, part in maps.items():
             columns.setdefault(name, []).append(part)
-    when = checked_times(times, forecast.steps)
-    gaps = torch.diff(when, prepend=when.new_zeros(1))
-    if bool(((gaps - gaps.mean()).abs() > _EVEN * gaps.mean()).any()):
-        raise ArgumentError(
-            expected="times that are equally spaced from the start at 0",
-            got=str(when.tolist())[:100],
-            remedy="leave them out, and the axis counts leads",
-        )
     (along,) = grid.axes
     plane = Grid.uniform(
         (along.size, forecast.steps + 1),
-        lengths=(along.length, float(when[-1])),
+        lengths=(along.length, float(forecast.steps)),
         periodic=(along.periodic, False),
         endpoint=(along.endpoint, True),
         origin=(along.origin, 0.0),
     )
     stacked = {name: torch.stack(parts, dim=1) for name, parts in columns.items()}
-    sample = Sample(plane, stacked["mean"], truth=stacked.get("truth"), draws=stacked["draw"][None])
-    figure = draw_planes(sample, stacked["sd"], spread="sd", label=label, axes=(axes[0], time_name(times)))
-    return noted(figure, u.is_uncalibrated)
+    sample = single.Sample(plane, stacked["mean"], truth=stacked.get("truth"), draws=stacked["draw"][None])
+    figure = single.draw_planes(sample, stacked["sd"], spread="sd", label=label, axes=(axes[0], "lead"))
+    return single.noted(figure, u.is_uncalibrated)
 
 
 def snapshots(
@@ -195,7 +164,6 @@ def snapshots(
     index: int = 0,
     channel: int = 0,
     noise: float | Float[Tensor, "..."] = 0.0,
-    times: Sequence[float] | Tensor | None = None,
     label: str = "value",
     axes: Sequence[str] = ("x", "y"),
 ) -> Figure:
@@ -209,7 +177,6 @@ def snapshots(
         index: Number of the sample; negative numbers count from the end.
         channel: Index of the channel.
         noise: Variance of the observation noise, in physical units squared: a number, or one per channel `(c,)`.
-        times: Time of each lead, `(steps,)`; the number of the lead by default.
         label: Name of the values, with their unit: "vorticity (1/s)".
         axes: Names of the coordinates, with their units.
 
@@ -220,25 +187,24 @@ def snapshots(
         DataError: If the forecast is invalid, or a value is not finite.
         GridError: If the grid has not two dimensions.
         ArgumentError: If index or channel is out of range, or the noise is unusable.
-        ShapeError: If there is not one time per lead.
     """
     grid = _check_forecast(forecast).grid
     if grid.dimension != 2:
         raise GridError(expected="a grid of two dimensions", got=repr(grid), remedy="plots.space_time(forecast) on a line")
-    check_axis_names(axes, grid, label=label)
-    chosen, when = spread_leads(forecast.steps, most=_SNAPSHOTS), checked_times(times, forecast.steps)
+    single.check_axis_names(axes, grid, label=label)
+    chosen = spread_leads(forecast.steps, most=_SNAPSHOTS)
     rows: list[dict[str, Tensor]] = []
     for u, _, maps in _maps(forecast, truth, index=index, channel=channel, noise=noise, leads=chosen):
         if "truth" in maps:
             maps["|truth - mean|"] = (maps["truth"] - maps["mean"]).abs()
         rows.append({name: maps[name] for name in ("truth", "mean", "|truth - mean|", "sd") if name in maps})
         is_uncalibrated = u.is_uncalibrated
-    figure = new_figure(max(WIDTH, 2.2 * len(chosen) + 0.8), 0.4 + 2.0 * len(rows[0]))
+    figure = single.new_figure(max(single.WIDTH, 2.2 * len(chosen) + 0.8), 0.4 + 2.0 * len(rows[0]))
     panels = figure.subplots(len(rows[0]), len(chosen), squeeze=False, sharex=True, sharey=True)
     _draw_snapshots(figure, panels, grid, rows, label=label, axes=axes)
     for panel, lead in zip(panels[0], chosen, strict=True):
-        panel.set_title(f"lead {lead}" if times is None else f"time {float(when[lead - 1]):g}", fontsize=10)
-    return noted(figure, is_uncalibrated)
+        panel.set_title(f"lead {lead}", fontsize=10)
+    return single.noted(figure, is_uncalibrated)
 
 
 def _draw_snapshots(
@@ -255,9 +221,10 @@ def _draw_snapshots(
     largest = max(float(part[name].max()) for part in maps for name in part if name not in ("truth", "mean"))
     for line, name in zip(panels, maps[0], strict=True):
         is_value = name in ("truth", "mean")
-        colours, scaling = (VALUE_MAP, limits(values)) if is_value else (ERROR_MAP, Normalize(0.0, largest or 1.0))
+        scaling = single.limits(values) if is_value else Normalize(0.0, largest or 1.0)
+        colours = single.VALUE_MAP if is_value else single.ERROR_MAP
         for panel, part in zip(line, maps, strict=True):
-            image = draw_map(panel, grid, values=part[name].numpy(), colours=colours, scaling=scaling)
+            image = single.draw_map(panel, grid, values=part[name].numpy(), colours=colours, scaling=scaling)
         line[0].set_ylabel(f"{name}\n{axes[1]}")
         figure.colorbar(image, ax=list(line), label=label, pad=0.02)
     for panel in panels[-1]:
@@ -274,13 +241,13 @@ def _maps(
     leads: Collection[int],
 ) -> Iterator[tuple[FieldDistribution, int, dict[str, Float64[Tensor, "*grid"]]]]:
     """At each of the leads the distribution of one sample, the channel's position, and mean, deviation and truth."""
-    row = checked_position(index, len(forecast), name="index")
+    row = single.checked_position(index, len(forecast), name="index")
     states = None if truth is None else aligned(forecast, truth)
     for lead, u in _states(forecast) if 0 in leads else forecast.leads():
         if lead not in leads:
             continue
         predicted = u[row]
-        column = checked_position(channel, predicted.mean.shape[1], name="channel")
+        column = single.checked_position(channel, predicted.mean.shape[1], name="channel")
         observed = noise_variance(noise, tuple(predicted.mean.shape), predicted.mean.detach()) if lead else 0.0
         parts = {"mean": predicted.mean, "sd": (predicted.variance.double() + observed).sqrt()}
         if states is not None:
@@ -296,8 +263,3 @@ def _states(forecast: Forecast) -> Iterator[tuple[int, FieldDistribution]]:
     """The start, and all leads in order."""
     yield 0, forecast.at(0)
     yield from forecast.leads()
-
-
-def time_name(times: Sequence[float] | Tensor | None) -> str:
-    """Name of the axis of time."""
-    return "lead" if times is None else "time"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from probneural.checks import check_choice, check_finite, check_instance, real_tensor
+from probneural.checks import check_finite, check_instance, real_tensor
 from probneural.distributions.base import FieldDistribution, check_values, index_grid, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field
@@ -35,15 +34,14 @@ def quantity(
     channel: int = 0,
     level: float = 0.9,
     noise: float | Float[Tensor, "..."] = 0.0,
-    order: Literal["value", "index"] = "value",
     labels: Sequence[str] | None = None,
     unit: str = "",
 ) -> Figure:
     """Draw central intervals of functionals of fields, with the truth or data.
 
-    There is a pair of panels per quantity, values and their deviations from the mean, with one interval per sample; of a
-    single sample, one pair with one interval per quantity. Dots outside of their interval are marked, and the title counts
-    those inside.
+    There is a pair of panels per quantity, values and their deviations from the mean, with one interval per sample, sorted by
+    the truth, or else by the mean; of a single sample, one pair with one interval per quantity. Dots outside of their interval
+    are marked, and the title counts those inside.
 
     Args:
         u: The result of `apply` or `apply_by_draws`: n samples, c channels, m values.
@@ -52,7 +50,6 @@ def quantity(
         level: Nominal level of the intervals, between 0 and 1.
         noise: Variance of the noise of measured numbers, in their units squared: a number, one per channel `(c,)`, or one per
             number `(n, c, m)`.
-        order: "value" sorts samples by the truth, or else by the mean; "index" leaves them as they are.
         labels: Names of the m quantities; those of the functional by default.
         unit: Unit of the values.
 
@@ -63,26 +60,20 @@ def quantity(
         DataError: If `u` is not a distribution, there are no samples, or a value is not finite.
         GridError: If `u` is a field rather than numbers.
         ShapeError: If the truth is not `(n, c, m)`.
-        ArgumentError: If the channel is out of range, the level is not between 0 and 1, the noise is unusable, the order is
-            another one, names are too few, or there are more than 12 quantities of several samples.
+        ArgumentError: If the channel is out of range, the level is not between 0 and 1, the noise is unusable, names
+            are too few, or there are more than 12 quantities of several samples.
     """
     check_instance(u, FieldDistribution, "u", remedy="plot the result of u.apply(functional)")
     if u.grid != index_grid(u.grid.size):
-        raise GridError(
-            expected="the distribution of a functional's numbers",
-            got=f"a field on {u.grid!r}",
-            remedy="push it forward first: pn.plots.quantity(u.apply(functional)); pn.plots.field draws fields",
-        )
+        remedy = "push it forward first: pn.plots.quantity(u.apply(functional)); pn.plots.field draws fields"
+        raise GridError(expected="the distribution of a functional's numbers", got=f"a field on {u.grid!r}", remedy=remedy)
     count, channels, size = u.mean.shape
-    check_choice(order, ("value", "index"), "order")
     column = checked_position(channel, channels, name="channel")
     if not count:
         raise DataError(expected="at least one sample", got="none", remedy="predict some")
     if count > 1 and size > _MOST_PANELS:
         raise ArgumentError(
-            expected=f"at most {_MOST_PANELS} quantities of several samples",
-            got=f"{size} of {count}",
-            remedy="plot fewer, or one sample: u[0]",
+            expected=f"at most {_MOST_PANELS} quantities", got=f"{size} of {count}", remedy="plot fewer, or one sample: u[0]"
         )
     label_list = u.labels if labels is None else labels
     names = tuple(map(str, range(size))) if label_list is None else check_labels(label_list, size)
@@ -102,7 +93,7 @@ def quantity(
     value = with_unit("value", unit)
     if count == 1:
         return noted(_one_function(series.row(0, slice(None)), names, value=value), u.is_uncalibrated)
-    return noted(_many_functions(series, names, is_sorted=order == "value", value=value), u.is_uncalibrated)
+    return noted(_many_functions(series, names, value=value), u.is_uncalibrated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +132,8 @@ def _checked_truth(truth: object, u: FieldDistribution) -> Float64[Tensor, "n c 
     return values
 
 
-def _many_functions(series: _Series, names: Sequence[str], *, is_sorted: bool, value: str) -> Figure:
-    """Per quantity, values above their deviations from the mean, samples along the abscissa."""
+def _many_functions(series: _Series, names: Sequence[str], *, value: str) -> Figure:
+    """Per quantity, values above their deviations from the mean, samples along the abscissa in the order of the values."""
     columns = min(_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
     figure = new_figure(max(WIDTH, 3.6 * columns), 0.6 + 4.2 * rows)
@@ -150,13 +141,13 @@ def _many_functions(series: _Series, names: Sequence[str], *, is_sorted: bool, v
     sorted_by = "mean" if series.truth is None else series.dots
     for number, name in enumerate(names):
         values = series.mean[:, number] if series.truth is None else series.truth[:, number]
-        places = values.argsort(stable=True) if is_sorted else torch.arange(len(values))
+        places = values.argsort(stable=True)
         row, column = 2 * (number // columns), number % columns
         above, below = panels[row, column], panels[row + 1, column]
         _draw_pair(above, below, series.row(places, number))
         above.set_title(_counted(name, series.row(places, number)), fontsize=10)
         above.tick_params(labelbottom=False)
-        below.set_xlabel(f"functions, sorted by {sorted_by}" if is_sorted else "function")
+        below.set_xlabel(f"functions, sorted by {sorted_by}")
         below.xaxis.set_major_locator(MaxNLocator(integer=True))
         if not column:
             above.set_ylabel(value)

@@ -21,28 +21,14 @@ from probneural.distributions.forecasts.trajectory import VarianceShares
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.metrics.comparison import Comparison, compare
-from probneural.metrics.lead_table import TITLES, LeadScores, checked_times, spread_leads
+from probneural.metrics.lead_table import TITLES, LeadScores, spread_leads
 from probneural.metrics.spread import spread_skill_curve
-from probneural.plots.evolution import time_name
-from probneural.plots.single import (
-    BLUE,
-    DASHED,
-    ORANGE,
-    SKY,
-    VERMILION,
-    WIDTH,
-    checked_position,
-    ink,
-    legend_above,
-    new_figure,
-    noted,
-    with_unit,
-)
+from probneural.plots import single
 
 if TYPE_CHECKING:
     import probneural.active.loop.history  # its package imports BoTorch
 
-_COLOURS = (BLUE, VERMILION, "#009E73", ORANGE, "#CC79A7", SKY)
+_COLOURS = (single.BLUE, single.VERMILION, "#009E73", single.ORANGE, "#CC79A7", single.SKY)
 _MARKERS = "osD^vP"
 _PANELS = 6
 """Maximum number of leads in a figure of rank histograms."""
@@ -81,8 +67,8 @@ def spread_skill(
         ArgumentError: If the channel is out of range, the bins are too many, or the noise is unusable.
     """
     compared = _compared(predictions, truth, noise)
-    column = checked_position(channel, truth.channels, name="channel")
-    figure = new_figure(WIDTH * 0.75, 4.2)
+    column = single.checked_position(channel, truth.channels, name="channel")
+    figure = single.new_figure(single.WIDTH * 0.75, 4.2)
     panel = figure.subplots()
     panel.set_xscale("log", nonpositive="mask")
     panel.set_yscale("log", nonpositive="mask")
@@ -94,8 +80,9 @@ def spread_skill(
         panel.plot(x, y, color=series_colour(number), marker=series_marker(number), markersize=4, linewidth=1.4, label=name)
     if ends:
         diagonal = [min(ends), max(ends)]
-        panel.plot(diagonal, diagonal, color=ink(), linewidth=0.9, linestyle=DASHED, label="calibrated")
-    panel.set(xlabel=with_unit("predictive standard deviation", unit), ylabel=with_unit("root mean squared error", unit))
+        panel.plot(diagonal, diagonal, color=single.ink(), linewidth=0.9, linestyle=single.DASHED, label="calibrated")
+    panel.set_xlabel(single.with_unit("predictive standard deviation", unit))
+    panel.set_ylabel(single.with_unit("root mean squared error", unit))
     panel.legend(frameon=False, fontsize=8)
     return figure
 
@@ -141,7 +128,7 @@ def active_learning(
     from probneural.active.loop.history import LearningHistory
 
     named = _by_name(histories, LearningHistory, "error", remedy='{"random": learner.history}')
-    figure = new_figure(WIDTH, 3.8)
+    figure = single.new_figure(single.WIDTH, 3.8)
     axes = figure.subplots()
     axes.set_xscale("log")
     axes.set_yscale("log", nonpositive="mask")
@@ -150,17 +137,15 @@ def active_learning(
         rounds = [entry for entry in history.rounds if entry.errors.mean is not None]
         if not rounds:
             raise DataError(
-                expected=f"errors in the history {name!r}",
-                got="none",
-                remedy="give the learner test= or calibration samples, and run a round",
+                expected=f"errors in the history {name!r}", got="none", remedy="give the learner test= or calibration samples"
             )
         labels, colour = [entry.labels for entry in rounds], series_colour(number)
         error, high, stated = ([getattr(entry.errors, part) for entry in rounds] for part in ("mean", "quantile_95", "stated"))
         axes.plot(labels, error, color=colour, marker=series_marker(number), markersize=4, linewidth=1.5, label=name)
         axes.fill_between(labels, error, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(labels, stated, color=colour, linewidth=0.9, linestyle=DASHED)
+        axes.plot(labels, stated, color=colour, linewidth=0.9, linestyle=single.DASHED)
         ticks |= {*labels} if len(labels) <= 8 else {labels[0], labels[-1]}
-    axes.plot([], [], color=ink(), linewidth=0.9, linestyle=DASHED, label="stated")
+    axes.plot([], [], color=single.ink(), linewidth=0.9, linestyle=single.DASHED, label="stated")
     axes.set_xticks(sorted(ticks))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -195,7 +180,7 @@ def lead_scores(
     if not names:
         raise ArgumentError(expected=f"names among {', '.join(TITLES)}", got=repr(names), remedy="choose some of them")
     columns = min(2, len(names))
-    figure, panels = _grid(len(names), columns=columns, width=WIDTH * columns / 2, height=2.3)
+    figure, panels = _grid(len(names), columns=columns, width=single.WIDTH * columns / 2, height=2.3)
     ideals = {"spread_skill": 1.0, "chi2": 1.0, "rank_deviation": 0.0, "spectrum_error": 0.0}
     for panel, name in zip(panels.flat, names, strict=False):
         for series, (title, table) in enumerate(named.items()):
@@ -204,14 +189,14 @@ def lead_scores(
         level = next(iter(named.values())).level
         ideal = level if name.endswith("coverage") else ideals.get(name)
         if ideal is not None:
-            panel.axhline(ideal, color=ink(), linewidth=0.9, linestyle=DASHED)
+            panel.axhline(ideal, color=single.ink(), linewidth=0.9, linestyle=single.DASHED)
         title, dimension = TITLES[name]
-        panel.set_title(with_unit(title, unit) if dimension == "field" else title, fontsize=10)
+        panel.set_title(single.with_unit(title, unit) if dimension == "field" else title, fontsize=10)
     for panel in panels[-1]:
         _name_abscissa(panel, next(iter(named.values())))
     if len(named) > 1:
-        legend_above(figure, panels[0, 0])
-    return noted(figure, any(table.is_uncalibrated for table in named.values()))
+        single.legend_above(figure, panels[0, 0])
+    return single.noted(figure, any(table.is_uncalibrated for table in named.values()))
 
 
 def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: str = "") -> Figure:
@@ -228,19 +213,19 @@ def lead_spread_skill(scores: LeadScores | Mapping[str, LeadScores], *, unit: st
         DataError: If there are no scores.
     """
     named = _by_name(scores, LeadScores, "", remedy="score a forecast: pn.metrics.score_by_lead(forecast, truth)")
-    figure = new_figure(max(WIDTH * 0.75, 3.2 * len(named)), 3.2)
+    figure = single.new_figure(max(single.WIDTH * 0.75, 3.2 * len(named)), 3.2)
     panels = figure.subplots(1, len(named), squeeze=False, sharey=True)[0]
     for panel, (name, table) in zip(panels, named.items(), strict=True):
         _draw_series(panel, table, "rmse", colour=series_colour(1), marker="o", label="RMSE of the mean")
-        _draw_series(panel, table, "spread", colour=BLUE, marker="s", label="spread")
+        _draw_series(panel, table, "spread", colour=single.BLUE, marker="s", label="spread")
         ratio = table.scores.get("spread_skill")
         title = "" if ratio is None else f"ratio {ratio.overall:.3g}"
         panel.set_title(", ".join(part for part in (name if len(named) > 1 else "", title) if part), fontsize=10)
         _name_abscissa(panel, table)
         panel.set_ylim(bottom=0.0)
-    panels[0].set_ylabel(with_unit("value", unit))
-    legend_above(figure, panels[0])
-    return noted(figure, any(table.is_uncalibrated for table in named.values()))
+    panels[0].set_ylabel(single.with_unit("value", unit))
+    single.legend_above(figure, panels[0])
+    return single.noted(figure, any(table.is_uncalibrated for table in named.values()))
 
 
 def rank_histograms(scores: LeadScores) -> Figure:
@@ -267,24 +252,23 @@ def rank_histograms(scores: LeadScores) -> Figure:
     ranks = np.arange(scores.ranks.frequencies.shape[1])
     for panel, lead in zip(panels.flat, chosen, strict=False):
         heights, errors = (part[lead - 1].numpy() for part in (scores.ranks.frequencies, scores.ranks.errors))
-        panel.bar(ranks, heights, width=1.0, color=SKY, edgecolor=BLUE, linewidth=0.6)
-        panel.errorbar(ranks, heights, yerr=2.0 * np.nan_to_num(errors), fmt="none", ecolor=BLUE, elinewidth=1.0)
-        panel.axhline(1.0 / len(ranks), color=ink(), linewidth=0.9, linestyle=DASHED)
+        panel.bar(ranks, heights, width=1.0, color=single.SKY, edgecolor=single.BLUE, linewidth=0.6)
+        panel.errorbar(ranks, heights, yerr=2.0 * np.nan_to_num(errors), fmt="none", ecolor=single.BLUE, elinewidth=1.0)
+        panel.axhline(1.0 / len(ranks), color=single.ink(), linewidth=0.9, linestyle=single.DASHED)
         panel.set_title(f"lead {lead}", fontsize=10)
     for panel in panels[-1]:
         panel.set_xlabel("rank of the truth")
     for panel in panels[:, 0]:
         panel.set_ylabel("frequency")
-    return noted(figure, scores.is_uncalibrated)
+    return single.noted(figure, scores.is_uncalibrated)
 
 
-def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence[float] | Tensor | None = None) -> Figure:
+def variance_shares(shares: VarianceShares, *, channel: int = 0) -> Figure:
     """Draw the fractions of a forecast's variance against the lead: initial states, operators, their interaction, noise.
 
     Args:
         shares: The result of `forecast.variance_shares()`.
         channel: Index of the channel; negative numbers count from the end.
-        times: Time of each lead, `(steps,)`; the number of the lead by default.
 
     Returns:
         The figure: fractions of the total variance, summed over the functions. They add up to 1; an estimate of a small one may
@@ -293,32 +277,31 @@ def variance_shares(shares: VarianceShares, *, channel: int = 0, times: Sequence
     Raises:
         DataError: If there are no shares.
         ArgumentError: If the channel is out of range, or nothing varies.
-        ShapeError: If there is not one time per lead.
     """
     check_instance(shares, VarianceShares, "shares", remedy="forecast.variance_shares()")
     steps, _, channels = shares.total.shape
-    column, where = checked_position(channel, channels, name="channel"), checked_times(times, steps)
+    column = single.checked_position(channel, channels, name="channel")
     total = shares.total[:, :, column].sum(1)
     if not bool((total > 0).all()):
         raise ArgumentError(expected="a variance > 0 at every lead", got=str(float(total.min())), remedy="draw another channel")
-    figure = new_figure(WIDTH, 3.2)
+    figure = single.new_figure(single.WIDTH, 3.2)
     axes = figure.subplots()
+    leads = range(1, steps + 1)
     for number, name in enumerate(("initial", "operator", "interaction", "noise")):
         fractions = (getattr(shares, name)[:, :, column].sum(1) / total).numpy()
         marker = None if steps > _MARKED else series_marker(number)
-        axes.plot(where.numpy(), fractions, color=series_colour(number), linewidth=1.4, marker=marker, markersize=3, label=name)
-    axes.axhline(0.0, color=ink(), linewidth=0.9)
-    axes.set(xlabel=time_name(times), ylabel="fraction of the variance")
-    if times is None:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_above(figure, axes)
+        axes.plot(leads, fractions, color=series_colour(number), linewidth=1.4, marker=marker, markersize=3, label=name)
+    axes.axhline(0.0, color=single.ink(), linewidth=0.9)
+    axes.set(xlabel="lead", ylabel="fraction of the variance")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    single.legend_above(figure, axes)
     return figure
 
 
 def _grid(count: int, *, columns: int, width: float, height: float, sharey: bool = False) -> tuple[Figure, NDArray[Any]]:
     """A figure with a number of panels in rows of a height, a shared abscissa, and empty spare cells."""
     rows = math.ceil(count / columns)
-    figure = new_figure(max(WIDTH / 2, width), 0.5 + height * rows)
+    figure = single.new_figure(max(single.WIDTH / 2, width), 0.5 + height * rows)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
     for spare in panels.flat[count:]:
         spare.remove()

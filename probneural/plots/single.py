@@ -21,21 +21,14 @@ from matplotlib.tri import Triangulation
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probneural import checks
 from probneural.calibration.bands.shapes import BandField
-from probneural.checks import (
-    check_finite,
-    check_instance,
-    check_integer,
-    check_real,
-    check_sequence,
-    check_text,
-)
-from probneural.distributions.base import FieldDistribution, check_values, noise_variance
+from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
-from probneural.fields import Field, check_field
+from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics.comparison import Comparison, compare
-from probneural.metrics.reliability import LEVELS, calibration_error, coverage, pit_histogram
+from probneural.metrics.comparison import Comparison, checked_values, compare
+from probneural.metrics.reliability import LEVELS, calibration_error, level_coverages, pit_histogram
 from probneural.training.callbacks import History
 
 # Colours of Okabe and Ito, distinct for every kind of colour vision; colour maps of monotone lightness.
@@ -88,24 +81,23 @@ def field(
         ShapeError: If the numbers of samples or channels differ.
         DataError: If `u` is not a distribution, `truth` is not a `Field`, or a value is not finite.
     """
-    check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
-    _check_dimension(u.grid, (1, 2), axes, label)
+    checks.check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
+    check_axis_names(axes, u.grid, label=label)
     shape = tuple(u.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
-    level = check_real(level, "level", above=0.0, below=1.0)
-    true = None if truth is None else _one(_checked_truth(truth, u.grid, shape), row, channel)
+    level = checks.check_real(level, "level", above=0.0, below=1.0)
+    true = None if truth is None else _one(checked_values(truth, "truth", grid=u.grid, shape=shape), row, channel)
     predicted = u[row]
     observed = noise_variance(noise, shape, u.mean.detach())[row : row + 1]
     mean = _one(predicted.mean, 0, channel)
     sd = _one(predicted.variance.detach().double() + observed, 0, channel).sqrt()
     drawn = predicted.rsample(torch.Size([_DRAWS]), seed=0)[:, 0, channel].detach().cpu().double()
     for values, name in ((mean, "predicted means"), (sd, "predicted variances")):
-        check_finite(values, name)
+        checks.check_finite(values, name)
     noisy = bool((observed[:, channel] > 0).any())
     grid = predicted.grid.first
-    if predicted.grid.has_points_per_sample:  # without padding
-        mean, sd, drawn = mean[: grid.size], sd[: grid.size], drawn[:, : grid.size]
-        true = None if true is None else true[: grid.size]
+    mean, sd, drawn = (part[..., : grid.size] for part in (mean, sd, drawn))  # without padding
+    true = None if true is None else true[..., : grid.size]
     if grid.dimension == 2:
         spread, sample = "sd with noise" if noisy else "sd", Sample(grid, mean, truth=true, draws=drawn[:1])
         return noted(draw_planes(sample, sd, spread=spread, label=label, axes=axes), u.is_uncalibrated)
@@ -148,19 +140,18 @@ def band(
         ShapeError: If the numbers of samples or channels differ.
         DataError: If `bands` is not a `BandField`, `truth` is not a `Field`, or a value is not finite.
     """
-    check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
-    _check_dimension(bands.grid, (1, 2), axes, label)
+    checks.check_instance(bands, BandField, "bands", remedy="call a fitted band: band(inputs)")
+    check_axis_names(axes, bands.grid, label=label)
     shape = tuple(bands.mean.shape)
     row, channel = checked_position(index, shape[0], name="index"), checked_position(channel, shape[1], name="channel")
-    true = None if truth is None else _one(_checked_truth(truth, bands.grid, shape), row, channel)
+    true = None if truth is None else _one(checked_values(truth, "truth", grid=bands.grid, shape=shape), row, channel)
     mean, half = (_one(part, row, channel) for part in (bands.mean, bands.half_width))
     grid = bands.grid.select(slice(row, row + 1)).first
-    if bands.grid.has_points_per_sample:  # without padding
-        mean, half = mean[: grid.size], half[: grid.size]
-        true = None if true is None else true[: grid.size]
+    mean, half = mean[..., : grid.size], half[..., : grid.size]  # without padding
+    true = None if true is None else true[..., : grid.size]
     outside = None if true is None else (true - mean).abs() > half
     for values, name in ((mean, "predicted means"), (half, "half widths")):
-        check_finite(values, name)
+        checks.check_finite(values, name)
     sample = Sample(grid, mean, truth=true, outside=outside)
     if grid.dimension == 2:
         return draw_planes(sample, half, spread="half width", label=label, axes=axes)
@@ -189,7 +180,7 @@ def calibration(u: FieldDistribution, truth: Field, *, noise: float | Float[Tens
         ArgumentError: If the noise is negative, not finite, or of another shape.
         UnsupportedError: If the distribution is neither Gaussian nor empirical.
     """
-    check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
+    checks.check_instance(u, FieldDistribution, "u", remedy="plot what a predictor returns")
     comparison = compare(u, truth, noise=noise)
     figure = new_figure(WIDTH, 3.1)
     first, second = figure.subplots(1, 2)
@@ -210,7 +201,7 @@ def training(history: History) -> Figure:
     Raises:
         DataError: If `history` is not a `History`, or holds no epoch.
     """
-    check_instance(history, History, "history", remedy="plot what pn.fit returned")
+    checks.check_instance(history, History, "history", remedy="plot what pn.fit returned")
     if not history.train:
         raise DataError(expected="at least one epoch", got="none", remedy="train first")
     figure = new_figure(WIDTH, 3.0)
@@ -241,49 +232,32 @@ def png(figure: Figure, *, dpi: float = 200.0) -> bytes:
     Raises:
         ArgumentError: If `dpi` is out of range.
     """
-    check_instance(figure, Figure, "figure", remedy="render what a plot returned")
-    dpi = check_real(dpi, "dpi", least=10.0, most=2000.0)
+    checks.check_instance(figure, Figure, "figure", remedy="render what a plot returned")
+    dpi = checks.check_real(dpi, "dpi", least=10.0, most=2000.0)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
     return stream.getvalue()
 
 
-def _check_dimension(grid: Grid, allowed: tuple[int, ...], axes: Sequence[str], label: str) -> None:
-    if grid.dimension not in allowed:
-        raise GridError(
-            expected=f"a grid of dimension {' or '.join(map(str, allowed))}",
-            got=repr(grid),
-            remedy="evaluate on a slice of it: query=pn.Grid.scattered(points, weights)",
-        )
-    check_axis_names(axes, grid, label=label)
-
-
-def check_axis_names(axes: Sequence[str], grid: Grid, *, label: str = "") -> None:
-    """Raise an ArgumentError unless every axis has a name and the label is a string."""
-    names = check_sequence(axes, "axis names", remedy="name every coordinate")
+def check_axis_names(axes: Sequence[str], grid: Grid, *, label: str) -> None:
+    """Raise a GridError above two dimensions, or an ArgumentError unless every axis has a name and the label is a string."""
+    if grid.dimension > 2:
+        remedy = "evaluate on a slice of it: query=pn.Grid.scattered(points, weights)"
+        raise GridError(expected="a grid of dimension 1 or 2", got=repr(grid), remedy=remedy)
+    names = checks.check_sequence(axes, "axis names", remedy="name every coordinate")
     if len(names) < grid.dimension or not all(isinstance(name, str) for name in names):
         raise ArgumentError(expected=f"{grid.dimension} axis names", got=repr(axes), remedy="name every coordinate")
-    check_text(label, "label")
+    checks.check_text(label, "label")
 
 
 def with_unit(name: str, unit: str) -> str:
     """A name followed by its unit in brackets, if there is one."""
-    return f"{name} ({unit})" if check_text(unit, "unit") else name
+    return f"{name} ({unit})" if checks.check_text(unit, "unit") else name
 
 
 def checked_position(number: int, count: int, *, name: str) -> int:
     """A position counted from the start, or an ArgumentError."""
-    return check_integer(number, name, least=-count, most=count - 1) % count
-
-
-def _checked_truth(truth: Field, grid: Grid, shape: tuple[int, ...]) -> Tensor:
-    if not check_field(truth, "truth").grid.has_points_of(grid):
-        raise GridError(
-            expected=f"the truth on the prediction's grid {grid!r}", got=repr(truth.grid), remedy="use query=truth.grid"
-        )
-    check_values(truth.values, shape, "truth")
-    check_finite(truth.values, "true values")
-    return truth.values
+    return checks.check_integer(number, name, least=-count, most=count - 1) % count
 
 
 def _one(values: Float[Tensor, "n c *grid"], row: int, channel: int) -> Float64[Tensor, "*grid"]:
@@ -333,12 +307,7 @@ class Sample:
 
 
 def _curves(
-    sample: Sample,
-    edges: tuple[Float64[Tensor, "*grid"], Float64[Tensor, "*grid"]],
-    name: str,
-    *,
-    label: str,
-    axis: str,
+    sample: Sample, edges: tuple[Float64[Tensor, "*grid"], Float64[Tensor, "*grid"]], name: str, *, label: str, axis: str
 ) -> Figure:
     """Curves above their deviations from the mean, with the interval shaded in both."""
     grid, mean, truth, draws, outside = sample.grid, sample.mean, sample.truth, sample.draws, sample.outside
@@ -438,7 +407,7 @@ def _aspect(width: float, height: float) -> Literal["equal", "auto"]:
 
 
 def _reliability(axes: Axes, comparison: Comparison) -> None:
-    fractions = torch.stack([coverage(comparison, level=level).mean(1) for level in LEVELS]).cpu()  # (levels, n)
+    fractions = level_coverages(comparison).mean(2).cpu()  # (levels, n)
     observed, spread = _mean_and_error(fractions)
     error = float(calibration_error(comparison).mean())
     axes.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=DASHED, label="calibrated")

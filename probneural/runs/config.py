@@ -373,7 +373,6 @@ class Training(Section):
         seed: Random seed of the order of batches.
         device: Device for training and prediction: "auto" (CUDA, MPS or CPU), "cpu", "cuda:0".
         workers: Number of processes that read batches of data too large for memory; 0 reads in a thread.
-        keeps_checkpoint: Whether the checkpoint remains in the folder after training.
         optimization: Optimisation settings.
         early_stopping: Early stopping.
     """
@@ -385,7 +384,6 @@ class Training(Section):
     seed: Seed = 0
     device: str = "auto"
     workers: Annotated[int, Range(least=0)] = 0
-    keeps_checkpoint: bool = False
     optimization: Optimization = Optimization()
     early_stopping: EarlyStopping = EarlyStopping()
 

@@ -34,7 +34,7 @@ FORMAT = "probneural-run-2"
 LOCK = ".lock"
 """Lock file of the process that works in a folder."""
 _OWN = ("config.toml", "run.json")
-_FREE = ("data.path ", "training.device ", "training.workers ", "training.keeps_checkpoint ")
+_FREE = ("data.path ", "training.device ", "training.workers ")
 """Settings that may change from call to call: results do not belong to them."""
 OF_ONE_STEP = "it is damaged: remove this file, and its step is done anew"
 """What to do about a file that one step of a run wrote."""
@@ -43,17 +43,17 @@ IN_MEMORY = 2**27
 
 
 class _Record(TypedDict):
-    """What `run.json` holds.
+    """Contents of `run.json`.
 
     Attributes:
         format: Version of the layout.
         config: All settings.
         fingerprint: Of the data.
         split: Rows of each part.
-        reading: What was understood of the data, in one sentence.
+        reading: Interpretation of the data, in one sentence.
         reason: Why this operator was chosen; empty where the settings named it.
-        outputs: Where outputs live, if not on the inputs' grid, and what their dimensions are called.
-        versions: Of what made the folder.
+        outputs: Grid of the outputs, if it is not the inputs' grid, and names of their dimensions.
+        versions: Versions of the libraries that made the folder.
     """
 
     format: str
@@ -73,7 +73,7 @@ class RunFolder:
     Attributes:
         path: The folder.
         config: The settings, resolved.
-        record: What `run.json` says.
+        record: Contents of `run.json`.
         data: All pairs, on disk; None where the data were not opened.
     """
 
@@ -202,11 +202,8 @@ def locked(folder: Path) -> Iterator[None]:
         with contextlib.suppress(PermissionError):
             lock.acquire(blocking=False)
     except Timeout:
-        raise FileError(
-            expected=f"no other process at work in {folder}",
-            got=f"one that holds {folder / LOCK}",
-            remedy="wait for it, end it, or name another folder: --folder NAME",
-        ) from None
+        expected, remedy = f"no other process at work in {folder}", "wait for it, end it, or name another folder: --folder NAME"
+        raise FileError(expected=expected, got=f"one that holds {folder / LOCK}", remedy=remedy) from None
     except OSError as error:
         raise FileError(expected=f"a regular file {lock.lock_file}", got=str(error), remedy="remove it") from error
     try:
@@ -227,11 +224,13 @@ def _check_single() -> None:
 
 
 def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list[int]], *, reason: str) -> Mapping[str, Any]:
-    """What the folder says of its run, which must be this one; written if it holds nothing yet."""
-    if (path / "run.json").exists() and _others(path):  # before a step has left results, other settings may take over
-        record = read_record(path)
-        _check_same(path, record, config, data)
-        return record
+    """The record of the folder, which must belong to this run; written if the folder has no results."""
+    former = read_record(path) if (path / "run.json").exists() else None
+    if former is not None and _others(path):  # before a step has left results, other settings may take over
+        _check_same(path, former, config, data)
+        return former
+    if former is not None and former["config"] == config.to_dict():
+        reason = reason or former["reason"]
     outputs, inputs = data.outputs, data.inputs
     record = {
         "format": FORMAT,
@@ -239,7 +238,7 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
         "fingerprint": data.fingerprint,
         "split": split,
         "reading": data.summary,
-        "reason": reason or _former_reason(path, config),
+        "reason": reason,
         "outputs": {
             "names": list(config.data.outputs),
             "axes": list(axis_names(outputs)),
@@ -252,16 +251,8 @@ def _record(path: Path, config: Config, data: StoredPairs, split: dict[str, list
     return record
 
 
-def _former_reason(path: Path, config: Config) -> str:
-    """Why the folder's operator was chosen, if its settings are these."""
-    if not (path / "run.json").exists():
-        return ""
-    record = read_record(path)
-    return str(record["reason"]) if record["config"] == config.to_dict() else ""
-
-
 def versions() -> dict[str, str]:
-    """Of this package, of Python, and of what computes."""
+    """Versions of this package, Python, PyTorch and NumPy."""
     return {
         "probneural": str(sys.modules["probneural"].__version__),  # an import of the whole package would be a circle
         "python": platform.python_version(),
@@ -285,7 +276,7 @@ def read_json(path: Path, *, remedy: str = "it is damaged: remove the folder") -
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read what a run's folder says of itself.
+    """Read the record of a run's folder.
 
     Raises:
         FileError: If it is no run's folder, or damaged.
@@ -305,7 +296,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def own_config(path: Path) -> Config:
-    """The settings that a run's folder remembers.
+    """The settings stored in a run's folder.
 
     Raises:
         FileError: If it is no run's folder, of another format, or damaged.
@@ -323,15 +314,12 @@ def _check_same(path: Path, record: Mapping[str, Any], config: Config, data: Sto
         count = f"{len(data)} pairs, not {rows}" if len(data) != rows else "other values"
         differences.insert(0, f"the data in {Path(config.data.path).name} ({count})")
     if differences:
-        raise FileError(
-            expected=f"the settings and data that {path} belongs to",
-            got=f"others: {'; '.join(differences)}",
-            remedy="name another folder, --folder NAME, or remove this one",
-        )
+        expected, got = f"the settings and data that {path} belongs to", f"others: {'; '.join(differences)}"
+        raise FileError(expected=expected, got=got, remedy="name another folder, --folder NAME, or remove this one")
 
 
 def _others(path: Path) -> list[str]:
-    """Files of a folder that do not merely say what it is going to hold."""
+    """Files of a folder other than its configuration and record."""
     return [file.name for file in path.iterdir() if not file.name.startswith(".") and file.name not in _OWN]
 
 
@@ -343,8 +331,5 @@ def _make(path: Path) -> None:
     except OSError as error:
         raise FileError(expected=f"a folder at {path}", got=str(error), remedy="name another: --folder NAME") from error
     if others:
-        raise FileError(
-            expected=f"a new or empty folder, or one of a run, at {path}",
-            got=f"one with {', '.join(sorted(others)[:5])}",
-            remedy="name another: --folder NAME",
-        )
+        expected, remedy = f"a new or empty folder, or one of a run, at {path}", "name another: --folder NAME"
+        raise FileError(expected=expected, got=f"one with {', '.join(sorted(others)[:5])}", remedy=remedy)

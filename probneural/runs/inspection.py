@@ -63,36 +63,26 @@ def _saved(path: Path) -> dict[str, Any]:
     else:
         is_operator = kind == FOREIGN or (kind in KINDS and issubclass(KINDS[kind].cls, nn.Module))
         facts["is"] = "an operator" if is_operator else "a predictor"
+        parts = list(_parts(metadata))
         if not is_operator:
-            facts["made of"] = ", ".join(dict.fromkeys(name for name in _kinds(metadata) if name != kind))
-        for name, configuration in _configurations(metadata):
-            facts[f"configuration of {name}"] = configuration
+            facts["made of"] = ", ".join(dict.fromkeys(part["kind"] for part in parts if part["kind"] != kind))
+        for part in parts:
+            settings = part.get(CONFIGURATION)
+            if isinstance(settings, Mapping):
+                plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
+                facts[f"configuration of {part['kind']}"] = plain
     count = sum(tensor.numel() for name, tensor in tensors.items() if not name.startswith("optimizer."))
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     return facts | {"numbers": count, "dtypes": ", ".join(dtypes), "bytes": path.stat().st_size}
 
 
-def _kinds(described: Any) -> Iterator[str]:
-    """Kinds of everything that a file describes, from the outside in."""
-    if isinstance(described, Mapping):
-        if isinstance(described.get("kind"), str):
-            yield described["kind"]
-        for entry in described.values():
-            yield from _kinds(entry)
-    elif isinstance(described, list):
-        for entry in described:
-            yield from _kinds(entry)
-
-
-def _configurations(described: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Plain settings of the operators in a file."""
-    if isinstance(described, Mapping):
-        configuration = described.get(CONFIGURATION)
-        if isinstance(described.get("kind"), str) and isinstance(configuration, Mapping):
-            plain = {name: value for name, value in configuration.items() if not isinstance(value, Mapping)}
-            yield described["kind"], plain
-        for entry in described.values():
-            yield from _configurations(entry)
+def _parts(described: Any) -> Iterator[Mapping[str, Any]]:
+    """Everything in a file that has a kind, from the outside in."""
+    if isinstance(described, Mapping) and isinstance(described.get("kind"), str):
+        yield described
+    entries = described.values() if isinstance(described, Mapping) else described if isinstance(described, list) else ()
+    for entry in entries:
+        yield from _parts(entry)
 
 
 def _run(path: Path) -> dict[str, Any]:

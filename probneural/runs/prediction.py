@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 
 from probneural.checks import check_path
-from probneural.data.fields import StoredFields
+from probneural.data.fields import FUNCTION, TIME, StoredFields
 from probneural.data.readers import require
 from probneural.data.sources import open_xarray
-from probneural.data.variables import FUNCTION, TIME
 from probneural.distributions import Predictor
 from probneural.errors import DataError, FileError, UnsupportedError
 from probneural.fields import Field
@@ -41,6 +39,10 @@ _MEANINGS = {
     "band_lower": "lower edge of the band that holds the whole function",
     "band_upper": "upper edge of the band that holds the whole function",
 }
+
+
+_ROOM = 2**20
+"""Bytes of free space beside the values of a part."""
 
 
 def predict(
@@ -74,9 +76,7 @@ def predict(
     run = RunFolder.finished(folder)
     if not run.file(CALIBRATION).exists():
         raise FileError(
-            expected=f"a calibrated run in {run.path}",
-            got="one without",
-            remedy=f"first: probneural calibrate --folder {run.path}",
+            expected=f"a calibrated run in {run.path}", got="none", remedy=f"first: probneural calibrate --folder {run.path}"
         )
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
     _check_target(target, source)
@@ -85,18 +85,13 @@ def predict(
     fields = open_inputs(source, run.config.data, domain=calibrated.predictor.domain)
     if fields.channels != calibrated.predictor.in_channels:
         raise DataError(
-            expected=f"inputs of {calibrated.predictor.in_channels} channels",
-            got=str(fields.channels),
-            remedy="as in the training data",
+            expected=f"{calibrated.predictor.in_channels} input channels", got=str(fields.channels), remedy="as in training"
         )
     if not len(fields):
         raise DataError(expected="one function or more", got=f"none in {source}", remedy="give inputs to predict for")
     if fields.grid.cells is not None:
-        raise UnsupportedError(
-            expected="inputs on a uniform grid",
-            got=f"meshes in {source}",
-            remedy="write pn.load('predictor.safetensors')(pn.data.open_inputs(path, inputs=[...])[:]).to_meshio('u_{}.vtu')",
-        )
+        remedy = "write pn.load('predictor.safetensors')(pn.data.open_inputs(path, inputs=[...])[:]).to_meshio('u_{}.vtu')"
+        raise UnsupportedError(expected="inputs on a uniform grid", got=f"meshes in {source}", remedy=remedy)
     progress.say(f"predicting {len(fields)} functions")
     layout = _Layout.of(run, fields, calibrated.predictor.out_channels)
     parts = (_dataset(run, calibrated, fields, layout, rows) for rows in _rows(fields))
@@ -107,7 +102,7 @@ def predict(
             write_zarr(folder, parts, along=layout.sample)
     else:
         with atomic.replacing(target) as temporary:
-            write_netcdf(temporary, parts, along=layout.sample, count=len(fields))
+            write_netcdf(temporary, parts, along=layout.sample)
     atomic.remove_abandoned(real.parent, name=real.name)
     written: xarray.Dataset = open_xarray(target, "zarr" if target.suffix == ".zarr" else "h5netcdf")
     return written
@@ -217,84 +212,42 @@ def _predicted(calibrated: Calibrated, inputs: Field, query: Grid | None, level:
         yield "band_upper", band.upper.to(u.mean)
 
 
-def write_netcdf(path: Path, parts: Iterable[xarray.Dataset], *, along: str, count: int) -> None:
+def write_netcdf(path: Path, parts: Iterable[xarray.Dataset], *, along: str) -> None:
     """Write datasets one after the other along a dimension, as one NetCDF file.
 
     Args:
-        path: An existing file to write.
+        path: The file to write.
         parts: One or several datasets; the first defines variables, dimensions, coordinates and attributes.
         along: The dimension that they follow each other along: the first of every variable that has it.
-        count: Its final length.
 
     Raises:
         UnsupportedError: If h5netcdf is not installed.
-        OSError: If the file cannot be written to, on a full disk for example.
+        FileError: If the disk has no room for a part: HDF5 would end the process.
 
     Examples:
         >>> import pathlib, tempfile, xarray
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "u.nc"
-        >>> path.touch()
         >>> parts = [xarray.Dataset({"u": (("n", "x"), np.full((2, 3), number))}) for number in (1.0, 2.0)]
-        >>> write_netcdf(path, parts, along="n", count=4)
+        >>> write_netcdf(path, parts, along="n")
         >>> xarray.open_dataset(path, engine="h5netcdf")["u"][:, 0].values.tolist()
         [1.0, 1.0, 2.0, 2.0]
     """
-    ordered = iter(parts)
-    first = next(ordered)
     library = require("h5netcdf", "NetCDF files")
-    with _FailSafe(path, "r+b") as stream:
-        try:
-            with library.File(stream, "w") as file:
-                _lay_out(file, first, along, count)
-                start = 0
-                for part in itertools.chain([first], ordered):
-                    rows = slice(start, start + part.sizes[along])
-                    for name, variable in part.variables.items():
-                        if along in variable.dims and stream.error is None:
-                            file.variables[str(name)][rows] = variable.to_numpy()
-                    if stream.error is not None:
-                        break
-                    start = rows.stop
-        finally:
-            if stream.error is not None:
-                raise stream.error
-
-
-class _FailSafe(io.FileIO):
-    """A file that records the first error of a write, and discards later writes.
-
-    HDF5 cannot close a file that it failed to write to, by name or through a stream: it ends the process at exit.
-    """
-
-    error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """Write all bytes, or discard them."""
-        view, start = memoryview(data).cast("B"), 0
-        while self.error is None and start < len(view):
-            try:
-                start += super().write(view[start:])
-            except OSError as error:
-                self.error = error
-        return len(view)
-
-    def truncate(self, size: int | None = None) -> int:
-        """Change the size, unless a write failed."""
-        if self.error is None:
-            try:
-                return super().truncate(size)
-            except OSError as error:
-                self.error = error
-        return self.tell() if size is None else size
-
-    def readinto(self, buffer: Any) -> int:
-        """Read bytes, zeros where a write failed."""
-        view = memoryview(buffer).cast("B")
-        count = super().readinto(view) or 0
-        if self.error is not None:
-            view[count:] = bytes(len(view) - count)
-            return len(view)
-        return count
+    with path.open("w+b") as stream:  # by its name HDF5 would lock the file
+        for number, part in enumerate(parts):
+            free = shutil.disk_usage(path.parent).free
+            if free < part.nbytes + _ROOM:
+                raise FileError(expected=f"{part.nbytes} bytes of free space for {path}", got=str(free), remedy="make room")
+            varying = {str(name): variable for name, variable in part.variables.items() if along in variable.dims}
+            if not number:
+                chunks: Any = {name: {"chunksizes": variable.shape} for name, variable in varying.items()}
+                stream.write(part.to_netcdf(engine="h5netcdf", unlimited_dims=[along], encoding=chunks))
+                continue
+            with library.File(stream, "a") as file:
+                start = file.dimensions[along].size
+                file.resize_dimension(along, start + part.sizes[along])
+                for name, variable in varying.items():
+                    file.variables[name][start:] = variable.to_numpy()
 
 
 def write_zarr(folder: Path, parts: Iterable[xarray.Dataset], *, along: str) -> None:
@@ -308,20 +261,3 @@ def write_zarr(folder: Path, parts: Iterable[xarray.Dataset], *, along: str) -> 
     for part in parts:
         part.to_zarr(folder, consolidated=False, **options)
         options = {"append_dim": along}
-
-
-def _lay_out(file: Any, first: xarray.Dataset, along: str, count: int) -> None:
-    """Dimensions, attributes, and variables; those that do not vary along the parts are filled."""
-    file.dimensions = {str(dim): count if dim == along else size for dim, size in first.sizes.items()}
-    file.attrs.update(_attributes(first.attrs))
-    text = require("h5py", "NetCDF files").string_dtype()
-    for name, variable in first.variables.items():
-        is_text = variable.dtype.kind in "OU"
-        made = file.create_variable(str(name), tuple(map(str, variable.dims)), text if is_text else variable.dtype)
-        made.attrs.update(_attributes(variable.attrs))
-        if along not in variable.dims:
-            made[...] = variable.to_numpy().astype(object) if is_text else variable.to_numpy()
-
-
-def _attributes(attributes: Any) -> dict[str, Any]:
-    return {str(name): np.asarray(value) if isinstance(value, list | tuple) else value for name, value in attributes.items()}

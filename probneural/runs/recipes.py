@@ -13,11 +13,11 @@ from typing import Any
 from torch import nn
 
 from probneural import heads, operators
+from probneural.checks import nearest
 from probneural.errors import ArgumentError, ConfigurationError
 from probneural.operators.suggestion import KERNEL, Suggestion, data_arguments, default_options, suggestion
 from probneural.pairs import Dataset
 from probneural.runs.config import NO_OPERATOR, Config, Head, Operator, Training
-from probneural.runs.toml import nearest
 from probneural.training import DataOptions, EachEpoch, EarlyStopping, Optimization, RunOptions, fit
 from probneural.training.callbacks import History
 
@@ -201,8 +201,5 @@ def _check_options(config: Config, room: Any, section: str) -> None:
     names = set(inspect.signature(getattr(room, settings.name)).parameters) - {*_GIVEN[settings.name]}
     for option in settings.options:
         if option not in names:
-            raise ConfigurationError(
-                expected=f"options of {settings.name}",
-                got=f"{option!r} in {section}.options",
-                remedy=nearest(option, sorted(names)) if names else "it has none",
-            )
+            expected, remedy = f"options of {settings.name}", nearest(option, sorted(names)) if names else "it has none"
+            raise ConfigurationError(expected=expected, got=f"{option!r} in {section}.options", remedy=remedy)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from probneural import data as files
 from probneural.data import FileLayout, StoredPairs, Trajectories
-from probneural.data.fields import StoredFields
-from probneural.data.variables import FUNCTION, TIME
+from probneural.data.fields import FUNCTION, TIME, StoredFields
 from probneural.errors import ArgumentError, DataError, DataWarning, ProbneuralError, warn
 from probneural.grids import Grid
 from probneural.pairs.clocks import WindowClock, split_in_time
@@ -173,11 +172,8 @@ def _split_in_time(sizes: list[int], config: Config, clock: WindowClock | None) 
     """Rows of each part, in the order of time or by blocks of it."""
     by = str(config.split.by)
     if clock is None:
-        raise ArgumentError(
-            expected=f"pairs that have times, for split.by = {by!r}",
-            got="samples without times",
-            remedy="name the dimension of time, --time or --sample, or leave out --split.by",
-        )
+        got, remedy = "samples without times", "name the dimension of time, --time or --sample, or leave out --split.by"
+        raise ArgumentError(expected=f"pairs that have times, for split.by = {by!r}", got=got, remedy=remedy)
     generator = stream(config.split.seed, "run split")
     pieces = split_in_time(clock, sizes, by=by, embargo=config.split.embargo, generator=generator)
     if by == "time":  # the embargo is taken from the training part, so that the other parts have their nominal size

@@ -197,8 +197,7 @@ def train_in(run: RunFolder, progress: Progress) -> History:
     )
     run.write(HISTORY, asdict(history))
     save(operator.cpu(), run.file(OPERATOR))
-    if not run.config.training.keeps_checkpoint:
-        run.remove(CHECKPOINT)
+    run.remove(CHECKPOINT)
     return history
 
 
@@ -214,8 +213,7 @@ def fit_in(run: RunFolder, progress: Progress) -> Predictor:
     head = build_head(run.config.head, training=run.config.training, folder=run.path, show_progress=progress.has_bars)
     predictor: Predictor = head.fit(operator, pairs)
     save(predictor, run.file(HEAD))
-    if not run.config.training.keeps_checkpoint:
-        _remove_members(run)
+    _remove_members(run)
     return predictor
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -14,14 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probneural.checks import check_instance, check_path, check_regular, check_text
+from probneural.checks import check_instance, check_path, check_regular, check_text, nearest
 from probneural.errors import ArgumentError, ConfigurationError, FileError
 from probneural.runs.config import Config, convert, explanations, hints_of, is_section, joined, with_paths
 from probneural.training import atomic, schema
 
 
 def place_in(text: str, name: str, keys: Sequence[str]) -> str:
-    """Where a key stands in a file, or the section that it is left out of: ` in line 4 of run.toml`."""
+    """Line of a key in a file, or of the section that lacks it: ` in line 4 of run.toml`."""
     for count in range(len(keys), 0, -1):
         line = line_of(text, keys[:count])
         if line is not None:
@@ -52,7 +51,7 @@ def line_of(text: str, keys: Iterable[str]) -> int | None:
 
 
 def _at(tables: Any, keys: Iterable[str]) -> Any:
-    """What stands under keys; None if nothing does."""
+    """The value under keys; None without one."""
     for key in keys:
         if not isinstance(tables, Mapping) or key not in tables:
             return None
@@ -73,7 +72,7 @@ def write_config(config: Config, path: str | os.PathLike[str], *, notes: Mapping
     Args:
         config: The settings.
         path: Path of the file; an existing file is replaced atomically.
-        notes: More to say of settings, by `section.name`.
+        notes: Additional comments on settings, by `section.name`.
 
     Raises:
         FileError: If the folder cannot be written to.
@@ -87,7 +86,7 @@ def write_config(config: Config, path: str | os.PathLike[str], *, notes: Mapping
 
 
 def text_of(config: Config, *, notes: Mapping[str, str] | None = None) -> str:
-    """What [`write_config`][probneural.runs.write_config] writes."""
+    """The text that [`write_config`][probneural.runs.write_config] writes."""
     lines = [line for name in hints_of(Config) for line in _section_lines(getattr(config, name), name, notes or {})]
     return "\n".join(lines[1:]) + "\n"
 
@@ -105,7 +104,7 @@ def _section_lines(part: Any, name: str, notes: Mapping[str, str]) -> list[str]:
             lines += [
                 *_comment(descriptions.get(setting, "")),
                 *_comment(notes.get(inner, "")),
-                f"{setting} = {_written(value)}",
+                f"{setting} = {toml_value(value)}",
             ]
     return lines + below
 
@@ -114,13 +113,13 @@ def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_long_words=False)]
 
 
-def _written(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A value in TOML; one line, so that every setting has one."""
     if isinstance(value, Mapping):
-        entries = [f"{key if _BARE.fullmatch(key) else _written(key)} = {_written(entry)}" for key, entry in value.items()]
+        entries = [f"{key if _BARE.fullmatch(key) else toml_value(key)} = {toml_value(entry)}" for key, entry in value.items()]
         return f"{{ {', '.join(entries)} }}" if entries else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -207,15 +206,3 @@ def _in_line(text: str, name: str, keys: tuple[str, ...]) -> Iterator[None]:
         got = f"{error.got}{place_in(text, name, keys)}"
         remedy = "change that line" if error.remedy == "change it" else error.remedy
         raise ConfigurationError(expected=error.expected, got=got, remedy=remedy) from error
-
-
-def nearest(name: str, candidates: Iterable[str]) -> str:
-    """What may have been meant by an unknown name: "did you mean ...?", or all that are known.
-
-    Examples:
-        >>> nearest("epoch", ["epochs", "seed"])
-        "did you mean 'epochs'?"
-    """
-    names = list(candidates)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"

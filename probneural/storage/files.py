@@ -21,18 +21,7 @@ from probneural.distributions.predictors.base import Predictor
 from probneural.errors import FileError, UnsupportedError
 from probneural.pairs.provenance import TrainingRecord, operator_record
 from probneural.registry import KINDS, Kind, kind_of
-from probneural.storage.kinds import (
-    CLASSES,
-    CONFIGURATION,
-    FOREIGN,
-    RECORD,
-    Bounded,
-    SavedModule,
-    build_instance,
-    class_names,
-    parameters,
-    parts_of,
-)
+from probneural.storage import kinds
 from probneural.training import atomic, files, schema
 
 Plan: TypeAlias = Callable[[torch.device], Any]
@@ -96,7 +85,7 @@ class Reader:
             FileError: If anything is not as the schema has it.
         """
         kind = metadata.get("kind")
-        if kind not in (FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor))):
+        if kind not in (kinds.FOREIGN, *(name for name, kind in KINDS.items() if issubclass(kind.cls, nn.Module | Predictor))):
             shown = f"{kind}" if isinstance(kind, str | None) else type(kind).__name__
             raise FileError(expected="an operator or a predictor", got=shown[:80], remedy="is this a fit's checkpoint?")
         loaded = self._instance(metadata, nn.Module | Predictor, "")
@@ -161,17 +150,17 @@ class Reader:
 
             def built(device: torch.device) -> Any:
                 arguments = {part: plan(_CPU if part in kind.on_cpu else device) for part, plan in plans.items()}
-                with nullcontext() if kind.state is None else Bounded(kind.name, kind.state(arguments)):
-                    return build_instance(kind, arguments)
+                with nullcontext() if kind.state is None else kinds.Bounded(kind.name, kind.state(arguments)):
+                    return kinds.build_instance(kind, arguments)
 
             return built
-        if (name_of_kind == FOREIGN or (kind is not None and kind.is_operator)) and issubclass(nn.Module, annotation):
+        if (name_of_kind == kinds.FOREIGN or (kind is not None and kind.is_operator)) and issubclass(nn.Module, annotation):
             return self._module(described, name)
         schema.refuse(f"a {getattr(annotation, '__name__', annotation)}", name_of_kind, where=name)
 
     def _parts(self, described: dict[str, Any], kind: Kind, prefix: str) -> dict[str, Plan]:
         """Plan a constructor's arguments; in their annotations, sizes of equal name are equal."""
-        arguments = dict(parameters(kind))
+        arguments = dict(kinds.parameters(kind))
         others = [name for name, parameter in arguments.items() if parameter.kind is Parameter.VAR_KEYWORD]
         extra = arguments.pop(others[0]).annotation if others else None
         if extra is None:
@@ -196,11 +185,11 @@ class Reader:
 
     def _module(self, described: dict[str, Any], name: str) -> Plan:
         prefix = f"{name}." if name else ""
-        saved = SavedModule.of(described, prefix)
+        saved = kinds.SavedModule.of(described, prefix)
         if saved.kind is not None:
-            configuration = schema.instance(described[CONFIGURATION], dict, where=f"{prefix}{CONFIGURATION}")
-            plans = self._parts(configuration, saved.kind, f"{prefix}{CONFIGURATION}.")
-        recorded = self._value(described.get(RECORD), TrainingRecord | None, RECORD)
+            configuration = schema.instance(described[kinds.CONFIGURATION], dict, where=f"{prefix}{kinds.CONFIGURATION}")
+            plans = self._parts(configuration, saved.kind, f"{prefix}{kinds.CONFIGURATION}.")
+        recorded = self._value(described.get(kinds.RECORD), TrainingRecord | None, kinds.RECORD)
         state = {key.removeprefix(prefix): self._unused.pop(key) for key in list(self._unused) if key.startswith(prefix)}
         template = self._template(saved, state)
         if template is not None or saved.kind is None:
@@ -208,7 +197,7 @@ class Reader:
         operator = saved.built({part: plan(_CPU) for part, plan in plans.items()}, state)
         return lambda device: _with_record(operator, recorded(_CPU)).to(device).eval()
 
-    def _template(self, saved: SavedModule, state: Mapping[str, Tensor]) -> nn.Module | None:
+    def _template(self, saved: kinds.SavedModule, state: Mapping[str, Tensor]) -> nn.Module | None:
         """The operator to copy a module from: in a list, the first that matches."""
         if self._operator is None or isinstance(self._operator, nn.Module):
             return self._operator
@@ -221,7 +210,7 @@ class Reader:
 
 def _with_record(operator: nn.Module, record: TrainingRecord | None) -> nn.Module:
     """The operator with the record of its training pairs."""
-    setattr(operator, RECORD, record)
+    setattr(operator, kinds.RECORD, record)
     return operator
 
 
@@ -292,7 +281,7 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
     prefix = f"{name}." if name else ""
     kind = kind_of(thing)
     if kind is not None and not kind.is_operator:
-        return {"kind": kind.name, "parts": _all_described(parts_of(kind, thing), prefix, tensors)}
+        return {"kind": kind.name, "parts": _all_described(kinds.parts_of(kind, thing), prefix, tensors)}
     if isinstance(thing, Mapping):
         return {"mapping": _all_described(thing, prefix, tensors)}
     if isinstance(thing, tuple | list):
@@ -303,7 +292,7 @@ def _described(thing: object, name: str, tensors: dict[str, Tensor]) -> Any:
         trained = {key: parameter.requires_grad for key, parameter in thing.named_parameters()}
         described = {**_architecture(thing, prefix, tensors), "prefix": prefix, "parameters": trained}
         record = None if name else operator_record(thing)  # predictors have separate records
-        return described if record is None else {**described, RECORD: _described(record, RECORD, tensors)}
+        return described if record is None else {**described, kinds.RECORD: _described(record, kinds.RECORD, tensors)}
     raise _unknown(thing)
 
 
@@ -314,9 +303,9 @@ def _all_described(things: Mapping[str, Any], prefix: str, tensors: dict[str, Te
 def _architecture(operator: nn.Module, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     kind = kind_of(operator)
     if kind is not None:
-        described = _all_described(parts_of(kind, operator), f"{prefix}{CONFIGURATION}.", tensors)
-        return {"kind": kind.name, CONFIGURATION: described}
-    return {"kind": FOREIGN, CLASSES: class_names(operator)}
+        described = _all_described(kinds.parts_of(kind, operator), f"{prefix}{kinds.CONFIGURATION}.", tensors)
+        return {"kind": kind.name, kinds.CONFIGURATION: described}
+    return {"kind": kinds.FOREIGN, kinds.CLASSES: kinds.class_names(operator)}
 
 
 def _state(operator: nn.Module) -> dict[str, Tensor]:

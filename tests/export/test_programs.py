@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from probneural.errors import DataError, GridError, UnsupportedError
-from probneural.export import to_onnx
 from probneural.export.programs import Program, traced
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -198,8 +197,6 @@ def test_bad_examples() -> None:
         traced(operator, field(), 3)  # type: ignore[arg-type]
     with pytest.raises(GridError, match="domain of the training inputs"):
         traced(cases.fitted("last-layer", "fno-1d"), Field(normal(1, 1, 8), Grid.uniform(8, lengths=3.0)), None)
-    with pytest.raises(ValueError, match="opset_version"):
-        to_onnx(operator, "model.onnx", example=field(), opset_version=17)
 
 
 def test_nothing_is_said() -> None:

@@ -105,7 +105,7 @@ def test_the_whole_road_is_lazy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Head, scale, band and scores of a lazy set are those of pairs in memory, with nothing read at once."""
     monkeypatch.setattr("probneural.calibration.predictions.CHUNK_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.calibration.predictions._KEPT_VALUES", 0)
-    monkeypatch.setattr("probneural.metrics.accumulator._BATCH_VALUES", 8 * 16)
+    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
     monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 8 * 16)
     operator, pairs = operator_and_pairs(120)
@@ -127,7 +127,7 @@ def test_scores_in_parts_are_those_of_all(name: str, whole: int | None, monkeypa
     operator, pairs = operator_and_pairs(60)
     predictor, test = HEADS[name].fit(operator, pairs[:30]), pairs[30:]
     expected = score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole).to_dict()
-    monkeypatch.setattr("probneural.metrics.accumulator._BATCH_VALUES", 7 * 16)
+    monkeypatch.setattr("probneural.metrics.scores._BATCH_VALUES", 7 * 16)
     found = [
         score_pairs(predictor, LazyPairs.of(test), whole=whole),
         score(predictor(test.inputs), test.outputs, noise=predictor.noise, whole=whole),

@@ -15,7 +15,7 @@ from probneural.distributions import EmpiricalField
 from probneural.errors import ArgumentError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.metrics import accumulator, by_lead, compare, score_by_lead
+from probneural.metrics import by_lead, compare, score_by_lead, scores
 from probneural.metrics.member_pool import MemberPool, inside_fraction, rank_deviation, suprema
 from probneural.metrics.reliability import drawn_suprema
 from probneural.trajectories import FieldTrajectories
@@ -178,7 +178,7 @@ def test_one_pass_holds_one_lead_at_a_time() -> None:
 def test_functions_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     forecast, truth = forecast_and_truth(7, steps=2, members=3, channels=2)
     together = score_by_lead(forecast, truth).to_dict()
-    monkeypatch.setattr(accumulator, "_BATCH_VALUES", 40)
+    monkeypatch.setattr(scores, "_BATCH_VALUES", 40)
     apart = score_by_lead(forecast, truth).to_dict()
     for name, score in together["scores"].items():
         assert apart["scores"][name]["values"] == pytest.approx(score["values"], rel=1e-12), name
