@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 
 from probneural.contexts import undisturbed
@@ -159,6 +158,8 @@ def _polished(
 
     start = np.zeros(len(z) * problem.size)
     settings = {"maxiter": iterations, "gtol": tolerance / problem.size**0.5, "ftol": 0.0}
+    from scipy.optimize import minimize  # costs half a second to import
+
     result = minimize(objective, start, jac=True, method="L-BFGS-B", options=settings)
     return moved(result.x), int(result.nit)
 
