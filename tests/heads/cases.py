@@ -20,7 +20,6 @@ from probneural.heads import (
     BayesianOperator,
     DeepEnsemble,
     KernelOperator,
-    Kronecker,
     Laplace,
     LaplaceEnsemble,
     LastLayerLaplace,
@@ -240,7 +239,6 @@ HEADS = {
     "low-rank": Laplace(LowRank(rank=40)),
     "low-rank-grown": Laplace("low_rank", noise=0.01, prior_precision=2.0, effective_observations=5.0),
     "kronecker": Laplace("kronecker"),
-    "kronecker-corrected": Laplace(Kronecker(eigenvalue_correction=True), noise=0.01, prior_precision=2.0),
     "diagonal": Laplace("diagonal"),
     "iterative": Laplace(Iterative(rank=40), noise=0.01, prior_precision=2.0),
 }
@@ -311,7 +309,7 @@ def operators_of(head: str) -> tuple[str, ...]:
     return ("fno-1d", "fno-ends", "conv", "complex")
 
 
-_SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}
+_SLOW = {"low-rank", "low-rank-grown", "iterative"}
 _FEW = ("fno-1d", "complex")
 PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head not in _SLOW or operator in _FEW]
 """What contracts run on: every head on every operator, but for heads that repeat others slowly."""
