@@ -76,7 +76,6 @@ class Evolution(Problem):
             True
         """
         check_sample_dtype(dtype)
-        self._check_evolves()
         n, when, grid = check_integer(n, "n"), check_times(times), self.grid(resolution)
         coefficients = self.input_distribution.draw(n, seed)
         starts = torch.empty(n, self.in_channels, *grid.shape, dtype=dtype)
@@ -91,9 +90,6 @@ class Evolution(Problem):
         if not self.state_first:
             starts = starts.roll(self.out_channels, dims=1)
         return FieldTrajectories(Field(starts, grid), values, times=when)
-
-    def _check_evolves(self) -> None:
-        """Raise an UnsupportedError if the problem's output is not a state; it is one by default."""
 
     def _solve_coefficients_at(self, coefficients: Tensor, grid: Grid, times: Tensor) -> Iterator[Tensor]:
         """Map coefficients to the states `(n, out_channels, *grid)` at each of ascending times, in order and in float64.

@@ -90,15 +90,7 @@ FUNCTIONALS = [
     *refused("times", lambda v: pn.functionals.integral(GRID) * v, ("a", None, NAN, 1j, True, INF), ArgumentError, "factor"),
 ]
 
-PROBLEMS = [
-    *refused(
-        "widths",
-        lambda v: pn.problems.Advection(initial="square", widths=v),
-        ((0.5, 0.1), (0.1,), 3, ("a", "b")),
-        ArgumentError,
-        "widths",
-    ),
-]
+PROBLEMS = []
 
 
 def fit(**changes: Any) -> object:

@@ -48,7 +48,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
     KortewegDeVries: [
         {"time": 0.0},
         {"integrator": 1e-8},
-        {"solitons": 3},
         {"lower": (0.7, 1.0)},
         {"lower": (0.0, 1.0, -4.0, -12.0)},
         {"lower": (0.7, 0.8, -4.0, -12.0)},
