@@ -483,14 +483,12 @@ def test_a_readout_of_another_width_is_refused_in_use(corpus: dict[str, change.O
 
 
 DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
-    ("kronecker draw", "predictor.inner.weights.factors.bases.0.rows", lambda tensor: tensor[..., None]),
     ("kronecker draw", "predictor.inner.weights.factors.bases.0.blocks.positions", Tensor.double),
     ("kronecker draw", "predictor.inner.weights.factors.mixing.sign", Tensor.float),
     ("variational", "weights.std", Tensor.half),
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),
-    ("kernel", "inputs.centre", lambda tensor: tensor[..., None]),
 ]
 
 

@@ -21,7 +21,7 @@ from matplotlib.tri import Triangulation
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.calibration.bands.shapes import BandField
+from probneural.calibration.bands.conformal import BandField
 from probneural.checks import (
     check_finite,
     check_instance,

@@ -12,9 +12,7 @@ from torch import Tensor
 from probneural.checks import check_choice, check_positive
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems.base import Problem
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import Evolution, GaussianInputProblem, Problem
 from probneural.problems.input_distributions import InputDistribution, UniformParameters
 
 _AT_A_JUMP = 1e-12

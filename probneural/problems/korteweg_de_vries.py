@@ -12,8 +12,7 @@ from torch import Tensor
 from probneural.checks import assign, check_instance, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems.base import Problem
-from probneural.problems.evolution import Evolution
+from probneural.problems.base import Evolution, Problem
 from probneural.problems.input_distributions import UniformParameters
 from probneural.problems.method_of_lines import MethodOfLines
 from probneural.problems.spectral import spectral_derivative

@@ -17,8 +17,7 @@ from probneural.checks import check_callable, check_instance, check_integer, che
 from probneural.contexts import jvp
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
-from probneural.problems.base import Problem, shifted_fields
-from probneural.problems.evolution import Evolution
+from probneural.problems.base import Evolution, Problem, shifted_fields
 from probneural.problems.input_distributions import (
     IndependentDistributions,
     InputDistribution,
@@ -137,9 +136,7 @@ class MethodOfLines(Evolution):
             check_callable(self.linear_symbol, "linear_symbol", remedy=_SEE)
             if self.domain is not None and not all(self.domain.periodic):
                 raise ArgumentError(
-                    expected="a linear_symbol with a periodic domain",
-                    got=repr(self.domain),
-                    remedy="move the linear part into right_hand_side",
+                    expected="a linear_symbol with a periodic domain", got=repr(self.domain), remedy="use right_hand_side alone"
                 )
 
     @property

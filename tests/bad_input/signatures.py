@@ -29,9 +29,7 @@ from probneural import (
     runs,
     training,
 )
-from probneural.calibration.bands.by_lead import TrajectoryBand
-from probneural.calibration.bands.conformal import Band
-from probneural.calibration.bands.shapes import BandField
+from probneural.calibration.bands.conformal import Band, BandField, TrajectoryBand
 from probneural.calibration.novelty.detector import NoveltyDetector
 from probneural.calibration.variance.by_lead import LeadScaling, ScaledForecast
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor

@@ -26,8 +26,7 @@ from probneural.heads import (
     LowRank,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
-from probneural.heads.residuals import ResidualSums
-from probneural.heads.training_data import TrainingData
+from probneural.heads.training_data import ResidualSums, TrainingData
 from probneural.operators import (
     FNO,
     DeepONet,

@@ -150,9 +150,7 @@ CASES = [
     ),
     Case(AdvectionDiffusion(), 63, 1e-12),
     Case(
-        AdvectionDiffusion(
-            (0.3, -0.7), diffusivity=0.003, decay=0.4, dimension=2, random_field=GaussianRandomField(2, 5), design_dim=5
-        ),
+        AdvectionDiffusion((0.3, -0.7), diffusivity=0.003, dimension=2, random_field=GaussianRandomField(2, 5), design_dim=5),
         (11, 16),
         1e-12,
     ),
