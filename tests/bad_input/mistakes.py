@@ -284,7 +284,6 @@ LOOP = [
     ),
     *refused("simulator", lambda v: simulated(simulator=v), (None, 3), ArgumentError, "simulator"),
     *refused("simulate store", lambda v: simulated(store=v), (None, 3), ArgumentError, "store|ResultStore"),
-    *refused("out_grid", lambda v: simulated(out_grid=v), (16, "fine"), GridError, "Grid"),
 ]
 
 CASES = [

@@ -510,7 +510,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "problems.Wave.encode": of(design=lambda: torch.rand(2, 8)),
     "problems.Wave.derivative": of(inputs=waves, direction=waves),
     "problems.Wave.solve": of(inputs=waves),
-    "problems.Wave.energy": of(states=waves),
     "problems.dealias": of(u=lambda: normal(3, 1, 16)),
     "problems.spectral_derivative": of(u=lambda: normal(3, 1, 16)),
     "runs.Config.from_dict": of(values=dict),
