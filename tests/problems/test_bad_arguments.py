@@ -27,7 +27,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
     AdvectionDiffusion: [
         {"diffusivity": 0.0},
         {"time": -1.0},
-        {"decay": -0.1},
         {"dimension": 4},
         {"velocity": (1.0, 2.0)},
         {"velocity": math.nan},
