@@ -55,13 +55,21 @@ class Fourier:
         ).train()
 
     def peer(self) -> nn.Module:
-        """Build neuraloperator's with the weights of ours."""
+        """Build neuraloperator's of the same architecture."""
         os.environ.setdefault("WANDB_MODE", "disabled")
         from neuralop.models import FNO
 
-        arguments, state = pn.operators.to_neuraloperator(self.ours())
-        model: nn.Module = FNO(**arguments)
-        model.load_state_dict(state)
+        model: nn.Module = FNO(
+            n_modes=tuple(2 * mode - 1 for mode in self.modes),
+            in_channels=1,
+            out_channels=1,
+            hidden_channels=self.width,
+            n_layers=self.depth,
+            lifting_channel_ratio=0,
+            projection_channel_ratio=self.projection / self.width,
+            positional_embedding=None,
+            use_channel_mlp=False,
+        )
         return model
 
     def data(self) -> tuple[Tensor, Tensor]:
@@ -225,7 +233,7 @@ def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
         notes=[
             f"{device}, {threads} threads. Milliseconds are medians of {rounds} rounds in which each library runs once, "
             "quartiles in brackets; float32. A step is a forward evaluation, the mean squared error, its gradient and AdamW",
-            "peers: neuraloperator's FNO with the weights of ours, and deepxde's DeepONetCartesianProd with GELU and as many "
+            "peers: neuraloperator's FNO of the same architecture, and deepxde's DeepONetCartesianProd with GELU and as many "
             "weights but for biases",
             "roofline: time of a forward evaluation over the least that the machine's best matrix product "
             f"({peaks[0] / 1e9:.0f} GFLOP/s, 2,048 x 2,048) and copy ({peaks[1] / 1e9:.1f} GB/s, 256 MB) allow for our "

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from probneural.distributions import GaussianField
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_order
@@ -179,3 +180,18 @@ class LazySide:
 
     def to(self, target: torch.device | torch.dtype | str) -> LazySide:
         return LazySide(self.data, self.side, (*self.targets, target))
+
+
+def cross_covariance(first: GaussianField, second: GaussianField) -> Tensor:
+    """The joint covariance of all values of two fields of one latent, `(n * c * p, n' * c' * p')`."""
+    assert (first.latent.id, first.latent.rank) == (second.latent.id, second.latent.rank)
+    left, right = first.root.dense().flatten(0, 2), second.root.dense().flatten(0, 2)
+    covariance = left @ right.mT.to(left)
+    sets = first._functions, second._functions
+    if first.discrepancy is None or second.discrepancy is None or sets[0].prediction is not sets[1].prediction:
+        return covariance
+    left, right = first.discrepancy.dense().flatten(1, 2), second.discrepancy.dense().flatten(1, 2)
+    covariance = covariance.unflatten(1, (len(right), -1)).unflatten(0, (len(left), -1)).clone()
+    for row, column in (sets[0].rows[:, None] == sets[1].rows).nonzero().tolist():
+        covariance[row, :, column] += (left[row] @ right[column].mT.to(left)).to(covariance)
+    return covariance.flatten(2, 3).flatten(0, 1)

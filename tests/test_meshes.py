@@ -97,7 +97,7 @@ class TestBadMeshes:
             Grid.batch([])
 
     def test_masks_of_a_batch(self) -> None:
-        with pytest.raises(GridError, match="points without a mask"):
+        with pytest.raises(GridError, match="points per sample without a mask"):
             Grid.batch([disk(40), disk(50)]).masked(torch.ones(2, 50, dtype=torch.bool))
 
     def test_pairs_that_do_not_fit(self) -> None:

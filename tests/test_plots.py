@@ -16,7 +16,7 @@ from scipy import stats
 
 from probneural import plots
 from probneural.active.loop.history import LearningHistory, Round, RoundErrors, RoundSeconds, SimulationCounts
-from probneural.calibration.bands.shapes import BandField
+from probneural.calibration.bands.conformal import BandField
 from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ProbneuralError, ShapeError
 from probneural.fields import Field

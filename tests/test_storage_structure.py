@@ -435,7 +435,7 @@ VALUES: list[tuple[str, str, Any, str]] = [
     ("updated", "variance_estimation.parts.sketch", -1, "at least 1 as sketch"),
     ("updated", "layout.parts.names.0", "lift.bias", "layout"),
     ("updated", "layout.parts.is_complex", [], "one shape and one flag per name"),
-    ("updated", "domain.parts.shape.0", 12, "axes of a uniform grid"),
+    ("updated", "domain.parts.shape.0", 12, "uniform axes"),
     ("updated", "domain.parts.axes.0.parts.length", float("nan"), "a finite number above 0 as lengths"),
     ("updated", "domain.parts.axes.0.parts.size", 2**63, "fewer than 2.63 points"),
     ("kernel", "in_channels", 1, "made of"),
@@ -483,14 +483,12 @@ def test_a_readout_of_another_width_is_refused_in_use(corpus: dict[str, change.O
 
 
 DAMAGED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
-    ("kronecker draw", "predictor.inner.weights.factors.bases.0.rows", lambda tensor: tensor[..., None]),
     ("kronecker draw", "predictor.inner.weights.factors.bases.0.blocks.positions", Tensor.double),
     ("kronecker draw", "predictor.inner.weights.factors.mixing.sign", Tensor.float),
     ("variational", "weights.std", Tensor.half),
     ("sampled weights", "vectors", lambda tensor: tensor[:, 1:]),
     ("conditioned", "matrix", lambda tensor: torch.nan * tensor),
     ("updated", "shift", lambda tensor: tensor[:-1]),
-    ("kernel", "inputs.centre", lambda tensor: tensor[..., None]),
 ]
 
 

@@ -81,17 +81,6 @@ def settings() -> list[Setting]:
             seeds=3,
         ),
         Setting(
-            "advection of square waves, 39 x 40 in space and time",
-            problems.Advection(initial="square", space_time=True, time=1.0),
-            (39, 40),
-            1000,
-            (
-                recipes.fno(20, 20, epochs=60, width=16, projection=48, embeds_position=True),  # or it could not tell the time
-                recipes.pod_deeponet(epochs=500, basis=48),
-            ),
-            {"FNO": 0.0066, "POD-DeepONet": 0.0004, KERNEL: 2.8e-5},
-        ),
-        Setting(
             "advection of the sign of a random field, 199 points",
             problems.Advection(initial="sign", time=0.5, random_field=problems.GaussianRandomField(1, 99, tau=3.0)),
             (199,),
@@ -116,8 +105,6 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
             "Burgers is of later runs without batch normalisation, with which papers report .0139 to .0193",
             "seeds: how often training functions, test functions and initial weights were drawn anew; rel. L2 is the median "
             "over them, least and most are the extremes, seconds the median",
-            "advection of square waves: papers use 40 x 40 points with both ends, of which 39 in space differ; shifts are then "
-            "whole numbers of cells, and linear regression is exact",
             "advection of signs: papers use 200 points with both ends, of which 199 differ; a shift by half the circle is then "
             "99.5 cells, so inputs do not say on which side of a node a jump arrives. floor: the error of a predictor that "
             "is right everywhere else and says 0 there",

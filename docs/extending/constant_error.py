@@ -23,8 +23,7 @@ from probneural.distributions import (
 from probneural.distributions.latent import digest
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads.residuals import check_some
-from probneural.heads.training_data import recorded, training_data
+from probneural.heads.training_data import check_some, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.registry import stored

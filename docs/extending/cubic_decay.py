@@ -8,8 +8,7 @@ from torch import Tensor
 
 from probneural.checks import check_positive
 from probneural.grids import Grid
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import Evolution, GaussianInputProblem
 
 
 @dataclass(frozen=True)

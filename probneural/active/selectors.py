@@ -340,9 +340,7 @@ def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) ->
     total = len(fresh) + len(spare)
     if not total:
         raise DataError(
-            expected="functions to choose from",
-            got=f"{len(pool)} known ones: the pool is fully labelled",
-            remedy="draw a larger pool",
+            expected="functions to choose from", got=f"a fully labelled pool of {len(pool)}", remedy="draw a larger pool"
         )
     count = check_integer(count, "count", most=total, remedy="choose fewer unlabelled functions, or draw a larger pool")
     order = torch.randperm(len(pool), generator=stream(seed, "ties")).argsort()

@@ -1,8 +1,6 @@
 """Calibration on held-out fields: scales of variances, bands with a finite-sample guarantee, and when not to trust either."""
 
-from probneural.calibration.bands.by_lead import HorizonBand
-from probneural.calibration.bands.conformal import PointwiseBand, SimultaneousBand
-from probneural.calibration.bands.residual import ResidualBand
+from probneural.calibration.bands.conformal import HorizonBand, PointwiseBand, ResidualBand, SimultaneousBand
 from probneural.calibration.calibrate import calibrate
 from probneural.calibration.novelty.detector import Novelty
 from probneural.calibration.novelty.inflation import NoveltyScale

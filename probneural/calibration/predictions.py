@@ -255,9 +255,7 @@ def gaussian_of(u: FieldDistribution) -> GaussianField:
     matched = u.moment_matched() if isinstance(u, EmpiricalField | MixtureField) else u
     if not isinstance(matched, GaussianField):
         raise UnsupportedError(
-            expected="a predictor of Gaussian or empirical fields",
-            got=type(u).__name__,
-            remedy="wrap its samples as an EmpiricalField",
+            expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use EmpiricalField(samples)"
         )
     return matched
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from probneural.checks import validated
@@ -40,7 +40,6 @@ def kronecker(
     module: nn.Module,
     *,
     rows: Callable[[], Iterable[Float[Tensor, "r P"]]],
-    eigenvalue_correction: bool = False,
     prior_std: Float[Tensor, " P"] | None = None,
     summed: Callable[[Tensor], Tensor] | None = None,
 ) -> KroneckerFactors:
@@ -57,11 +56,6 @@ def kronecker(
     real bases and the eigenvalues a_i b_j / t and 0: the mean of a real field, or modes with a symmetric prior. Blocks with
     M_l = r conj(M_k) in all rows are rotated into one that carries everything and one that carries nothing.
 
-    Rows that a prior has whitened with other factors s for real than t for imaginary parts have a preferred phase. Where
-    `prior_std` says so, factors are found of M without them, and s and t put back into the eigenvalues, 2 s^2 / (s^2 + t^2) and
-    2 t^2 / (s^2 + t^2) times those that both parts had: exact where s : t is one ratio throughout a block and its bases are
-    real, as those of a single number are. Elsewhere the two do not commute, and there are no such factors.
-
     Both are recognised in the numbers, up to rounding, whatever the order of modes. What couples different blocks otherwise
     is lost, as is a phase that M prefers for another reason. Where prior_std breaks M_l = r conj(M_k), that is where the prior
     differs between k and -k other than by one factor, the two modes count as independent.
@@ -69,9 +63,7 @@ def kronecker(
     Args:
         layout: The parameters.
         module: Their module, which defines the meaning of tensor axes.
-        rows: Called once, and once more if `eigenvalue_correction`: the same rows each time, in any portions.
-        eigenvalue_correction: Replace the eigenvalues by diag(U^T G U), from a second pass: of all matrices with these
-            eigenvectors the nearest to G.
+        rows: Called once; yields rows in any portions.
         prior_std: The factor on each parameter that the rows hold, `(P,)`; ones by default.
         summed: Adds up tensors of several processes, in place, each of which has other rows; nothing is added by default.
 
@@ -81,18 +73,19 @@ def kronecker(
     Raises:
         ArgumentError: If module and layout do not fit, or a declaration of axes does not fit its tensor.
         ShapeError: If a row does not have one entry per parameter.
-        UnsupportedError: If prior_std treats real and imaginary parts differently where that leaves no Kronecker product.
-        DataError: If there are no rows, if one is not finite, or if the second pass yields another number of them.
+        UnsupportedError: If prior_std differs between real and imaginary parts of a complex matrix, and fixes neither.
+        DataError: If there are no rows, or if one is not finite.
 
     Reference:
         Martens and Grosse (2015), Optimizing neural networks with Kronecker-factored approximate curvature, section 3;
-        George et al. (2018), Fast approximate natural gradient descent in a Kronecker-factored eigenbasis, section 3, for the
-        correction; Van Loan and Pitsianis (1993), Approximation with Kronecker products. Deviations: factors are partial traces
-        of the gradients' second moment, not products of activations and back-propagated signals, so no layer needs a rule
-        of its own; complex and coupled blocks.
+        Van Loan and Pitsianis (1993), Approximation with Kronecker products. Deviations: factors are partial traces of the
+        gradients' second moment, not products of activations and back-propagated signals, so no layer needs a rule of its own;
+        complex and coupled blocks.
     """
-    prior_std = torch.ones(layout.size, dtype=torch.float64) if prior_std is None else prior_std.to("cpu", torch.float64)
-    moments = [_Moments(blocks, prior_std, layout.names) for blocks in matrix_blocks(layout, module)]
+    blocks_of_shapes = matrix_blocks(layout, module)
+    if prior_std is not None:
+        _check_prior(prior_std.to("cpu", torch.float64), blocks_of_shapes, layout.names)
+    moments = [_Moments(blocks) for blocks in blocks_of_shapes]
     generator = stream(0, "kronecker signs")
     count, tolerance = 0, 0.0
     for piece in _checked(rows, layout.size):
@@ -114,31 +107,22 @@ def kronecker(
     for moment in moments:
         places = moment.blocks.positions
         layers[places.flatten()] = moment.blocks.layers[:, None].expand(-1, places[0].numel()).flatten()
-    factors = KroneckerFactors(bases=bases, mixing=mixing, eigenvalues=eigenvalues, layers=layers)
-    return _with_corrected_eigenvalues(factors, rows, count, tolerance, summed) if eigenvalue_correction else factors
+    return KroneckerFactors(bases=bases, mixing=mixing, eigenvalues=eigenvalues, layers=layers)
 
 
-def _with_corrected_eigenvalues(
-    factors: KroneckerFactors,
-    rows: Callable[[], Iterable[Tensor]],
-    count: int,
-    tolerance: float,
-    summed: Callable[[Tensor], Tensor] | None,
-) -> KroneckerFactors:
-    eigenvalues = torch.zeros_like(factors.eigenvalues)
-    for piece in _checked(rows, factors.size):
-        eigenvalues += factors.rotate(piece).square().sum(0)
-        count -= len(piece)
-    if count:
-        raise DataError(
-            expected="the same rows in the second pass",
-            got=f"{abs(count)} {'fewer' if count > 0 else 'more'}",
-            remedy="pass a function that starts a new iteration, not an iterator",
-        )
-    if summed is not None:
-        summed(eigenvalues)
-    null = (factors.eigenvalues == 0) & (eigenvalues <= tolerance**2 * eigenvalues.max())  # up to rounding
-    return replace(factors, eigenvalues=eigenvalues.masked_fill(null, 0.0))
+def _check_prior(prior_std: Tensor, blocks_of_shapes: Sequence[MatrixBlocks], names: Sequence[str]) -> None:
+    """Raise an UnsupportedError if real and imaginary parts of a matrix have different priors, and neither is fixed."""
+    for blocks in blocks_of_shapes:
+        if blocks.is_complex:
+            std = prior_std[blocks.positions].flatten(1, 2)  # (b, m n, 2)
+            is_equal = ((std[..., 0] - std[..., 1]).abs() <= _EQUAL * std.amax(-1)).all(1)
+            is_unsupported = ~is_equal & (std > 0).any(1).all(1)
+            if bool(is_unsupported.any()):
+                raise UnsupportedError(
+                    expected="one prior precision for the real and the imaginary part of each number in a complex matrix",
+                    got=f"different ones in {names[int(blocks.layers[is_unsupported][0])]}",
+                    remedy="make them equal, fix one part by infinity, or use the structure 'full', 'low_rank' or 'iterative'",
+                )
 
 
 def _checked(rows: Callable[[], Iterable[Tensor]], size: int) -> Iterator[Tensor]:
@@ -265,9 +249,8 @@ def _arrange(entries: Tensor, roles: list[str]) -> Tensor:
 class _Moments:
     """Second moments of the matrices of one batch of blocks, accumulated in float64."""
 
-    def __init__(self, blocks: MatrixBlocks, prior_std: Tensor, names: Sequence[str]) -> None:
+    def __init__(self, blocks: MatrixBlocks) -> None:
         self.blocks = blocks
-        self.names = names
         count, rows, columns = blocks.shape
         dtype = torch.complex128 if blocks.is_complex else torch.float64
         self.rows = torch.zeros(count, rows, rows, dtype=dtype)
@@ -276,21 +259,16 @@ class _Moments:
         self.sketch = torch.zeros(count, _SKETCHES, dtype=dtype)
         generator = stream(0, "kronecker weights")
         self.weights = torch.randn(_SKETCHES, rows, columns, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
-        self.stretch = torch.ones(count, 1, 1, 2, dtype=torch.float64)
-        if blocks.is_complex:
-            self.stretch, is_one_ratio = _stretch(prior_std[blocks.positions])
-            self._refuse(~is_one_ratio, "ratios of the two that differ from number to number")
 
     def add(self, piece: Tensor, signs: Tensor) -> None:
         """Add the rows `(r, P)`, and their sums with `signs` `(q, r)` to the sketch."""
         if self.rows.device != piece.device:
             self.blocks = self.blocks.to(piece.device)
-            for name in ("rows", "columns", "squares", "sketch", "weights", "stretch"):
+            for name in ("rows", "columns", "squares", "sketch", "weights"):
                 setattr(self, name, getattr(self, name).to(piece.device))
         matrices = self.blocks.gather(piece).to(self.rows.dtype)
         if self.blocks.is_complex:
             self.squares += torch.view_as_real(matrices).square().sum((0, 2, 3))
-            matrices = torch.view_as_complex(torch.view_as_real(matrices) / self.stretch)
             sums = torch.einsum("qr,rbij->qbij", signs.to(matrices), matrices)
             self.sketch += torch.einsum("qbij,qij->bq", sums, self.weights)
         self.rows += torch.einsum("rbik,rbjk->bij", matrices, matrices.conj())
@@ -310,13 +288,12 @@ class _Moments:
         fraction = torch.ones_like(trace)[:, None]
         if self.blocks.is_complex:
             fraction = self.squares / self.squares.sum(1, keepdim=True).clamp_min(torch.finfo(trace.dtype).tiny)
-            is_one_part = fraction.amin(1) <= tolerance**2
-            real = is_one_part | self._is_stretched(tolerance)
-            along[real], vectors = canonical(*torch.linalg.eigh(self.rows[real].real))
-            rows[real] = vectors.to(rows)
-            across[real], vectors = canonical(*torch.linalg.eigh(self.columns[real].real))
-            columns[real] = vectors.to(columns)
-            fraction = torch.where(is_one_part[:, None], (fraction > 0.5).to(fraction), 0.5) * self.stretch[:, 0, 0].square()
+            is_real = fraction.amin(1) <= tolerance**2  # or imaginary
+            along[is_real], vectors = canonical(*torch.linalg.eigh(self.rows[is_real].real))
+            rows[is_real] = vectors.to(rows)
+            across[is_real], vectors = canonical(*torch.linalg.eigh(self.columns[is_real].real))
+            columns[is_real] = vectors.to(columns)
+            fraction = torch.where(is_real[:, None], (fraction > 0.5).to(fraction), 0.5)
         scale = torch.where(trace > 0, 1.0 / trace, 0.0)
         grid = along[:, :, None] * across[:, None, :] * scale[:, None, None]
         values = grid[..., None] * fraction[:, None, None, :]
@@ -325,29 +302,9 @@ class _Moments:
             rows, columns = (torch.view_as_real(basis.resolve_conj().contiguous()) for basis in (rows, columns))
         return BlockBases(self.blocks, rows.contiguous(), columns.contiguous())
 
-    def _is_stretched(self, tolerance: float) -> Tensor:
-        """Which blocks the prior stretches along one part, `(b,)`; their bases have to be real."""
-        stretched = (self.stretch != 1.0).flatten(1).any(1)
-        for moment in (self.rows, self.columns):
-            imaginary, sizes = moment.imag.abs().amax((1, 2)), moment.abs().amax((1, 2))
-            self._refuse(stretched & (imaginary > tolerance * sizes), "matrices in which data correlate the two")
-        return stretched
-
-    def _refuse(self, bad: Tensor, reason: str) -> None:
-        """Raise an UnsupportedError if the priors of some blocks leave no Kronecker product."""
-        if bool(bad.any()):
-            raise UnsupportedError(
-                expected="one prior precision for the real and the imaginary part of each number in a complex matrix",
-                got=f"different ones in {self.names[int(self.blocks.layers[bad][0])]}, with {reason}",
-                remedy="make them equal, fix one part by infinity, or use the structure 'full', 'low_rank' or 'iterative'",
-            )
-
     def couple(self, tolerance: float) -> PairMixing:
         """Find blocks with M_l = r conj(M_k), and give the moments of l to k; see `PairMixing`."""
         first, second = _conjugates(self.sketch, tolerance) if self.blocks.is_complex else 2 * [self.blocks.layers[:0]]
-        differ = torch.zeros_like(self.blocks.layers, dtype=torch.bool)
-        differ[first] = ((self.stretch[first] - self.stretch[second]).abs() > _EQUAL).flatten(1).any(1)
-        self._refuse(differ, "another ratio of the two in the conjugate mode")
         first_squares, second_squares = self.squares[first].sum(1), self.squares[second].sum(1)
         self.rows[first] += self.rows[second].conj()
         self.columns[first] += self.columns[second].conj()
@@ -365,21 +322,6 @@ class _Moments:
             sine=(second_squares / (first_squares + second_squares)).sqrt().repeat_interleave(entries),
             sign=sign.repeat(len(first)),
         )
-
-
-def _stretch(prior_std: Float[Tensor, "b m n 2"]) -> tuple[Float[Tensor, "b 1 1 2"], Bool[Tensor, " b"]]:
-    """Factors on real and imaginary parts over their root mean square, and whether they are one pair throughout each block.
-
-    Ones where the prior treats both alike, or fixes one of them throughout: then nothing has a phase to lose.
-    """
-    sizes = prior_std.square().mean(-1, keepdim=True).sqrt()
-    relative = prior_std / torch.where(sizes > 0, sizes, 1.0)
-    largest = torch.where(sizes > 0, relative, -math.inf).amax((1, 2), keepdim=True)
-    smallest = torch.where(sizes > 0, relative, math.inf).amin((1, 2), keepdim=True)
-    is_plain = (largest - 1.0).abs().amax(-1, keepdim=True) <= _EQUAL
-    is_plain |= (largest <= 0).any(-1, keepdim=True)  # one part is fixed, or all is
-    is_one_ratio = (largest - smallest).amax((1, 2, 3)) <= _EQUAL
-    return torch.where(is_plain, 1.0, largest), is_one_ratio
 
 
 def _merged(layers: Tensor, first: Tensor, second: Tensor) -> Tensor:

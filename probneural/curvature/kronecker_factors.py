@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.curvature.weights import WeightRoot
 from probneural.distributions.latent import digest
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ShapeError
 from probneural.registry import stored
 
 _REMEDY = "build factors by kronecker()"
@@ -65,25 +65,11 @@ class BlockBases:
         blocks: The matrices; those of rotated vectors have the same positions.
         rows: U_A, `(b, m, m)`, or `(b, m, m, 2)` for complex matrices.
         columns: U_B, `(b, n, n)`, or `(b, n, n, 2)`.
-
-    Raises:
-        ShapeError: If bases and blocks do not fit together.
     """
 
     blocks: MatrixBlocks
     rows: Float[Tensor, "b m m *pair"]
     columns: Float[Tensor, "b n n *pair"]
-
-    def __post_init__(self) -> None:
-        """Check bases against blocks."""
-        count, rows, columns, *pair = self.blocks.positions.shape
-        shapes = tuple(self.rows.shape), tuple(self.columns.shape)
-        if pair not in ([], [2]) or shapes != ((count, rows, rows, *pair), (count, columns, columns, *pair)):
-            raise ShapeError(
-                expected=f"bases of blocks {tuple(self.blocks.positions.shape)}",
-                got=f"{shapes[0]} and {shapes[1]}",
-                remedy=_REMEDY,
-            )
 
     def forward(self, matrices: Shaped[Tensor, "s b m n"]) -> Shaped[Tensor, "s b m n"]:
         """U_A^H M U_B."""
@@ -217,10 +203,6 @@ class KroneckerWeights(WeightRoot):
         prior_std: Factor on each parameter, `(P,)`: the one of the rows. Zero fixes a parameter.
         noise_scale: Noise variance that divides the curvature; 1 if the rows hold it already.
         scale: Prior precision of each eigen-coordinate in whitened units, `(P,)`; `precisions[factors.layers]`.
-
-    Raises:
-        ShapeError: If prior_std or scale is not `(P,)`.
-        ArgumentError: If the noise scale or a scale is not positive, or a standard deviation is negative.
     """
 
     factors: KroneckerFactors
@@ -228,21 +210,6 @@ class KroneckerWeights(WeightRoot):
     prior_std: Float[Tensor, " P"]
     noise_scale: float
     scale: Float[Tensor, " P"]
-
-    def __post_init__(self) -> None:
-        """Check shapes and signs."""
-        for name in ("prior_std", "scale"):
-            shape = tuple(getattr(self, name).shape)
-            if shape != (self.factors.size,):
-                raise ShapeError(
-                    expected=f"{name} ({self.factors.size},)", got=str(shape), remedy="give one number per parameter"
-                )
-        if not (self.noise_scale > 0 and bool((self.scale > 0).all()) and bool((self.prior_std >= 0).all())):
-            raise ArgumentError(
-                expected="a positive noise scale, positive scales, and prior standard deviations of at least 0",
-                got=f"{self.noise_scale}, {float(self.scale.min())} and {float(self.prior_std.min())} at least",
-                remedy="fix a parameter by a prior standard deviation of 0",
-            )
 
     @property
     def like(self) -> Tensor:

@@ -208,9 +208,7 @@ class _Search:
             asymmetry = max(asymmetry, float((coupling - columns[:old]).abs().max()))
         if asymmetry > _INDEFINITE * scale:
             raise ArgumentError(
-                expected="a symmetric map",
-                got=f"v^T A w and w^T A v that differ by {asymmetry:.1e}",
-                remedy="pass A^T A instead of A",
+                expected="a symmetric map", got=f"v^T A w and w^T A v that differ by {asymmetry:.1e}", remedy="pass A^T A"
             )
         matrix = torch.zeros(new, new, dtype=torch.float64)
         matrix[:old, :old] = self.matrix

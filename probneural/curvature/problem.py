@@ -185,18 +185,14 @@ class CurvatureProblem:
         missing = [name for name in self.layout.names if name not in parameters]
         if missing:
             raise ArgumentError(
-                expected="a layout of this operator's parameters",
-                got=f"{missing[0]}, which it lacks",
-                remedy="make one with ParameterVector.of(operator)",
+                expected="this operator's parameters", got=missing[0], remedy="make one with ParameterVector.of(operator)"
             )
         varied = [parameters[name] for name in self.layout.names]
         dtypes = {value.dtype.to_real() for value in varied}
         dtypes |= {self.inputs.dtype} | ({self.targets.dtype} if self.targets is not None else set())
         if len(dtypes) > 1:
             raise DataError(
-                expected="parameters, inputs and targets of one dtype",
-                got=", ".join(sorted(map(str, dtypes))),
-                remedy="convert with .to(dtype)",
+                expected="parameters and data of one dtype", got=str(sorted(map(str, dtypes))), remedy="convert with .to(dtype)"
             )
         self._check_data()
 

@@ -14,7 +14,7 @@ from torch.func import jacrev, vjp, vmap
 from probneural.checks import check_counts, validated
 from probneural.contexts import copy_for_call, jvp
 from probneural.curvature.parameters import ParameterVector
-from probneural.errors import ArgumentError, ShapeError
+from probneural.errors import ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.linear_algebra.principal_components import narrowed
@@ -128,9 +128,6 @@ class GaussNewtonRows:
         prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
         probes: Random projections per function; every output value by default.
         seed: Seed of the projections.
-
-    Raises:
-        ArgumentError: If `probes` is not positive.
     """
 
     operator: nn.Module
@@ -142,22 +139,6 @@ class GaussNewtonRows:
     prior_std: Float[Tensor, " P"] | None = None
     probes: int | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        if self.probes is not None and self.probes < 1:
-            raise ArgumentError(
-                expected="probes of at least 1", got=str(self.probes), remedy="leave probes out for every output value"
-            )
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the rows add up to the matrix itself."""
-        return self.probes is None
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.inputs) * (self.weights.numel() if self.probes is None else self.probes)
 
     def __call__(self, *, chunk: int = 64, first: int = 0) -> Iterator[Float[Tensor, "r P"]]:
         """Iterate over the rows, `chunk` at a time, in the operator's dtype.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from probneural.distributions.latent import digest
 from probneural.distributions.roots.base import LatentMap
-from probneural.errors import ShapeError, UnsupportedError
+from probneural.errors import UnsupportedError
 from probneural.linear_algebra.conditioning import LowRankUpdate
 from probneural.linear_algebra.conjugate_gradients import solve
 from probneural.linear_algebra.symmetric_maps import Map
@@ -160,15 +160,6 @@ class LowRankPlusDiagonalWeights(WeightRoot):
     std: Float[Tensor, " P"]
     columns: Float[Tensor, "P r"]
 
-    def __post_init__(self) -> None:
-        """Check the shapes."""
-        if self.columns.shape[0] != len(self.std):
-            raise ShapeError(
-                expected=f"columns of {len(self.std)} parameters",
-                got=str(self.columns.shape[0]),
-                remedy="one row per parameter",
-            )
-
     @property
     def rank(self) -> int:
         """P and the number of columns."""
@@ -253,9 +244,7 @@ class IterativeWeights(WeightRoot):
             UnsupportedError: Always.
         """
         raise UnsupportedError(
-            expected="a structure that a file can hold",
-            got="iterative, which needs its data",
-            remedy="save the operator, and fit again",
+            expected="a structure that a file can hold", got="iterative, which needs its data", remedy="save the operator"
         )
 
     def _solved(self, right: Tensor) -> Tensor:

@@ -183,9 +183,7 @@ def checked(numbers: Tensor, count: int) -> Tensor:
     check_floating(numbers, "residuals")
     if numbers.ndim != 2 or numbers.shape[0] != count or numbers.shape[1] == 0:
         raise ShapeError(
-            expected=f"residuals of shape ({count}, m), m >= 1",
-            got=str(tuple(numbers.shape)),
-            remedy="return m numbers per sample in one axis: flatten(1)",
+            expected=f"residuals of shape ({count}, m), m >= 1", got=str(tuple(numbers.shape)), remedy="use flatten(1)"
         )
     return numbers
 

@@ -251,7 +251,7 @@ def push_draws(u: FieldDistribution, function: Callable[[Tensor], Tensor], *, dr
         raise GridError(
             expected=f"a function on the distribution's grid {u.grid!r}",
             got=f"one on {where!r}",
-            remedy="build it from the distribution's grid",
+            remedy="build it on that grid",
         )
     if isinstance(u, EmpiricalField):
         samples, weights = _image(function, u.samples), u.weights

@@ -156,36 +156,6 @@ class GaussianField(FieldDistribution):
 
         return RootLinearOperator(self._each.dense().flatten(1, 2))
 
-    def cross_covariance(self, other: GaussianField) -> Float[Tensor, "a b"]:
-        """The joint covariance between all values of this field and of another of the same latent.
-
-        The sum of the shared part and, for common samples of subsets of one prediction, the discrepancy. Discrepancies of two
-        predictions are independent, even at equal inputs.
-
-        Returns:
-            Dense `(n * c * p, n' * c' * p')`, in physical units squared.
-
-        Raises:
-            LatentError: If the latents differ: their dependence is unknown, and assuming independence would be wrong.
-        """
-        check_instance(other, GaussianField, "other", remedy="pass the prediction of a Gaussian head")
-        if (other.latent.id, other.latent.rank) != (self.latent.id, self.latent.rank):
-            raise LatentError(
-                expected=f"a field driven by {self.latent!r}",
-                got=repr(other.latent),
-                remedy="predict both with one predictor, or bring one under the other's latent with .under(...)",
-            )
-        first, second = self.root.dense().flatten(0, 2), other.root.dense().flatten(0, 2)
-        covariance = first @ second.mT.to(first)
-        pairs = self._functions.shared_with(other._functions)
-        if self.discrepancy is None or other.discrepancy is None or not len(pairs):
-            return covariance
-        own_first, own_second = self.discrepancy.dense().flatten(1, 2), other.discrepancy.dense().flatten(1, 2)
-        covariance = covariance.unflatten(1, (len(own_second), -1)).unflatten(0, (len(own_first), -1)).clone()
-        for row, column in pairs.tolist():
-            covariance[row, :, column] += (own_first[row] @ own_second[column].mT.to(own_first)).to(covariance)
-        return covariance.flatten(2, 3).flatten(0, 1)
-
     def rsample(
         self, sample_shape: torch.Size | Sequence[int] = (), *, seed: int | None = None, base_samples: Tensor | None = None
     ) -> Float[Tensor, "*s n c *grid"]:

@@ -227,9 +227,3 @@ class SelectedFunctions(NamedTuple):
                 got=f"{len(self.rows)} of {self.number} samples",
                 remedy="observe each once: average repeated observations and divide their noise, or stack their functionals",
             )
-
-    def shared_with(self, other: SelectedFunctions) -> Int64[Tensor, "m 2"]:
-        """Indices in both sets of their common samples."""
-        if self.prediction is not other.prediction:
-            return torch.zeros(0, 2, dtype=torch.int64, device="cpu")
-        return (self.rows[:, None] == other.rows).nonzero()

@@ -460,9 +460,7 @@ def checked_weights(weights: Tensor | None, count: int, functions: int | None = 
     if tuple(mass.shape) not in {(count,), (count, functions)}:
         alternative = "" if functions is None else f", or ({count}, {functions}) for one per sample"
         raise ShapeError(
-            expected=f"weights ({count},), one per component{alternative}",
-            got=str(tuple(mass.shape)),
-            remedy="leave them out for equal ones",
+            expected=f"weights ({count},), one per component{alternative}", got=str(tuple(mass.shape)), remedy="leave them out"
         )
     if not bool((torch.isfinite(mass) & (mass >= 0)).all() and (mass.sum(0) > 0).all()):
         raise DataError(expected="finite weights >= 0 that are not all zero", got=str(mass.tolist()), remedy="check them")

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import check_callable, check_finite, check_instance, check_integer
-from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution
+from probneural.checks import (
+    assign,
+    check_callable,
+    check_choice,
+    check_finite,
+    check_floating,
+    check_instance,
+    check_integer,
+    check_positive,
+    check_real,
+)
+from probneural.contexts import remembered, undisturbed
+from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution, Predictor
 from probneural.distributions.base import check_values
-from probneural.distributions.forecasts.members import Members, StepInputs
+from probneural.distributions.forecasts.members import Members, StepInputs, members_of
 from probneural.errors import ArgumentError, GridError
 from probneural.fields import Field, check_field
-from probneural.grids import Grid
+from probneural.forecasts.observations import Observation, ObservedNumbers, by_lead, observed_numbers, update
+from probneural.grids import Grid, check_grid
 from probneural.randomness import check_seed, stream_seed
 
 Step = Callable[[Tensor], Tensor]
@@ -85,9 +98,7 @@ class FunctionMembers:
         check_instance(initial, FieldDistribution, "initial", remedy="give a distribution over the states at lead 0")
         if initial.grid != start.grid:
             raise GridError(
-                expected=f"an initial distribution on {start.grid!r}",
-                got=repr(initial.grid),
-                remedy="predict on the start's grid",
+                expected=f"an initial distribution on {start.grid!r}", got=repr(initial.grid), remedy="predict on that grid"
             )
         check_values(initial.mean, tuple(start.values.shape), "the mean of initial")
         return cls(function=function, start=start.detached(), initial=initial, count=members, seed=check_seed(seed))
@@ -193,3 +204,234 @@ class EnsembleAnalysis(EnsembleForecast):
     def __repr__(self) -> str:
         """A short description."""
         return f"EnsembleAnalysis({len(self)} on {self.grid!r}, {self.steps} steps, {self.members} members)"
+
+
+_LARGEST = 8192
+"""Maximum number of points for a distance matrix (512 MiB)."""
+
+
+def gaspari_cohn(distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The fifth-order piecewise rational function of Gaspari and Cohn: a correlation that is zero from distance 1 on.
+
+    It looks like a Gaussian of standard deviation √(3/40) ≈ 0.27, and is positive definite in up to three dimensions.
+
+    Args:
+        distance: Distance >= 0, as a fraction of the radius at which the correlation vanishes; dimensionless.
+
+    Reference:
+        Gaspari and Cohn (1999), Construction of correlation functions in two and three dimensions, equation 4.10, with c = 1/2.
+
+    Examples:
+        >>> [round(one, 6) for one in gaspari_cohn(torch.tensor([0.0, 0.5, 1.0, 2.0])).tolist()]
+        [1.0, 0.208333, 0.0, 0.0]
+    """
+    z = 2.0 * check_floating(distance, "distance")
+    near = 1.0 + z.square() * (-5.0 / 3.0 + z * (5.0 / 8.0 + z * (0.5 - 0.25 * z)))
+    inverse = torch.where(z > 0, 2.0 / (3.0 * torch.where(z > 0, z, 1.0)), 0.0)
+    far = 4.0 + z * (-5.0 + z * (5.0 / 3.0 + z * (5.0 / 8.0 + z * (-0.5 + z / 12.0)))) - inverse
+    return torch.where(z <= 1.0, near, torch.where(z < 2.0, far, 0.0)).clamp_min(0.0)
+
+
+def taper(grid: Grid, radius: float) -> Float64[Tensor, "p p"]:
+    """Correlations of the values at any two points of a grid, by their distance; the shorter way around on periodic axes.
+
+    Args:
+        grid: Grid of p points.
+        radius: Distance from which on values do not correlate, in the grid's units; at most half of a periodic axis, so that
+            the correlations remain positive definite.
+
+    Raises:
+        ArgumentError: If the radius is not positive, or too large for a periodic axis.
+        GridError: If the grid has more than 8192 points.
+    """
+    radius = check_positive(radius, "localisation")
+    shortest = min((axis.length for axis in check_grid(grid).axes if axis.periodic), default=float("inf"))
+    if radius > 0.5 * shortest * (1.0 + 1e-12):
+        raise ArgumentError(
+            expected=f"a localisation of at most {0.5 * shortest:g}, half of the shortest periodic axis",
+            got=f"{radius:g}",
+            remedy="choose a shorter distance, or localisation=None for none",
+        )
+    if grid.size > _LARGEST:
+        raise GridError(
+            expected=f"a grid of at most {_LARGEST} points to localise on",
+            got=str(grid.size),
+            remedy="assimilate on a coarser grid, or without localisation and with more members",
+        )
+    return _taper(grid, radius)
+
+
+@remembered(8 * _LARGEST**2)
+def _taper(grid: Grid, radius: float) -> Tensor:
+    points = grid.points
+    squares = torch.zeros(grid.size, grid.size, dtype=torch.float64)
+    for number in range(points.shape[1]):
+        along = (points[:, None, number] - points[None, :, number]).abs()
+        if grid.axes and grid.axes[number].periodic:
+            along = torch.minimum(along, grid.axes[number].length - along)
+        squares += along.square()
+    return gaspari_cohn(squares.sqrt() / radius)
+
+
+@dataclass(frozen=True)
+class EnsembleKalmanMethod(ABC):
+    """Settings of ensemble Kalman methods; abstract."""
+
+    members: int = 64
+    _: KW_ONLY
+    inflation: float = 1.0
+    localisation: float | None = None
+    draws: str = "trajectory"
+    seed: int = 0
+    _is_filter: ClassVar[bool] = False
+    """Whether the analysis of a lead depends only on the observations up to that lead."""
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        assign(
+            self,
+            members=check_integer(self.members, "members", least=2),
+            inflation=check_real(self.inflation, "inflation", least=1.0),
+            localisation=None if self.localisation is None else check_positive(self.localisation, "localisation"),
+            draws=check_choice(self.draws, ("trajectory", "step"), "draws"),
+            seed=check_seed(self.seed),
+        )
+
+    @undisturbed()
+    @torch.no_grad()
+    def assimilate(
+        self,
+        step: Predictor | Step,
+        start: Field,
+        *,
+        observations: Sequence[Observation],
+        steps: int,
+        initial: FieldDistribution | None = None,
+        inputs: StepInputs | None = None,
+    ) -> EnsembleAnalysis:
+        """Roll an ensemble out, and assimilate the observations at their leads.
+
+        Samples are independent: observations of one do not inform another.
+
+        Args:
+            step: A predictor, whose draws are the members' operators; or any function from states `(n, c, *grid)` to the next
+                ones, to which all members go together, as s * n functions.
+            start: States at lead 0, `(n, history * c, *grid)`, the earliest first; then any channels that stay constant.
+            observations: Observations in any order.
+            steps: The largest lead of the analysis.
+            initial: Distribution of the states at lead 0: one draw per member.
+            inputs: Inputs of a predictor's step other than the last state, as in `predictor.rollout`.
+
+        Returns:
+            The members at all leads, a `Forecast`.
+
+        Raises:
+            ArgumentError: If a setting or an observation's lead is out of range, or all members would be equal.
+            ShapeError: If the number of channels or samples does not match.
+            GridError: If grids differ.
+            DataError: If a part is of a wrong kind, or states are not finite.
+            ForecastError: If a predictor's states are not finite.
+        """
+        steps = check_integer(steps, "steps")
+        settings: dict[str, Any] = {"members": self.members, "initial": initial, "inputs": inputs, "seed": self.seed}
+        source: Source = (
+            members_of(step, start, draws=self.draws, **settings)
+            if isinstance(step, Predictor)
+            else FunctionMembers.of(step, start, **settings)
+        )
+        correlations = None if self.localisation is None else taper(start.grid, self.localisation)
+        states = dict(enumerate(source.starts().split(source.channels, dim=2), start=1 - source.history))
+        shape, device = (len(start), source.channels), states[0].device
+        numbers = {
+            lead: [observed_numbers(part, start.grid, shape=shape, taper=correlations).to(device) for part in simultaneous]
+            for lead, simultaneous in by_lead(observations, steps).items()
+        }
+        return self._run(source, states, numbers, steps=steps)
+
+    def _run(
+        self, source: Source, states: dict[int, Tensor], numbers: Mapping[int, Sequence[ObservedNumbers]], *, steps: int
+    ) -> EnsembleAnalysis:
+        """Roll out and analyse."""
+        forecasts, filtered, chi2 = [], [], {}
+        for lead in range(steps + 1):
+            if lead > 0:
+                window = [states[earlier] for earlier in range(lead - source.history, lead)]
+                states[lead] = source.step(window[0] if source.history == 1 else torch.cat(window, dim=2), lead)
+            forecasts.append(states[lead])
+            if lead in numbers:
+                chi2[lead] = self._update(source, states, numbers[lead], lead=lead)
+            filtered.append(states[lead])
+        analyses = filtered if self._is_filter else [states[lead] for lead in range(steps + 1)]
+        return EnsembleAnalysis(analyses, forecasts, start=source.start, chi2=chi2)
+
+    def _update(
+        self, source: Source, states: dict[int, Tensor], numbers: Sequence[ObservedNumbers], *, lead: int
+    ) -> Float64[Tensor, " n"]:
+        """Update the states at a lead, and those before it that are within reach or in the next input."""
+        last = states[lead]
+        mean = last.mean(0)
+        states[lead] = mean + self.inflation * (last - mean)
+        moved = [earlier for earlier in sorted(states) if not self._is_filter or earlier > lead - source.history]
+        total, count = torch.zeros(last.shape[1], dtype=torch.float64, device=last.device), 0
+        for observed in numbers:
+            ensemble = torch.cat([states[earlier].flatten(3) for earlier in moved], dim=2)
+            ensemble, chi2 = update(ensemble, observed)
+            for earlier, values in zip(moved, ensemble.split(source.channels, dim=2), strict=True):
+                states[earlier] = values.unflatten(3, last.shape[3:])
+            total, count = total + chi2 * observed.rows.shape[0], count + observed.rows.shape[0]
+        return total / count
+
+
+@dataclass(frozen=True)
+class EnsembleKalmanFilter(EnsembleKalmanMethod):
+    """Ensemble Kalman filter: the state at each lead, given the observations up to that lead.
+
+    Members are rolled out; at leads with observations, each member is updated by the Kalman gain with the covariance P,
+
+        u <- u + P A^T (A P A^T + R)^-1 (y - A u).
+
+    For linear steps, Gaussian errors and many members, it is the Kalman filter. With few members the covariance is inaccurate:
+    spurious between distant points, which `localisation` removes, and too small, which `inflation` corrects.
+    Numbers are assimilated serially, and the deviations are contracted so that the covariance is exactly the Kalman filter's,
+    given P. The update changes states; a member's operator is fixed. The closed form,
+    [`propagate`][probneural.forecasts.propagate] and `condition`, updates operators too.
+
+    Args:
+        members: Number s of members, at least 2.
+        inflation: Factor of the members' deviations before each update, at least 1; dimensionless.
+        localisation: Distance beyond which covariances are zero, in the grid's units; None for no localisation. Covariances
+            are multiplied by Gaspari and Cohn's correlation, for sensors and any other functionals.
+        draws: `"trajectory"`: one operator per member for all steps. `"step"`: a new one at every step.
+        seed: Seed of draws and starts.
+
+    Raises:
+        ArgumentError: If a setting is out of range.
+
+    References:
+        Evensen (1994), Sequential data assimilation with a nonlinear quasi-geostrophic model; Whitaker and Hamill (2002),
+        Ensemble data assimilation without perturbed observations (square root); Houtekamer and Mitchell (2001), A sequential
+        ensemble Kalman filter for atmospheric data assimilation (localisation).
+    """
+
+    _is_filter: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class EnsembleKalmanSmoother(EnsembleKalmanMethod):
+    """Ensemble Kalman smoother: the states at all leads, given all observations.
+
+    The filter, whose update moves the members' states at earlier leads too, by their covariance with what is observed.
+
+    Args:
+        members: Number s of members, at least 2.
+        inflation: Factor of the deviations of the state at the lead of an observation before each update.
+        localisation: Distance from which on covariances count as zero, in the grid's units, at all leads alike; None for none.
+        draws: Draws, as in [`EnsembleKalmanFilter`][probneural.forecasts.EnsembleKalmanFilter].
+        seed: Seed, as in the filter.
+
+    Raises:
+        ArgumentError: If a setting is out of range.
+
+    Reference:
+        Evensen and van Leeuwen (2000), An ensemble Kalman smoother for nonlinear dynamics.
+    """

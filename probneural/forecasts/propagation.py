@@ -139,9 +139,7 @@ class Stepper:
             u = u.moment_matched()
         if not isinstance(u, GaussianField):
             raise UnsupportedError(
-                expected="a predictor of Gaussian or empirical fields",
-                got=type(u).__name__,
-                remedy="roll out draws instead: predictor.rollout(...)",
+                expected="a predictor of Gaussian or empirical fields", got=type(u).__name__, remedy="use predictor.rollout"
             )
         if u.grid != inputs.grid:
             raise GridError(

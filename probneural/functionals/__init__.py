@@ -7,8 +7,7 @@ means of regions, integrals over lines and boundaries, sensors, derivatives, and
 """
 
 from probneural.functionals.base import Functional, MatrixFunctional, stack
-from probneural.functionals.boundaries import boundary_integral
-from probneural.functionals.integrals import average, derivative, integral, line_integral, region, sensors
+from probneural.functionals.integrals import average, boundary_integral, derivative, integral, line_integral, region, sensors
 from probneural.functionals.regions import maximum
 
 __all__ = [

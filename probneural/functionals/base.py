@@ -74,9 +74,7 @@ class Functional(Undisturbed, ABC):
         tensor = real_tensor(numbers, "numbers")
         if tensor.ndim == 0 or tensor.shape[-1] != self.size:
             raise ShapeError(
-                expected=f"numbers of shape (..., {self.size})",
-                got=str(tuple(tensor.shape)),
-                remedy="pass the result of the call",
+                expected=f"numbers of shape (..., {self.size})", got=str(tuple(tensor.shape)), remedy="pass a result of calls"
             )
         return self._adjoint(tensor)
 
@@ -343,9 +341,7 @@ def _check_one_grid(parts: Sequence[Functional]) -> None:
         check_functional(part, "one of the functionals")
     if not parts or any(part.grid != parts[0].grid for part in parts):
         raise GridError(
-            expected="functionals on one grid",
-            got=", ".join(repr(part.grid) for part in parts) or "none",
-            remedy="build them all from the same Grid",
+            expected="functionals on one grid", got=str([part.grid for part in parts]), remedy="build them from the same Grid"
         )
 
 

@@ -214,9 +214,7 @@ def recorded_grid(attributes: Mapping[str, Any], shape: Sequence[int]) -> Grid |
 def _checked_coordinate(values: NDArray[Any], dim: str) -> NDArray[Any]:
     if values.ndim != 1 or values.dtype.kind not in "iuf" or not bool(np.isfinite(values).all()):
         raise GridError(
-            expected=f"finite numbers as coordinate {dim!r}",
-            got=f"dtype {values.dtype}",
-            remedy="convert times to seconds, or state the grid: grid=",
+            expected=f"finite numbers as coordinate {dim!r}", got=f"dtype {values.dtype}", remedy="state the grid: grid="
         )
     return np.asarray(values)
 

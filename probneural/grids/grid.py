@@ -71,9 +71,7 @@ class Grid(Undisturbed):
             grid = cls.scattered(_points, _weights) if _cells is None else cls.mesh(_points, _cells)
         if grid.shape != shape or grid.axes != axes or (_points is None) != (_weights is None):
             raise GridError(
-                expected="the axes of a uniform grid, or points and weights",
-                got=f"a mixture of shape {shape}",
-                remedy="make it anew",
+                expected="uniform axes, or points and weights", got=f"a mixture of shape {shape}", remedy="state one kind"
             )
         return grid if _observed is None else grid.masked(_observed.reshape(*_observed.shape[:-1], *grid.shape))
 
@@ -244,9 +242,7 @@ class Grid(Undisturbed):
             )
         if not bool(torch.isfinite(mass).all() and (mass >= 0).all() and mass.sum() > 0):
             raise DataError(
-                expected="finite weights >= 0 that are not all zero",
-                got="others",
-                remedy="check the array; equal weights volume / p are a safe choice",
+                expected="finite weights >= 0 that are not all zero", got="others", remedy="use equal weights volume / p"
             )
         return cls(shape=(where.shape[0],), axes=(), _points=where, _weights=mass)
 
@@ -410,11 +406,7 @@ class Grid(Undisturbed):
             [0.25, 0.25, 0.0, 0.25]
         """
         if self.has_points_per_sample:
-            raise GridError(
-                expected="points without a mask, where each sample has its own",
-                got=repr(self),
-                remedy="leave points without values out of their sample",
-            )
+            raise GridError(expected="points per sample without a mask", got=repr(self), remedy="leave masked points out")
         mask = check_instance(observed, Tensor, "observed", remedy="convert with torch.as_tensor(observed)")
         mask = mask.detach().cpu().clone()
         if mask.dtype != torch.bool:
@@ -741,9 +733,7 @@ def check_grid(grid: object, name: str = "grid", *, uniform: bool = False) -> Gr
     checked = check_instance(grid, Grid, name, remedy="give a pn.Grid: inputs.grid.resized(128), for example", error=GridError)
     if uniform and not checked.is_uniform:
         raise GridError(
-            expected=f"a uniform grid as {name}",
-            got=repr(grid),
-            remedy="interpolate values to one first, as scipy.interpolate.griddata does",
+            expected=f"a uniform grid as {name}", got=repr(grid), remedy="interpolate values by scipy.interpolate.griddata"
         )
     return checked
 

@@ -64,9 +64,7 @@ def check_cells(points: Float64[Tensor, "p d"], cells: Tensor) -> Int64[Tensor, 
         )
     if bool((cells < 0).any() or (cells >= count).any()):
         raise DataError(
-            expected=f"indices from 0 to {count - 1}",
-            got=f"{int(cells.min())} to {int(cells.max())}",
-            remedy="cells count points from 0",
+            expected=f"indices from 0 to {count - 1}", got=f"{int(cells.min())} to {int(cells.max())}", remedy="count from 0"
         )
     edges = points[cells[:, 1:]] - points[cells[:, :1]]
     longest = edges.square().sum(-1).amax(-1).sqrt()

@@ -55,9 +55,7 @@ def _check_readable(grid: Grid, points: Tensor) -> None:
     """Raise a GridError unless the grid is uniform, and the points lie within its domain."""
     if not check_grid(grid).is_uniform:
         raise GridError(
-            expected="a uniform grid to interpolate from",
-            got=repr(grid),
-            remedy="evaluate the operator at the points by query=",
+            expected="a uniform grid to interpolate from", got=repr(grid), remedy="evaluate the operator there by query="
         )
     if points.ndim != 2 or points.shape[1] != grid.dimension:
         raise GridError(
@@ -106,11 +104,7 @@ def resample(values: Tensor, source: Grid, target: Grid) -> Tensor:
     if source.cells is not None:
         return _read_mesh(values, source, target)
     if source.is_masked:
-        raise GridError(
-            expected="values without a mask to interpolate",
-            got=repr(source),
-            remedy="fill the missing values, and wrap them in a Field on grid.unmasked",
-        )
+        raise GridError(expected="values without a mask to interpolate", got=repr(source), remedy="fill them, on grid.unmasked")
     if target.is_uniform and source.is_uniform and target.dimension == source.dimension:
         for number, (have, want) in enumerate(zip(source.axes, target.axes, strict=True)):
             if (have.length, have.periodic, have.origin) != (want.length, want.periodic, want.origin):

@@ -21,8 +21,16 @@ from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.evidence import Evidence, LayeredEvidence
-from probneural.heads.residuals import ResidualSums, given_noise, given_per_channel, given_precision
-from probneural.heads.training_data import TrainingData, check_predicted, in_memory, training_data
+from probneural.heads.training_data import (
+    ResidualSums,
+    TrainingData,
+    check_predicted,
+    given_noise,
+    given_per_channel,
+    given_precision,
+    in_memory,
+    training_data,
+)
 from probneural.pairs import FieldPairs
 
 _BATCH_POINTS = 2**16
@@ -333,9 +341,7 @@ def _prior(
         mismatch = set(layout.names) ^ set(given)
         if mismatch:
             raise ArgumentError(
-                expected=f"prior_precision for each of {', '.join(layout.names)}",
-                got=f"a mismatch in {mismatch}",
-                remedy="name all",
+                expected=f"prior_precision for each of {', '.join(layout.names)}", got=f"not {mismatch}", remedy="name all"
             )
         named = {name: real_tensor(value, f"prior_precision of {name}", error=ArgumentError) for name, value in given.items()}
         full = {

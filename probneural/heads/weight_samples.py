@@ -18,7 +18,7 @@ from probneural.distributions.empirical import LazyEmpiricalField, drawn_members
 from probneural.errors import ProbneuralError, ShapeError
 from probneural.fields import Field, evaluate
 from probneural.grids import Grid
-from probneural.heads.residuals import check_some
+from probneural.heads.training_data import check_some
 from probneural.randomness import stream
 from probneural.registry import stored
 

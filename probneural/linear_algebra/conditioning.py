@@ -212,9 +212,6 @@ class LowRankUpdate:
             per input.
         factors: `(*batch, r)`, dimensionless; 0 for directions without variance.
 
-    Raises:
-        ShapeError: If the two do not fit together.
-
     Examples:
         >>> transform = LowRankUpdate(torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
         >>> transform.product(torch.tensor([4.0, 4.0])).tolist()
@@ -223,15 +220,6 @@ class LowRankUpdate:
 
     directions: Float[Tensor, "..."]
     factors: Float[Tensor, "..."]
-
-    def __post_init__(self) -> None:
-        """Check that directions and factors fit together."""
-        if self.directions.ndim < 2 or self.directions.shape[:-1] != self.factors.shape:
-            raise ShapeError(
-                expected="directions (*batch, r, k) with factors (*batch, r)",
-                got=f"{tuple(self.directions.shape)} and {tuple(self.factors.shape)}",
-                remedy="give one factor per direction",
-            )
 
     @property
     def rank(self) -> int:

@@ -26,9 +26,7 @@ def check_input(values: Tensor, *, channels: int, dimension: int, dtype: torch.d
     if values.ndim != 2 + dimension or values.shape[1] != channels:
         axes = ", ".join(["points"] * dimension)
         raise ShapeError(
-            expected=f"values of shape (n, {channels}, {axes})",
-            got=str(tuple(values.shape)),
-            remedy="axis 1 is channels, grid axes are last",
+            expected=f"values of shape (n, {channels}, {axes})", got=str(tuple(values.shape)), remedy="axis 1 is channels"
         )
 
 
@@ -43,9 +41,7 @@ def check_samples(grid: Grid, values: Tensor) -> None:
     """Raise a ShapeError if a batch of grids does not have one grid per sample of the values."""
     if grid.has_points_per_sample and len(grid.weights) != len(values):
         raise ShapeError(
-            expected=f"one grid for each of {len(values)} samples",
-            got=str(len(grid.weights)),
-            remedy="select those of these samples: grid.select(rows)",
+            expected=f"one grid for each of {len(values)} samples", got=str(len(grid.weights)), remedy="use grid.select(rows)"
         )
 
 
@@ -76,8 +72,6 @@ def stated_channels(operator: nn.Module, name: str) -> int:
     stated = getattr(operator, name, None)
     if stated is None:
         raise ArgumentError(
-            expected=f"an operator that says its {name}",
-            got=type(operator).__name__,
-            remedy=f"set the attribute: operator.{name} = 1",
+            expected=f"an operator that says its {name}", got=type(operator).__name__, remedy=f"set operator.{name} = 1"
         )
     return check_integer(stated, name)

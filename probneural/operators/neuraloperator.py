@@ -1,8 +1,7 @@
-"""Weights of neuraloperator's FNO as ours, and ours as theirs. Their package is not imported."""
+"""Weights of neuraloperator's FNO as ours. Their package is not imported."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,65 +125,6 @@ def from_neuraloperator(
     return operator.eval()
 
 
-def to_neuraloperator(operator: FNO) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the arguments and the state dict of a `neuralop.models.FNO` (neuraloperator 2.0) with an operator's outputs.
-
-    `model = FNO(**arguments)` and `model.load_state_dict(state)` make it. Units go into the first and last layer. For
-    grids see [`from_neuraloperator`][probneural.operators.from_neuraloperator].
-
-    Args:
-        operator: An operator that takes every axis as periodic, has no position embedding or the linear one, and has
-            `channel_mlp` unless its depth is 1.
-
-    Raises:
-        ArgumentError: If it is something else.
-
-    Examples:
-        >>> arguments, state = to_neuraloperator(FNO(1, 1, modes=(3,), width=4, channel_mlp=2))
-        >>> arguments["n_modes"], state["fno_blocks.convs.0.weight.tensor"].shape
-        ((5,), torch.Size([4, 4, 3]))
-    """
-    check_instance(operator, FNO, "operator", remedy="only an FNO has a counterpart there", error=ArgumentError)
-    _check_exportable(operator)
-    width, dimension = operator.width, len(operator.modes)
-    hidden = operator.channel_mlp or 0
-    arguments = {
-        "n_modes": tuple(2 * mode - 1 for mode in operator.modes),
-        "in_channels": operator.in_channels,
-        "out_channels": operator.out_channels,
-        "hidden_channels": width,
-        "n_layers": operator.depth,
-        "lifting_channel_ratio": _ratio(operator.lifting or 0, width),
-        "projection_channel_ratio": _ratio(operator.projection.out_channels, width),
-        "positional_embedding": "grid" if operator.embeds_position else None,
-        "use_channel_mlp": bool(hidden),
-        "channel_mlp_expansion": hidden / width if hidden else 0.5,
-    }
-    state: dict[str, Tensor] = {}
-    units, readout = operator.output_normalizer, operator.readout
-    physical = {
-        "lift": _physical_lift(operator),
-        "readout": (readout.weight * units.scale[:, None], readout.bias * units.scale + units.mean),
-    }
-    layer: Any
-    for ours, theirs in _layers(operator).items():
-        layer = operator.get_submodule(ours)
-        weight, bias = physical.get(ours, (layer.weight, layer.bias))
-        state[f"{theirs}.weight"], state[f"{theirs}.bias"] = weight[..., None], bias
-    ones = (1,) * dimension
-    spectral: Any
-    pointwise: Any
-    for number, (spectral, pointwise) in enumerate(zip(operator.spectral, operator.pointwise, strict=True)):
-        blocks = f"fno_blocks.{{}}.{number}."
-        state[blocks.format("convs") + "weight.tensor"] = _their_frequencies(spectral.weight.detach(), operator.modes)
-        state[blocks.format("convs") + "bias"] = pointwise.bias.reshape(-1, *ones)
-        state[blocks.format("fno_skips") + "conv.weight"] = pointwise.weight[..., None]
-        if hidden:
-            mixer: Any = operator.mixers[number]
-            state[blocks.format("channel_mlp_skips") + "weight"] = mixer.gate.reshape(1, -1, *ones)
-    return arguments, {name: value.detach().clone().contiguous() for name, value in state.items()}
-
-
 class _Architecture:
     """Our architecture for their arguments; modes are counted as theirs.
 
@@ -306,11 +246,7 @@ def _check_arguments(stated: Mapping[str, Any]) -> None:
         kind = stated.get(name, _DEFAULTS[name])
         is_used = name == "fno_skip" or stated.get("use_channel_mlp", True)
         if is_used and kind is not None and kind not in kinds:
-            raise ArgumentError(
-                expected=f"{name} among {', '.join(kinds)}, None",
-                got=repr(kind),
-                remedy="our skips there have a weight per channel",
-            )
+            raise ArgumentError(expected=f"{name} among {', '.join(kinds)}, None", got=repr(kind), remedy="choose one of those")
 
 
 def _is_nothing(padding: Any) -> bool:
@@ -420,53 +356,3 @@ def _our_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
         padding = weight.new_zeros(*weight.shape[:axis], 2 * mode - 1 - size, *weight.shape[axis + 1 :])
         weight = torch.cat([weight, padding], dim=axis).roll(-(size // 2), dims=axis)
     return torch.view_as_real(weight.movedim((0, 1), (-2, -1)).resolve_conj())
-
-
-def _their_frequencies(weight: Tensor, modes: Sequence[int]) -> Tensor:
-    """Map `(*ours, in, out, 2)` to `(in, out, *theirs)` for n = 2m - 1."""
-    result = torch.view_as_complex(weight.contiguous()).movedim((-2, -1), (0, 1))
-    for axis, mode in enumerate(modes[:-1], start=2):
-        result = result.roll(mode - 1, dims=axis)
-    return result
-
-
-def _physical_lift(operator: FNO) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the first layer for inputs in physical units and positions from 0 to 1."""
-    units, count = operator.input_normalizer, operator.in_channels
-    weight, bias = operator.lift.weight.detach().double(), operator.lift.bias.detach().double()
-    fields, position = weight[:, :count] / units.scale.double(), weight[:, count:]
-    bias = bias - fields @ units.mean.double() - position.sum(1)
-    like = operator.lift.weight
-    return torch.cat([fields, 2.0 * position], dim=1).to(like), bias.to(like)
-
-
-def _ratio(channels: int, width: int) -> float:
-    """A ratio that their int(ratio * width) turns into the channels, at any rounding."""
-    exact = channels / width
-    return exact if int(exact * width) == channels else math.nextafter(exact, math.inf)
-
-
-def _check_exportable(operator: FNO) -> None:
-    checks = (
-        (
-            all(operator.periodic) or operator.continuation == "periodic",
-            "axes taken as periodic",
-            f"periodic={operator.periodic}, continuation={operator.continuation!r}",
-            'build the operator with continuation="periodic"',
-        ),
-        (
-            operator.embeds_position is not True,
-            'embeds_position False or "linear"',
-            "True",
-            'build the operator with embeds_position="linear"',
-        ),
-        (
-            operator.channel_mlp is not None or operator.depth == 1,
-            "blocks with channel_mlp, or one block",
-            f"{operator.depth} blocks without, where neuraloperator 2.0 activates twice",
-            "build the operator with channel_mlp=width // 2",
-        ),
-    )
-    for fits, expected, got, remedy in checks:
-        if not fits:
-            raise ArgumentError(expected=expected, got=got, remedy=remedy)

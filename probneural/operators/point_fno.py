@@ -105,9 +105,7 @@ class PointFNO(Operator):
         is_plain = not (options["lifting"] or options["channel_mlp"] is not None or options["embeds_position"])
         if not is_plain or not all(grid.periodic):
             raise ArgumentError(
-                expected="an FNO of the plain form on periodic axes",
-                got=repr(options),
-                remedy="train a PointFNO on the data",
+                expected="an FNO of the plain form on periodic axes", got=repr(options), remedy="train a PointFNO on the data"
             )
         names = ("in_channels", "out_channels", "modes", "width", "depth", "projection")
         made = cls(**{name: options[name] for name in names}, embeds_position=False, seed=0).to(operator.readout.weight)

@@ -38,7 +38,6 @@ class Rollout(Operator):
         steps: Number of applications.
         history: States h in an input of G.
         residual: Whether G gives the increment of the state.
-        all_leads: Whether all states are returned, as `steps * c` channels, the first lead first; otherwise the last one.
         keeps_boundary: Whether the values at the ends of axes that are not periodic stay those of the start.
         checkpoints: Whether gradients compute each step again instead of storing its activations: one more evaluation, for
             the memory of one step and of all states.
@@ -53,8 +52,8 @@ class Rollout(Operator):
     Examples:
         >>> double = nn.Conv1d(1, 1, 1, bias=False)
         >>> _ = nn.init.constant_(double.weight, 2.0)
-        >>> Rollout(double, 3, all_leads=True)(torch.ones(1, 1, 4))[0, :, 0].tolist()
-        [2.0, 4.0, 8.0]
+        >>> Rollout(double, 3)(torch.ones(1, 1, 4))[0, :, 0].tolist()
+        [8.0]
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Rollout(Operator):
         *,
         history: int = 1,
         residual: bool = False,
-        all_leads: bool = False,
         keeps_boundary: bool = False,
         checkpoints: bool = False,
     ) -> None:
@@ -74,7 +72,6 @@ class Rollout(Operator):
         self.steps = check_integer(steps, "steps")
         self.history = check_integer(history, "history")
         self.residual = check_flag(residual, "residual")
-        self.all_leads = check_flag(all_leads, "all_leads")
         self.keeps_boundary = check_flag(keeps_boundary, "keeps_boundary")
         self.checkpoints = check_flag(checkpoints, "checkpoints")
         self.channels, self.in_channels = stated_channels(operator, "out_channels"), stated_channels(operator, "in_channels")
@@ -84,15 +81,15 @@ class Rollout(Operator):
                 got=str(self.in_channels),
                 remedy="its inputs are history * out_channels states and constant channels",
             )
-        self.out_channels = self.channels * (self.steps if self.all_leads else 1)
+        self.out_channels = self.channels
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
     ) -> Float[Tensor, "n c2 *query"]:
         """Evaluate; see the base class.
 
-        On a query, the operator itself evaluates the last state. Where it is a sum, has boundary values kept, or
-        is one of all states, it is interpolated.
+        On a query, the operator itself evaluates the last state. Where it is a sum, or has boundary values
+        kept, it is interpolated.
 
         Raises:
             ShapeError: If the values do not have the channels of all inputs.
@@ -109,8 +106,7 @@ class Rollout(Operator):
             )
         states, constant = self._parts(values)
         inside = self._inside(values, grid) if self.keeps_boundary else None
-        is_interpolated = query is not None and (self.residual or self.all_leads or inside is not None)
-        leads = []
+        is_interpolated = query is not None and (self.residual or inside is not None)
         for number in range(self.steps):
             at_query = None if is_interpolated or number < self.steps - 1 else query
             state = self._step(torch.cat([states, constant], dim=1), grid=grid, query=at_query)
@@ -118,12 +114,9 @@ class Rollout(Operator):
                 state = states[:, -self.channels :] + state
             if inside is not None:
                 state = torch.where(inside, state, states[:, -self.channels :])
-            if self.all_leads:
-                leads.append(state)
             if number < self.steps - 1:
                 states = torch.cat([states[:, self.channels :], state], dim=1)
-        result = torch.cat(leads, dim=1) if self.all_leads else state
-        return _interpolated(result, grid, query) if is_interpolated else result
+        return _interpolated(state, grid, query) if is_interpolated else state
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """States, and constant channels."""
@@ -174,7 +167,7 @@ class Rollout(Operator):
         """Pairs of about the units of one step."""
         pairs = data[evenly_spread_rows(len(data), _MOST_PAIRS)]
         states, _ = self._parts(pairs.inputs.values)
-        last = pairs.outputs.values[:, -self.channels :]
+        last = pairs.outputs.values
         if self.residual:
             before = resample(states[:, -self.channels :], pairs.inputs.grid, pairs.outputs.grid)
             last = (last - before) / self.steps

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probneural import checks
-from probneural.calibration.bands.shapes import BandField
+from probneural.calibration.bands.conformal import BandField
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.errors import ArgumentError, DataError, GridError
 from probneural.fields import Field

@@ -3,12 +3,10 @@
 from probneural.problems.advection import Advection
 from probneural.problems.advection_diffusion import AdvectionDiffusion
 from probneural.problems.antiderivative import Antiderivative
-from probneural.problems.base import Problem
+from probneural.problems.base import Evolution, GaussianInputProblem, Problem
 from probneural.problems.burgers import Burgers
 from probneural.problems.darcy import Darcy1D
 from probneural.problems.darcy2d import Darcy2D
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
 from probneural.problems.heat import Heat
 from probneural.problems.helmholtz import Helmholtz
 from probneural.problems.input_distributions import (

@@ -1,4 +1,4 @@
-"""Advection, diffusion and decay on the torus in one to three dimensions, solved mode by mode."""
+"""Advection and diffusion on the torus in one to three dimensions, solved mode by mode."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from torch import Tensor
 
 from probneural.checks import check_integer, check_positive, check_real
 from probneural.grids import Grid, per_axis
-from probneural.problems.base import Problem
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import Evolution, GaussianInputProblem, Problem
 from probneural.problems.random_fields import GaussianRandomField
 
 
 @dataclass(frozen=True)
 class AdvectionDiffusion(Evolution, GaussianInputProblem):
-    """Initial state to state at time t of ∂u/∂t + c · ∇u = ν Δu − r u, periodic on the unit cube [0, 1)^d.
+    """Initial state to state at time t of ∂u/∂t + c · ∇u = ν Δu, periodic on the unit cube [0, 1)^d.
 
-    Modes decouple: û(κ, t) = û(κ, 0) e^((−ν|κ|² − i c·κ − r) t) with angular wavenumbers κ = 2πk. The factor is a product over
+    Modes decouple: û(κ, t) = û(κ, 0) e^((−ν|κ|² − i c·κ) t) with angular wavenumbers κ = 2πk. The factor is a product over
     the axes, so this is one real transform per axis, exact for every input that the grid resolves.
 
     Good values: the Péclet number |c|/ν says how far the state travels before it decays; at 100 and more an operator has to
-    get phases right. With c = 0 and r = 0 it is [`Heat`][probneural.problems.Heat], with ν and r tiny a translation by c t,
+    get phases right. With c = 0 it is [`Heat`][probneural.problems.Heat], with ν tiny a translation by c t,
     which is a permutation of the grid points where that is a multiple of the spacing: avoid that in a benchmark.
 
     Failure modes: the map is linear, so a linear regression learns it to rounding from enough pairs. A frequency beyond the
@@ -35,7 +33,6 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
     Args:
         velocity: c, one number per axis or one for all, in length per time.
         diffusivity: ν, in length squared per time.
-        decay: r, per time, at least 0.
         time: Time t of the output.
         dimension: Number of space dimensions d, from 1 to 3.
         random_field: Distribution of initial states, see [`GaussianRandomField`][probneural.problems.GaussianRandomField];
@@ -62,7 +59,6 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
     velocity: float | tuple[float, ...] = 1.0
     _: KW_ONLY
     diffusivity: float = 0.01
-    decay: float = 0.0
     time: float = 1.0
     dimension: int = 1
 
@@ -70,18 +66,16 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
         """Validate the arguments."""
         check_positive(self.diffusivity, "diffusivity")
         check_positive(self.time, "time")
-        check_real(self.decay, "decay", least=0.0)
         check_integer(self.dimension, "dimension", most=3)
         super().__post_init__()
         per_axis(self.velocity, self.dimension, "velocity", check_real)
 
     @property
     def name(self) -> str:
-        """Name with dimension, velocity and diffusivity, and the decay if there is any."""
+        """Name with dimension, velocity and diffusivity."""
         speeds = ", ".join(f"{c:g}" for c in self._velocities())
         speed = speeds if len({*self._velocities()}) > 1 else f"{self._velocities()[0]:g}"
-        decay = f", decay {self.decay:g}" if self.decay else ""
-        return f"Advection-diffusion {self.dimension}-D, velocity {speed}, diffusivity {self.diffusivity:g}{decay}"
+        return f"Advection-diffusion {self.dimension}-D, velocity {speed}, diffusivity {self.diffusivity:g}"
 
     @property
     def _default_field(self) -> GaussianRandomField:
@@ -107,4 +101,4 @@ class AdvectionDiffusion(Evolution, GaussianInputProblem):
             factor = torch.exp(self.time * rates).reshape(-1, *(1,) * (-1 - dim))
             # The inverse transform drops the imaginary part at the Nyquist frequency, a sine that vanishes at all nodes.
             values = torch.fft.irfft(torch.fft.rfft(values, dim=dim) * factor, n=axis.size, dim=dim)
-        return values * math.exp(-self.decay * self.time)
+        return values

@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.checks import check_choice, check_real
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import GaussianInputProblem
 
 _GAUSS_POINTS = 3
 """Gauss-Legendre points per cell: exact for the interpolant, which has degree 5 there."""

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
-from probneural.checks import check_device, check_finite, check_floating, check_integer
+from probneural.checks import check_device, check_finite, check_floating, check_instance, check_integer
 from probneural.contexts import Undisturbed, jvp
-from probneural.errors import DataError, GridError, ResolutionError, ShapeError
+from probneural.errors import ArgumentError, DataError, GridError, ResolutionError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid, per_axis
 from probneural.pairs import FieldPairs
 from probneural.problems.input_distributions import InputDistribution, check_sample_dtype
 from probneural.problems.random_fields import GaussianRandomField
+from probneural.trajectories import FieldTrajectories, check_times
 
 _CHUNK_ELEMENTS = 2**22
 """Number of grid values per chunk of solves in sampling (32 MiB in float64)."""
@@ -130,9 +133,7 @@ class Problem(Undisturbed, ABC):
         dimension = self.dimension
         if isinstance(resolution, Sequence) and len(resolution) != dimension:
             raise ShapeError(
-                expected=f"a resolution for each of {dimension} axes",
-                got=repr(resolution),
-                remedy="give one number, or one per axis",
+                expected=f"a resolution for each of {dimension} axes", got=repr(resolution), remedy="give one number per axis"
             )
         sizes = per_axis(resolution, dimension, "resolution", partial(check_integer, least=-math.inf))
         self._check_resolution(sizes)
@@ -274,9 +275,7 @@ class Problem(Undisturbed, ABC):
         self._check_field(direction, "direction")
         if inputs.grid != direction.grid:
             raise GridError(
-                expected=f"a direction on the inputs' grid, {inputs.grid!r}",
-                got=repr(direction.grid),
-                remedy="use direction.resample(inputs.grid)",
+                expected=f"a direction on the inputs' grid, {inputs.grid!r}", got=repr(direction.grid), remedy="resample it"
             )
         if len(inputs) != len(direction):
             raise ShapeError(
@@ -375,9 +374,7 @@ class Problem(Undisturbed, ABC):
         self._check_grid(field.grid)
         if field.channels != self.in_channels:
             raise ShapeError(
-                expected=f"{name} with {self.in_channels} channels",
-                got=str(field.channels),
-                remedy="channels are the second axis of the values",
+                expected=f"{name} with {self.in_channels} channels", got=str(field.channels), remedy="axis 1 is channels"
             )
         if not len(field):
             raise ShapeError(expected=f"at least one field as {name}", got="none", remedy="skip empty batches")
@@ -392,3 +389,145 @@ def shifted_fields(distribution: GaussianRandomField, *, amplitude: float) -> di
         {'amplitude': 2.0, 'roughness': 1.5}
     """
     return {"amplitude": distribution.amplified(amplitude), "roughness": distribution.roughened(4.0 / 3.0)}
+
+
+class Evolution(Problem):
+    """A problem whose output is the state at `time` of an evolution equation with the input as initial state; abstract.
+
+    The state at any time is the input's first `out_channels` channels moved on, the solution operators are a semigroup,
+    S(s + t) = S(s) S(t), and further channels of an input are parameters that do not vary in time.
+
+    Attributes:
+        time: Time t of the output; trajectories take explicit times.
+        state_first: Whether an input's channels are the state's followed by the parameters.
+    """
+
+    state_first: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # at run time a dataclass would take an inherited property for the default of its field
+
+        @property
+        @abstractmethod
+        def time(self) -> float:
+            """When the output is read."""
+
+    def trajectory(
+        self,
+        n: int,
+        *,
+        times: Sequence[float] | NDArray[Any] | Tensor,
+        resolution: int | Sequence[int],
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> FieldTrajectories:
+        """Draw inputs from the distribution and give the state at each of some times, as exactly as `sample` gives it at one.
+
+        The problem's own `time` is not used. Channels of the start are the state's, then parameters, whichever order an input
+        of the problem has them in.
+
+        Args:
+            n: Number of trajectories.
+            times: Times since the start, positive and ascending, in the problem's units.
+            resolution: Points per axis.
+            seed: Seed of the draws; the same seed and n give the same functions at every resolution and in `sample`.
+            dtype: Dtype of the returned values; the arithmetic is float64.
+
+        Returns:
+            States on one grid, on the CPU, computed in chunks of inputs.
+
+        Raises:
+            ArgumentError: If n is less than 1, or the times are not finite, positive and ascending.
+            ResolutionError: If an axis has fewer points than the distribution needs.
+            UnsupportedError: If the output of the problem is not a state at one time.
+
+        Examples:
+            >>> from probneural.problems import Heat
+            >>> truth = Heat(0.1, dimension=1).trajectory(3, times=[0.1, 0.2], resolution=32, seed=0)
+            >>> later = Heat(0.1, dimension=1, time=0.1).solve(truth.at(1))
+            >>> bool((later.values - truth.at(2).values).abs().max() < 1e-6)
+            True
+        """
+        check_sample_dtype(dtype)
+        n, when, grid = check_integer(n, "n"), check_times(times), self.grid(resolution)
+        coefficients = self.input_distribution.draw(n, seed)
+        starts = torch.empty(n, self.in_channels, *grid.shape, dtype=dtype)
+        values = torch.empty(n, len(when), self.out_channels, *grid.shape, dtype=dtype)
+        done = 0
+        for part in self._chunks(coefficients, grid):
+            rows = slice(done, done + len(part))
+            starts[rows] = self._inputs(part, grid)
+            for number, states in enumerate(self._solve_coefficients_at(part, grid, when)):
+                values[rows, number] = states
+            done = rows.stop
+        if not self.state_first:
+            starts = starts.roll(self.out_channels, dims=1)
+        return FieldTrajectories(Field(starts, grid), values, times=when)
+
+    def _solve_coefficients_at(self, coefficients: Tensor, grid: Grid, times: Tensor) -> Iterator[Tensor]:
+        """Map coefficients to the states `(n, out_channels, *grid)` at each of ascending times, in order and in float64.
+
+        Override where later states are cheaper from earlier ones.
+        """
+        for time in times.tolist():
+            yield self._at(time)._solve_coefficients(coefficients, grid)
+
+    def _at(self, time: float) -> Evolution:
+        """The same problem with another output time."""
+        moved: Evolution = replace(self, time=time)  # type: ignore[type-var]
+        return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianInputProblem(Problem):
+    """A problem whose inputs are a Gaussian random field or a transformation of one; abstract.
+
+    A subclass says what it is called, how it is solved, and what its field is by default. The dimension and the boundary of
+    the default are those of every field that it takes.
+
+    Args:
+        random_field: Distribution of the inputs; by default the subclass's own.
+        design_dim: Coordinates of the design space, at most the number of coefficients of the inputs.
+
+    Attributes:
+        shifted_amplitude: Factor on the field in the shift `"amplitude"`.
+    """
+
+    shifted_amplitude: ClassVar[float] = 2.0
+    random_field: GaussianRandomField | None = None
+    design_dim: int = 8
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        check_random_field(self._field, "random_field", like=self._default_field)
+        check_integer(self.design_dim, "design_dim", most=self.input_distribution.size)
+
+    @property
+    def input_distribution(self) -> InputDistribution:
+        """The Gaussian random field of the inputs."""
+        return self._field
+
+    def shifts(self) -> dict[str, Problem]:
+        """`"amplitude"`: fields larger by `shifted_amplitude`; `"roughness"`: α reduced by a quarter at equal mean variance."""
+        shifted = shifted_fields(self._field, amplitude=self.shifted_amplitude)
+        return {name: replace(self, random_field=field) for name, field in shifted.items()}
+
+    @property
+    def _default_field(self) -> GaussianRandomField:
+        return GaussianRandomField(1, 31)
+
+    @property
+    def _field(self) -> GaussianRandomField:
+        return self._default_field if self.random_field is None else self.random_field
+
+    def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
+        return self._field.evaluate(coefficients, grid)[:, None]
+
+
+def check_random_field(field: object, name: str, *, like: GaussianRandomField) -> None:
+    """Raise an ArgumentError unless `field` is a Gaussian random field with the dimension and the boundary of another."""
+    remedy = f"for instance {like!r}"
+    prior = check_instance(field, GaussianRandomField, name, remedy=remedy, error=ArgumentError)
+    if (prior.dimension, prior.boundary) != (like.dimension, like.boundary):
+        raise ArgumentError(
+            expected=f"a {name} of dimension {like.dimension} with boundary {like.boundary!r}", got=repr(prior), remedy=remedy
+        )

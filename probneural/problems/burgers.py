@@ -13,8 +13,7 @@ from probneural.checks import check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import spectral
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import Evolution, GaussianInputProblem
 
 _CHUNK_ELEMENTS = 2**21
 """Number of weights per chunk, fields x grid points x quadrature points (16 MiB in float64)."""

@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.grids import Grid
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import GaussianInputProblem
 
 _GAUSS_POINTS = 8
 """Gauss-Legendre points per panel."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from probneural.checks import check_choice, check_integer, check_positive
 from probneural.grids import Grid, along_axis
 from probneural.grids.axes import Axis
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import Evolution, GaussianInputProblem
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import modes
 

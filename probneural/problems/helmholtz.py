@@ -12,8 +12,7 @@ from torch import Tensor
 from probneural.checks import check_flag, check_positive
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
-from probneural.problems.base import Problem
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import GaussianInputProblem, Problem
 from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import divide, eigenvalues

@@ -199,9 +199,7 @@ class IndependentDistributions(InputDistribution):
         """The coefficients of each part."""
         if check_floating(coefficients, "coefficients").ndim != 2 or coefficients.shape[1] != self.size:
             raise ShapeError(
-                expected=f"coefficients of shape (n, {self.size})",
-                got=str(tuple(coefficients.shape)),
-                remedy="pass what draw returns",
+                expected=f"coefficients of shape (n, {self.size})", got=str(tuple(coefficients.shape)), remedy="pass draws"
             )
         return coefficients.split([part.size for part in self.parts], dim=1)
 
@@ -287,9 +285,7 @@ class StateDistribution(InputDistribution):
         expected = (len(coefficients), self.channels, *grid.shape)
         if not isinstance(states, Tensor) or states.shape != expected:
             raise ShapeError(
-                expected=f"states of shape {expected} from build",
-                got=describe_tensor(states),
-                remedy="channels are the second axis",
+                expected=f"states of shape {expected} from build", got=describe_tensor(states), remedy="axis 1 is channels"
             )
         return states
 
@@ -312,9 +308,7 @@ def check_levels(probabilities: Float[Tensor, "n d"], size: int) -> None:
     """Raise a typed error unless probabilities are `(n, d)` numbers in [0, 1], d at most `size`."""
     if check_floating(probabilities, "probabilities").ndim != 2 or probabilities.shape[1] > size:
         raise ShapeError(
-            expected=f"probabilities of shape (n, d), d up to {size}",
-            got=str(tuple(probabilities.shape)),
-            remedy="give one row per function",
+            expected=f"probabilities of shape (n, d), d up to {size}", got=str(tuple(probabilities.shape)), remedy="give (n, d)"
         )
     if not bool(((probabilities >= 0) & (probabilities <= 1)).all()):
         raise DataError(

@@ -12,8 +12,7 @@ from torch import Tensor
 from probneural.checks import assign, check_instance, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError
 from probneural.grids import Grid
-from probneural.problems.base import Problem
-from probneural.problems.evolution import Evolution
+from probneural.problems.base import Evolution, Problem
 from probneural.problems.input_distributions import UniformParameters
 from probneural.problems.method_of_lines import MethodOfLines
 from probneural.problems.spectral import spectral_derivative
@@ -35,9 +34,9 @@ class KortewegDeVries(Evolution):
 
         u = 2 ∂²/∂x² log [1 + e^(2θ₁) + e^(2θ₂) + ((κ₁ − κ₂)/(κ₁ + κ₂))² e^(2θ₁ + 2θ₂)],
 
-    which is twice the variance of the slopes 0, 2κ₁, 2κ₂, 2κ₁ + 2κ₂ under the softmax of the exponents: nothing overflows. One
-    soliton is the case without the third and fourth terms. Where they are far apart, the one behind is at xᵢ + 4κᵢ²t, and the
-    one in front is ahead of that by log((κ₂ + κ₁)/(κ₂ − κ₁))/κᵢ.
+    which is twice the variance of the slopes 0, 2κ₁, 2κ₂, 2κ₁ + 2κ₂ under the softmax of the exponents: nothing overflows.
+    Where they are far apart, the one behind is at xᵢ + 4κᵢ²t, and the one in front is ahead of that by
+    log((κ₂ + κ₁)/(κ₂ − κ₁))/κᵢ.
 
     `sample` is exact on every grid. The window [−30, 30) counts as periodic; at its ends, solitons of the default distribution
     are below 1e-12 at time 0, and below 1e-10 at time 3: those of like wavenumbers throw each other far. `solve` and
@@ -53,8 +52,7 @@ class KortewegDeVries(Evolution):
 
     Args:
         time: Time t of the output.
-        solitons: 1 or 2.
-        lower: Least κ₁, κ₂, x₁, x₂ (κ₁, x₁ for one soliton), with all κ₁ below all κ₂.
+        lower: Least κ₁, κ₂, x₁, x₂ with all κ₁ below all κ₂.
         upper: Largest.
         integrator: Method and tolerances of the time integration in `solve`.
         design_dim: Coordinates of the design space, at most the number of parameters.
@@ -66,10 +64,11 @@ class KortewegDeVries(Evolution):
         Hirota (1971), Exact solution of the Korteweg-de Vries equation for multiple collisions of solitons.
 
     Examples:
-        >>> problem = KortewegDeVries(0.5, solitons=1, lower=(0.8, -10.0), upper=(1.0, 0.0), design_dim=2)
-        >>> middle = problem.encode(torch.tensor([[0.5, 0.5]], dtype=torch.float64), grid=problem.grid(72))
-        >>> round(middle.values.max().item(), 12)  # 2 κ² at x = -5
-        1.62
+        >>> problem = KortewegDeVries(0.5)
+        >>> pairs = problem.sample(2, resolution=256, seed=0, dtype=torch.float64)
+        >>> masses = pairs.outputs.values @ pairs.outputs.grid.weights  # conserved
+        >>> torch.allclose(masses, pairs.inputs.values @ pairs.inputs.grid.weights)
+        True
     """
 
     lengths: ClassVar[float] = 60.0
@@ -77,7 +76,6 @@ class KortewegDeVries(Evolution):
 
     time: float = 3.0
     _: KW_ONLY
-    solitons: int = 2
     lower: tuple[float, ...] = (0.7, 1.0, -4.0, -12.0)
     upper: tuple[float, ...] = (0.9, 1.2, 2.0, -6.0)
     integrator: TimeIntegrator = _INTEGRATOR
@@ -89,16 +87,13 @@ class KortewegDeVries(Evolution):
         check_instance(
             self.integrator, TimeIntegrator, "integrator", remedy="give a TimeIntegrator(rtol=1e-8)", error=ArgumentError
         )
-        check_integer(self.solitons, "solitons", most=2)
-        count = 2 * self.solitons
-        check_integer(self.design_dim, "design_dim", most=count)
+        check_integer(self.design_dim, "design_dim", most=4)
         for name in ("lower", "upper"):
-            bounds = check_sequence(getattr(self, name), name, remedy=f"give a tuple of {count} numbers")
+            bounds = check_sequence(getattr(self, name), name, remedy="give a tuple of 4 numbers")
             assign(self, **{name: tuple(check_real(bound, name) for bound in bounds)})
-        ordered = len(self.lower) == len(self.upper) == count and (count == 2 or self.upper[0] < self.lower[1])
-        if not ordered or not all(low > 0.0 for low in self.lower[: self.solitons]):
+        if not len(self.lower) == len(self.upper) == 4 or not 0.0 < self.lower[0] <= self.upper[0] < self.lower[1]:
             raise ArgumentError(
-                expected=f"lower and upper bounds of {count} parameters, wavenumbers positive and those of the first soliton "
+                expected="lower and upper bounds of 4 parameters, wavenumbers positive and those of the first soliton "
                 "below those of the second",
                 got=f"{self.lower} and {self.upper}",
                 remedy="list the wavenumbers first, then the positions",
@@ -107,8 +102,8 @@ class KortewegDeVries(Evolution):
 
     @property
     def name(self) -> str:
-        """Name with the number of solitons and the time."""
-        return f"Korteweg-de Vries, {self.solitons} soliton{'s' if self.solitons > 1 else ''}, time {self.time:g}"
+        """Name with the time."""
+        return f"Korteweg-de Vries, 2 solitons, time {self.time:g}"
 
     @property
     def input_distribution(self) -> UniformParameters:
@@ -117,18 +112,18 @@ class KortewegDeVries(Evolution):
 
     def shifts(self) -> dict[str, Problem]:
         """`"tall"`: wavenumbers larger by a fifth, so solitons are 1.44 times as tall and as fast."""
-        factors = (1.2,) * self.solitons + (1.0,) * self.solitons
+        factors = (1.2, 1.2, 1.0, 1.0)
         lower = tuple(factor * bound for factor, bound in zip(factors, self.lower, strict=True))
         upper = tuple(factor * bound for factor, bound in zip(factors, self.upper, strict=True))
         return {"tall": replace(self, lower=lower, upper=upper)}
 
     def evaluate(
-        self, parameters: Float[Tensor, "n size"], positions: Float64[Tensor, " m"], *, time: float | Tensor
+        self, parameters: Float[Tensor, "n 4"], positions: Float64[Tensor, " m"], *, time: float | Tensor
     ) -> Float[Tensor, "n m"]:
         """The solution with given solitons, anywhere on the line and at any time.
 
         Args:
-            parameters: Wavenumbers and positions at time 0, `(n, 2 * solitons)`.
+            parameters: Wavenumbers and positions at time 0, `(n, 4)`.
             positions: Coordinates x, `(m,)`, not restricted to the window.
             time: t, of either sign.
 
@@ -136,18 +131,14 @@ class KortewegDeVries(Evolution):
             `(n, m)`, in the parameters' dtype.
         """
         places = positions.to(parameters)
-        wavenumbers, centres = parameters[:, : self.solitons, None], parameters[:, self.solitons :, None]
+        wavenumbers, centres = parameters[:, :2, None], parameters[:, 2:, None]
         phases = 2.0 * (wavenumbers * (places - centres) - 4.0 * wavenumbers**3 * time)
         slopes = 2.0 * wavenumbers
-        origin = torch.zeros_like(phases[:, :1])
-        still = torch.zeros_like(slopes[:, :1])
-        if self.solitons == 2:
-            first, second = wavenumbers.split(1, dim=1)
-            interaction = 2.0 * torch.log((second - first) / (second + first))
-            phases = torch.cat([phases, phases.sum(1, keepdim=True) + interaction], dim=1)
-            slopes = torch.cat([slopes, slopes.sum(1, keepdim=True)], dim=1)
-        weights = torch.softmax(torch.cat([origin, phases], dim=1), dim=1)
-        slopes = torch.cat([still, slopes], dim=1)
+        first, second = wavenumbers.split(1, dim=1)
+        interaction = 2.0 * torch.log((second - first) / (second + first))
+        exponents = [torch.zeros_like(phases[:, :1]), phases, phases.sum(1, keepdim=True) + interaction]
+        weights = torch.softmax(torch.cat(exponents, dim=1), dim=1)
+        slopes = torch.cat([torch.zeros_like(slopes[:, :1]), slopes, slopes.sum(1, keepdim=True)], dim=1)
         mean = (weights * slopes).sum(1, keepdim=True)
         return 2.0 * (weights * (slopes - mean).square()).sum(1)
 

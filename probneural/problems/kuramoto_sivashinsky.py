@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from probneural.checks import assign, check_integer, check_interval, check_positive, check_real
+from probneural.checks import check_floating, check_integer, check_positive, check_real
 from probneural.errors import DataError
 from probneural.grids import Grid, resample
-from probneural.problems.base import Problem
-from probneural.problems.evolution import Evolution
-from probneural.problems.exponential_integration import ExponentialRungeKutta
-from probneural.problems.input_distributions import IndependentDistributions, InputDistribution, UniformParameters
+from probneural.problems.base import Evolution, Problem
+from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import GaussianRandomField
 
 _CHUNK_ELEMENTS = 2**18
 """Number of state values per chunk of time stepping, which fits into a processor's cache."""
-
-_ROUNDING = 1e-5
-"""Tolerated relative variation of the viscosity's channel over space: rounding of float32 values."""
-
-Parameter = float | tuple[float, float]
-"""A number, or an interval of values drawn per sample, as a further channel of the input."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,7 @@ class KuramotoSivashinsky(Evolution):
     **Inputs.** Gaussian random fields of unit variance, whose shortest wave is 4.2 √ν long, evolved for `spin_up`; then their
     standard deviation is 1.27 and has forgotten the start's. With `spin_up=0` they are those fields. A draw is stored as nodal
     values on the coarsest grid, which bounds the resolution from below. Designs choose the Gaussian random field: the chaotic
-    map from field to state has no useful derivative. A viscosity that is given as an interval is drawn anew for every function,
-    uniformly, and is a second channel of the input, constant in space; a trajectory keeps it.
+    map from field to state has no useful derivative.
 
     **Method.** Fourier modes on an internal grid of `points` (or the input's own, where that is finer), products freed of
     aliasing by the two-thirds rule, and `ExponentialRungeKutta` in steps of `step` or a little less. Inputs and outputs live on
@@ -56,13 +47,12 @@ class KuramotoSivashinsky(Evolution):
     times shorter). Two solvers that start alike part company like e^(λt): to within 1e-3 they agree for a time of 60 at least.
     Tested against an independent solver.
 
-    Failure modes: below L = 13 √ν or so states are periodic or steady, not chaotic. The smaller ν in an interval decides what
-    all functions cost.
+    Failure modes: below L = 13 √ν or so states are periodic or steady, not chaotic.
 
     Args:
         length: L; at 22 chaos has few degrees of freedom, and their number grows with L.
         time: Time t of the output.
-        viscosity: ν, or an interval of values drawn per sample, as a second channel of the input.
+        viscosity: ν.
         spin_up: Time that Gaussian random fields evolve before they are inputs.
         step: Longest step in time.
         points: Points of the internal grid, by default 3 L/√ν or a few more.
@@ -86,7 +76,7 @@ class KuramotoSivashinsky(Evolution):
     length: float = 64.0
     _: KW_ONLY
     time: float = 2.0
-    viscosity: Parameter = 1.0
+    viscosity: float = 1.0
     spin_up: float = 100.0
     step: float = 0.025
     points: int | None = None
@@ -94,19 +84,12 @@ class KuramotoSivashinsky(Evolution):
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        for name in ("length", "time", "step"):
+        for name in ("length", "time", "viscosity", "step"):
             check_positive(getattr(self, name), name)
         check_real(self.spin_up, "spin_up", least=0.0)
-        check = check_interval if isinstance(self.viscosity, Sequence) else check_positive
-        assign(self, viscosity=check(self.viscosity, "viscosity"))
         if self.points is not None:
             check_integer(self.points, "points", least=self._coarse_points)
-        check_integer(self.design_dim, "design_dim", most=self._starts().size)
-
-    @property
-    def in_channels(self) -> int:  # type: ignore[override]
-        """The state, and the viscosity if that is drawn."""
-        return 2 if isinstance(self.viscosity, tuple) else 1
+        check_integer(self.design_dim, "design_dim", most=self._random_states().size)
 
     @property
     def lengths(self) -> float:  # type: ignore[override]
@@ -116,13 +99,12 @@ class KuramotoSivashinsky(Evolution):
     @property
     def name(self) -> str:
         """Name with length, time and viscosity."""
-        low, high = self._viscosities
-        text = "" if low == high == 1.0 else f", viscosity {low:g}" if low == high else f", viscosity {low:g} to {high:g}"
+        text = "" if self.viscosity == 1.0 else f", viscosity {self.viscosity:g}"
         return f"Kuramoto-Sivashinsky, length {self.length:g}, time {self.time:g}{text}"
 
     @property
     def input_distribution(self) -> EvolvedStates:
-        """States on the attractor, and viscosities."""
+        """States on the attractor."""
         return EvolvedStates(replace(self, time=1.0, design_dim=1))  # independent of both
 
     def shifts(self) -> dict[str, Problem]:
@@ -130,14 +112,9 @@ class KuramotoSivashinsky(Evolution):
         return {"time": self._at(2.0 * self.time), "start": replace(self, spin_up=0.0)}
 
     @property
-    def _viscosities(self) -> tuple[float, float]:
-        """The interval of the viscosity."""
-        return self.viscosity if isinstance(self.viscosity, tuple) else (self.viscosity, self.viscosity)
-
-    @property
     def _size(self) -> float:
         """The length in units of unit viscosity."""
-        return self.length / math.sqrt(self._viscosities[0])
+        return self.length / math.sqrt(self.viscosity)
 
     @property
     def _coarse_points(self) -> int:
@@ -149,36 +126,24 @@ class KuramotoSivashinsky(Evolution):
         field = GaussianRandomField(1, max(4, round(self._size / 4.2)), tau=self._size / 1.3)
         return replace(field, sigma=field.sigma / math.sqrt(field.mean_variance))
 
-    def _starts(self) -> InputDistribution:
-        """Coefficients of smooth random states, then the viscosity if that is drawn."""
-        states = self._random_states()
-        if not isinstance(self.viscosity, tuple):
-            return states
-        low, high = self.viscosity
-        return IndependentDistributions((states, UniformParameters((low,), (high,))))
-
     def _nodal(self, coefficients: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
-        """Values of smooth random states on the coarse grid, and viscosities, of coefficients of both."""
-        states = self._random_states()
+        """Values of smooth random states on the coarse grid."""
         points = self._uniform((self._coarse_points,)).axes[0].coordinates / self.length
-        values = states.evaluate_on_axes(coefficients[:, : states.size], [points])
-        return torch.cat([values, coefficients[:, states.size :]], dim=1)
+        return self._random_states().evaluate_on_axes(coefficients, [points])
 
     @torch.no_grad()
     def _spun_up(self, coefficients: Float64[Tensor, "n size"]) -> Float64[Tensor, "n size"]:
-        """Nodal values after the time `spin_up`, and viscosities."""
+        """Nodal values after the time `spin_up`."""
         if self.spin_up == 0.0:
             return coefficients
         grid, evolved = self._uniform((self._coarse_points,)), []
         for part in self._chunks(coefficients, grid):
             (states,) = self._path(self._inputs(part, grid), grid, (self.spin_up,))
-            evolved.append(torch.cat([states[:, 0], part[:, grid.size :]], dim=1))
+            evolved.append(states[:, 0])
         return torch.cat(evolved)
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
-        coarse = self._uniform((self._coarse_points,))
-        states = resample(coefficients[:, : coarse.size].unflatten(1, (1, -1)), coarse, grid)
-        return torch.cat([states, coefficients[:, coarse.size :, None].expand(-1, -1, *grid.shape)], dim=1)
+        return resample(coefficients[:, None], self._uniform((self._coarse_points,)), grid)
 
     def _solve(self, values: Tensor, grid: Grid) -> Tensor:
         (end,) = self._path(values, grid, (self.time,))
@@ -188,7 +153,7 @@ class KuramotoSivashinsky(Evolution):
         yield from self._path(self._inputs(coefficients, grid), grid, times.tolist())
 
     def _path(self, values: Tensor, grid: Grid, times: Sequence[float]) -> Iterator[Tensor]:
-        """States at ascending times of inputs `(n, in_channels, *grid)`."""
+        """States at ascending times of inputs `(n, 1, *grid)`."""
         resolved = 16 * math.ceil(3.0 * self._size / 16 - 1e-9)  # Fourier transforms of such sizes are fast
         fine = grid.resized(max(self.points or resolved, grid.size))
         paths = [self._advance(part, grid, fine, times) for part in values.split(max(1, _CHUNK_ELEMENTS // fine.size))]
@@ -201,13 +166,13 @@ class KuramotoSivashinsky(Evolution):
         counts = torch.fft.rfftfreq(fine.size, 1.0 / fine.size, dtype=torch.float64).round().to(values.device)
         squares = (2.0 * math.pi / self.length * counts) ** 2
         slopes = 1j * torch.where(2 * counts == fine.size, 0.0, 2.0 * math.pi / self.length * counts)
-        symbol = squares - self._viscosity_of(values[:, 1:]) * squares**2
+        symbol = squares - self.viscosity * squares**2
 
         def rate(spectrum: Tensor) -> Tensor:
             square = torch.fft.rfft(torch.fft.irfft(spectrum, n=fine.size, norm="forward").square(), norm="forward")
             return torch.where(3 * counts < fine.size, -0.5 * slopes * square, 0.0)
 
-        spectrum = torch.fft.rfft(resample(values[:, :1], grid, fine), norm="forward")
+        spectrum = torch.fft.rfft(resample(values, grid, fine), norm="forward")
         method, length = None, math.nan
         for begin, end in zip((0.0, *times), times, strict=False):
             # A quotient of rounded times may exceed an integer by rounding, which must not add a step.
@@ -226,30 +191,10 @@ class KuramotoSivashinsky(Evolution):
                 )
             yield resample(states, fine, grid)
 
-    def _viscosity_of(self, channel: Tensor) -> Tensor:
-        """The viscosity from the second channel of an input, `(n, 1, 1)`, or the fixed one, `(1, 1, 1)`."""
-        if not isinstance(self.viscosity, tuple):
-            return channel.new_full((1, 1, 1), self.viscosity)
-        means = channel.mean(2, keepdim=True)
-        deviation = (channel - means).detach().abs()
-        if not bool((deviation <= _ROUNDING * means.detach().abs()).all()):
-            raise DataError(
-                expected="parameters that are constant in space",
-                got=f"a channel that varies by {float(deviation.amax()):.3g}",
-                remedy="give each sample one number per parameter, as channels after the state",
-            )
-        if not bool((means.detach() > 0).all()):
-            raise DataError(
-                expected="positive parameters",
-                got=f"{float(means.detach().min()):.3g}",
-                remedy="they follow the state's channels",
-            )
-        return means
-
 
 @dataclass(frozen=True)
 class EvolvedStates(InputDistribution):
-    """Smooth random states that have evolved for some time, as nodal values on a coarse grid, with viscosities.
+    """Smooth random states that have evolved for some time, as nodal values on a coarse grid.
 
     Args:
         problem: The problem, which defines evolution and `spin_up`.
@@ -269,15 +214,72 @@ class EvolvedStates(InputDistribution):
 
     @property
     def size(self) -> int:
-        """Number of nodal values on the coarse grid, and of the viscosity if that is drawn."""
-        return self.minimum_resolution + self.problem.in_channels - 1
+        """Number of nodal values on the coarse grid."""
+        return self.minimum_resolution
 
     def quantiles(self, probabilities: Float[Tensor, "n d"]) -> Float[Tensor, "n size"]:
-        """Smooth random states with leading coefficients at given quantiles, without evolution; see the base class.
-
-        Quantiles are assigned alternately to states and viscosities.
-        """
-        return self.problem._nodal(self.problem._starts().quantiles(probabilities))
+        """Smooth random states with leading coefficients at given quantiles, without evolution; see the base class."""
+        return self.problem._nodal(self.problem._random_states().quantiles(probabilities))
 
     def _coefficients(self, n: int, generator: torch.Generator) -> Float64[Tensor, "n size"]:
-        return self.problem._spun_up(self.problem._nodal(self.problem._starts()._coefficients(n, generator)))
+        return self.problem._spun_up(self.problem._nodal(self.problem._random_states()._coefficients(n, generator)))
+
+
+_TERMS = 18
+"""Terms of a Taylor series that reach rounding at |z| = 1."""
+
+
+class ExponentialRungeKutta:
+    """The fourth-order method ETDRK4 for dv/dt = λ v + F(v), with λ diagonal and real, and steps of one length.
+
+    The linear part may be stiff: it does not limit the step, and its error does not grow with |λ|. It is differentiable in v,
+    in λ and in what F holds.
+
+    Args:
+        symbol: The symbol λ, broadcastable to v.
+        step: Length of a step h.
+
+    Reference:
+        Cox and Matthews (2002), Exponential time differencing for stiff systems, equations 26 to 29. The coefficients are
+        written with the functions φ of Hochbruck and Ostermann (2010), Exponential integrators, section 2.1, in place of the
+        contour integrals of Kassam and Trefethen (2005).
+    """
+
+    def __init__(self, symbol: Tensor, step: float) -> None:
+        whole, half = step * symbol, 0.5 * step * symbol
+        first, second, third = phi_functions(whole)
+        self._whole, self._half = whole.exp(), half.exp()
+        self._stage = 0.5 * step * phi_functions(half)[0]
+        self._start = step * (first - 3.0 * second + 4.0 * third)
+        self._middle = step * (2.0 * second - 4.0 * third)
+        self._end = step * (4.0 * third - second)
+
+    def advance(self, state: Tensor, rate: Callable[[Tensor], Tensor]) -> Tensor:
+        """The state one step later; `rate` is F, which is evaluated four times."""
+        start = rate(state)
+        coasting = self._half * state
+        middle = coasting + self._stage * start
+        first = rate(middle)
+        second = rate(coasting + self._stage * first)
+        end = rate(self._half * middle + self._stage * (2.0 * second - start))
+        return self._whole * state + self._start * start + self._middle * (first + second) + self._end * end
+
+
+def phi_functions(z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """φ₁(z) = (e^z − 1)/z, φ₂(z) = (φ₁ − 1)/z and φ₃(z) = (φ₂ − 1/2)/z of real numbers, to rounding and differentiably.
+
+    Examples:
+        >>> [round(float(value), 12) for value in phi_functions(torch.zeros((), dtype=torch.float64))]
+        [1.0, 0.5, 0.166666666667]
+    """
+    is_small = check_floating(z, "z").abs() < 1.0
+    small, large = torch.where(is_small, z, 0.0), torch.where(is_small, 1.0, z)  # the unselected branch remains finite
+    values = []
+    recurrence = torch.expm1(large) / large
+    for order in (1, 2, 3):
+        series = torch.zeros_like(z)
+        for power in reversed(range(_TERMS)):
+            series = series * small + 1.0 / math.factorial(power + order)
+        values.append(torch.where(is_small, series, recurrence))
+        recurrence = (recurrence - 1.0 / math.factorial(order)) / large
+    return values[0], values[1], values[2]

@@ -17,8 +17,7 @@ from probneural.checks import check_callable, check_instance, check_integer, che
 from probneural.contexts import jvp
 from probneural.errors import ArgumentError, DataError, ShapeError
 from probneural.grids import Grid, check_grid
-from probneural.problems.base import Problem, shifted_fields
-from probneural.problems.evolution import Evolution
+from probneural.problems.base import Evolution, Problem, shifted_fields
 from probneural.problems.input_distributions import (
     IndependentDistributions,
     InputDistribution,
@@ -48,10 +47,9 @@ class MethodOfLines(Evolution):
         >>> problem = MethodOfLines(allen_cahn, name="Allen-Cahn")
 
     **Stiff equations.** On N points an explicit method takes steps of order N^−m for a spatial derivative of order m.
-    Remedies, best first: a `linear_symbol` for the part L that is diagonal in Fourier space, which is then solved exactly by
-    an integrating factor; `TimeIntegrator(method="BDF")`, `"Radau"` or `"LSODA"`, implicit methods of SciPy, which treat the
-    fields one by one on the CPU. The equation of Kuramoto and Sivashinsky, for example, is
-    `linear_symbol=lambda k: k**2 - k**4` with F = −u ∂u/∂x.
+    Remedy: a `linear_symbol` for the part L that is diagonal in Fourier space, which is then solved exactly by an integrating
+    factor. The equation of Kuramoto and Sivashinsky, for example, is `linear_symbol=lambda k: k**2 - k**4` with
+    F = −u ∂u/∂x.
 
     **Accuracy.** The error in time follows the integrator's tolerances (each step's root-mean-square error of every field
     stays below atol + rtol |u|; errors accumulate). The error in space is that of your F on the grid and is not
@@ -60,10 +58,9 @@ class MethodOfLines(Evolution):
     other fields within the tolerance.
 
     **Derivatives.** Autograd differentiates the steps and stores them all (an adjoint equation would need the state backwards
-    in time, which diffusion makes ill-posed). With an explicit method and a stiff equation, these steps may be too large for
+    in time, which diffusion makes ill-posed). With a stiff equation, these steps may be too large for
     perturbations rougher than the state. `derivative` and forward mode integrate the tangent equation to the same
-    tolerances; they are linear in the direction within the tolerance. F must be differentiable by PyTorch. Implicit methods
-    have forward derivatives only.
+    tolerances; they are linear in the direction within the tolerance. F must be differentiable by PyTorch.
 
     **Equality.** Two problems are equal if their functions are the same objects. A function defined in a module survives
     pickling; a lambda does not.
@@ -137,11 +134,9 @@ class MethodOfLines(Evolution):
                 )
         if self.linear_symbol is not None:
             check_callable(self.linear_symbol, "linear_symbol", remedy=_SEE)
-            if (self.domain is not None and not all(self.domain.periodic)) or self.integrator.is_implicit:
+            if self.domain is not None and not all(self.domain.periodic):
                 raise ArgumentError(
-                    expected="a linear_symbol with a periodic domain and an explicit method",
-                    got=f"{self.domain!r}, method={self.integrator.method!r}",
-                    remedy="drop one, or move the linear part into right_hand_side",
+                    expected="a linear_symbol with a periodic domain", got=repr(self.domain), remedy="use right_hand_side alone"
                 )
 
     @property
@@ -242,7 +237,7 @@ class MethodOfLines(Evolution):
                 expected=f"a solution of {self.name!r} that exists until time {times[-1]:g}",
                 got=f"{self.integrator.method}: {str(error).splitlines()[0]:.200}",
                 remedy="check the sign of each term and the size of the inputs; if the equation is stiff give its "
-                "linear_symbol or use method='BDF', and if it only takes many steps raise max_steps",
+                "linear_symbol, and if it only takes many steps raise max_steps",
             ) from error
 
     def _solve_coefficients_at(self, coefficients: Tensor, grid: Grid, times: Tensor) -> Iterator[Tensor]:

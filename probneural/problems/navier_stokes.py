@@ -13,8 +13,7 @@ from torch.distributions import Distribution, Independent, Normal
 from probneural.checks import assign, check_integer, check_positive, check_real, check_sequence
 from probneural.errors import ArgumentError, DataError
 from probneural.grids import Grid
-from probneural.problems.base import Problem
-from probneural.problems.evolution import Evolution
+from probneural.problems.base import Evolution, Problem
 from probneural.problems.input_distributions import InputDistribution
 from probneural.problems.random_fields import CORNER_TAIL
 

@@ -187,9 +187,7 @@ class GaussianRandomField(InputDistribution):
         """
         if check_floating(coefficients, "coefficients").ndim != 2 or coefficients.shape[1] != self.size:
             raise ShapeError(
-                expected=f"coefficients of shape (n, {self.size})",
-                got=str(tuple(coefficients.shape)),
-                remedy="pass what draw returns",
+                expected=f"coefficients of shape (n, {self.size})", got=str(tuple(coefficients.shape)), remedy="pass draws"
             )
         coordinates = check_sequence(coordinates, "coordinates", remedy="give one vector per axis")
         if len(coordinates) != self.dimension:

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from probneural.checks import check_positive
 from probneural.grids import Grid
-from probneural.problems.base import Problem
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import Evolution, GaussianInputProblem, Problem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 

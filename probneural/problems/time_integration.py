@@ -1,4 +1,4 @@
-"""Ordinary differential equations in time, by adaptive steps: explicit ones of torchdiffeq, implicit ones of SciPy."""
+"""Ordinary differential equations in time, by the adaptive explicit steps of torchdiffeq."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from probneural.checks import check_choice, check_integer, check_positive, missing
-from probneural.errors import UnsupportedError
 
 _MOST_GROWTH = 300.0
 """Largest exponent of an integrating factor; e^709 would overflow."""
-
-_EXPLICIT = ("dopri5", "dopri8", "bosh3")
-_IMPLICIT = ("LSODA", "BDF", "Radau")
 
 Rate = Callable[[Tensor, Tensor], Tensor]
 """Maps a time and states `(k, n, c, *grid)` to their rates of change."""
@@ -32,31 +28,26 @@ class TimeIntegrator:
     """Time integrator of [`MethodOfLines`][probneural.problems.MethodOfLines].
 
     Args:
-        method: Explicit Runge-Kutta pairs of order 5, 8 or 3, or implicit methods of SciPy.
+        method: Explicit Runge-Kutta pair of order 5, 8 or 3.
         rtol: Tolerance relative to the state.
         atol: Absolute tolerance, in units of the state.
-        max_steps: Largest number of steps to an output, those that are tried again included; implicit methods do not count.
+        max_steps: Largest number of steps to an output, those that are tried again included.
 
     Raises:
         ArgumentError: If an argument is out of range.
     """
 
-    method: Literal["dopri5", "dopri8", "bosh3", "LSODA", "BDF", "Radau"] = "dopri5"
+    method: Literal["dopri5", "dopri8", "bosh3"] = "dopri5"
     rtol: float = 1e-8
     atol: float = 1e-10
     max_steps: int = 100_000
 
     def __post_init__(self) -> None:
         """Validate the arguments."""
-        check_choice(self.method, _EXPLICIT + _IMPLICIT, "method")
+        check_choice(self.method, ("dopri5", "dopri8", "bosh3"), "method")
         check_positive(self.rtol, "rtol")
         check_positive(self.atol, "atol")
         check_integer(self.max_steps, "max_steps")
-
-    @property
-    def is_implicit(self) -> bool:
-        """Whether the method is one of SciPy's, without autograd."""
-        return self.method in _IMPLICIT
 
     def advance(self, states: Tensor, rate: Rate, *, times: Sequence[float], symbol: Tensor | None) -> Iterator[Tensor]:
         """Integrate from time 0.
@@ -72,11 +63,7 @@ class TimeIntegrator:
 
         Raises:
             IntegrationError: If the solution does not exist up to the final time, or needs too many steps.
-            UnsupportedError: If the method is implicit where autograd is on.
         """
-        if self.is_implicit:
-            yield from self._advance_implicitly(states, rate, times)
-            return
         flow: _Plain | _Rotating
         if symbol is None:
             flow = _Plain(rate, rtol=self.rtol, atol=self.atol)
@@ -89,12 +76,12 @@ class TimeIntegrator:
             step = float(torch.nan_to_num(0.01 * (size + self.atol) / (pace + self.atol), nan=0.0).clamp(1e-9, 1e-2))
         step = min(step * max(1.0, times[0]), times[0])
         for begin, end in zip((0.0, *times), times, strict=False):
-            states, step = self._advance_explicitly(states, flow, begin=begin, end=end, step=step)
+            states, step = self._advance_to(states, flow, begin=begin, end=end, step=step)
             if not bool(torch.isfinite(states).all()):
                 raise IntegrationError(f"values that are not finite at time {end:g}")
             yield states
 
-    def _advance_explicitly(
+    def _advance_to(
         self, states: Tensor, flow: _Plain | _Rotating, *, begin: float, end: float, step: float
     ) -> tuple[Tensor, float]:
         """Torchdiffeq's methods, from one time to another; returns the states and a step to go on with."""
@@ -113,40 +100,6 @@ class TimeIntegrator:
             states = flow.leave(path[-1], float(ends[1]))
             step = max(flow.longest_step, 1e-3 * step)
         return states, step
-
-    def _advance_implicitly(self, states: Tensor, rate: Rate, times: Sequence[float]) -> Iterator[Tensor]:
-        """SciPy's methods, one field at a time: a Jacobian of all of them would be mostly zeros."""
-        from scipy.integrate import solve_ivp
-
-        if states.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(
-                expected="an explicit method where autograd is on",
-                got=f"method={self.method!r} of SciPy, without autograd",
-                remedy="use problem.derivative or forward mode, or linear_symbol with dopri5",
-            )
-        for begin, end in zip((0.0, *times), times, strict=False):
-            ends = []
-            for start in states.detach().split(1, dim=1):
-
-                def slope(now: float, flat: Any, like: Tensor = start) -> Any:
-                    state = torch.from_numpy(flat).to(like).reshape(like.shape)
-                    with torch.no_grad():
-                        return rate(torch.tensor(now).to(like), state).cpu().flatten().numpy()
-
-                path = solve_ivp(
-                    slope,
-                    (begin, end),
-                    start.cpu().flatten().numpy(),
-                    method=self.method,
-                    t_eval=[end],
-                    rtol=max(self.rtol, 3e-14),
-                    atol=self.atol,
-                )
-                if not path.success:
-                    raise IntegrationError(path.message)
-                ends.append(torch.from_numpy(path.y[:, -1]).to(start).reshape(start.shape))
-            states = torch.cat(ends, dim=1)
-            yield states
 
 
 class _Plain:

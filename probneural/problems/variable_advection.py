@@ -12,9 +12,7 @@ from probneural.checks import check_positive
 from probneural.errors import DataError
 from probneural.grids import Grid
 from probneural.problems import spectral
-from probneural.problems.base import Problem, shifted_fields
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem, check_random_field
+from probneural.problems.base import Evolution, GaussianInputProblem, Problem, check_random_field, shifted_fields
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 

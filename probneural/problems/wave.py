@@ -7,15 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_choice, check_integer, check_positive
-from probneural.fields import Field
 from probneural.grids import Grid, along_axis
 from probneural.grids.axes import Axis
-from probneural.problems.evolution import Evolution
-from probneural.problems.gaussian_input import GaussianInputProblem
+from probneural.problems.base import Evolution, GaussianInputProblem
 from probneural.problems.input_distributions import IndependentDistributions
 from probneural.problems.random_fields import GaussianRandomField
 from probneural.problems.spectral import modes
@@ -102,29 +99,6 @@ class Wave(Evolution, GaussianInputProblem):
     def periodic(self) -> bool:  # type: ignore[override]
         """Whether the boundary is periodic; otherwise grids include both end points."""
         return self.boundary == "periodic"
-
-    def energy(self, states: Field) -> Float[Tensor, " n"]:
-        """The energy ∫ (v² + c²|∇u|²)/2 of states, by Parseval's identity, exact for what the grid resolves.
-
-        Args:
-            states: Displacements and velocities, `(n, 2, *grid)`.
-
-        Returns:
-            `(n,)` in the states' dtype; `solve` leaves it unchanged, except for what a Nyquist frequency holds.
-
-        Raises:
-            GridError: If the grid is not of the problem's kind.
-            ShapeError: If there are not two channels.
-            DataError: If a value is not finite.
-        """
-        self._check_field(states, "states")
-        coefficients, frequencies = self._analyse(states.values.double(), states.grid)
-        squares = (
-            coefficients.real.square() + coefficients.imag.square() if coefficients.is_complex() else coefficients.square()
-        )
-        density = squares[:, 1] + frequencies**2 * squares[:, 0]
-        total: Tensor = 0.5 * density.flatten(1).sum(1)
-        return total.to(states.dtype)
 
     def _inputs(self, coefficients: Tensor, grid: Grid) -> Tensor:
         parts = self.input_distribution.split(coefficients)

@@ -80,9 +80,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         ) from error
     if header.get("format") != FORMAT or "content" not in header:
         raise FileError(
-            expected=f"a file of format {FORMAT}",
-            got=str(header.get("format")),
-            remedy="other safetensors files hold no operator",
+            expected=f"a file of format {FORMAT}", got=str(header.get("format")), remedy="give a file written by save"
         )
     content = _content(header["content"])
     if header.get("digest") != _digest(tensors, content):

@@ -256,22 +256,6 @@ def unpacked(tensors: Mapping[str, Tensor], skeleton: Mapping[str, Mapping[str, 
     return state
 
 
-def trial_step(optimizer: Optimizer) -> None:
-    """Take a step that decreases half the sum of the squares of the parameters."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def closure() -> float:
-        for parameter in parameters:
-            parameter.grad = parameter.detach().clone()
-        return sum(float(parameter.detach().abs().square().sum()) / 2 for parameter in parameters)
-
-    if isinstance(optimizer, torch.optim.LBFGS):
-        optimizer.step(closure)
-    else:
-        closure()
-        optimizer.step()
-
-
 def _skeleton(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value

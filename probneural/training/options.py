@@ -159,9 +159,7 @@ class Optimization:
             )
         if self.optimizer == "lbfgs" and self.precision == "float16":
             raise ArgumentError(
-                expected="an optimizer of one evaluation a step with float16",
-                got="lbfgs, whose line search compares losses",
-                remedy="leave precision out",
+                expected="an optimizer of one evaluation a step with float16", got="lbfgs", remedy="leave precision out"
             )
 
     def precision_in(self, epoch: int, epochs: int) -> Literal["bfloat16", "float16"] | None:

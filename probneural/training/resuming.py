@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -19,13 +18,11 @@ from torch import Tensor
 from probneural.errors import FileError
 from probneural.fingerprints import identity_of
 from probneural.processes import first_says, gathered, rank, world_size
-from probneural.randomness import global_generator, seeded
+from probneural.randomness import global_generator
 from probneural.training import atomic, files, optimizers, schema, weights
 from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
 
-_FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors of an optimiser that is given the state of another."""
 _STEPS = ("last_epoch", "_step_count", "_last_lr")
 """State of built-in schedules that training changes; the remaining state follows from arguments."""
 
@@ -147,7 +144,8 @@ class Keeper:
         tensors, metadata = files.read(self.path)
         extends = self._check_identity(metadata)
         stored = _by_owner(tensors)
-        is_builtin = options.optimizer in WITH_DECAY and (options.schedule is None or isinstance(options.schedule, str))
+        has_our_moments = options.optimizer in WITH_DECAY
+        is_builtin = has_our_moments and (options.schedule is None or isinstance(options.schedule, str))
         _check_weights(stored["model"], weights.state_of(run.operator))
         groups, schedule = _check_progress(
             metadata,
@@ -167,40 +165,21 @@ class Keeper:
             raise _mismatch("finite weights")
         if bool(stored["random"]) != bool(metadata["step"]):
             raise _mismatch("states of random generators within an epoch, and none between epochs")
-        _check_random_states(stored["random"], run.device)
         try:
-            state = {"state": optimizers.unpacked(stored["optimizer"], metadata["state"]), "param_groups": groups}
-            self._try(state, schedule, is_builtin=is_builtin, is_finished=len(metadata["losses"]) == run.plan.epochs)
-        except _FAILURES as error:
+            moments = optimizers.unpacked(stored["optimizer"], metadata["state"])
+            if has_our_moments:
+                _check_moments(moments, run.optimizer)
+            for name, state in stored["random"].items():
+                if (kind := name.partition(".")[2]) in ("cpu", run.device.type):
+                    torch.Generator(kind).set_state(state)
+            run.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+            run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise _mismatch("the state of this run's optimiser") from error
-        self._take_over(stored, metadata, state, schedule)
+        self._take_over(stored, metadata)
 
-    def _try(self, state: dict[str, Any], schedule: dict[str, Any], *, is_builtin: bool, is_finished: bool) -> None:
-        """Take a step of an optimiser in this state, with ones in place of the weights; a state of another form fails.
-
-        Raises:
-            FileError: If moments of an optimiser of ours have other names, shapes or dtypes.
-        """
-        plan = self.run.plan
-        ones = [torch.ones_like(parameter, requires_grad=True) for parameter in self.run.parameters]
-        trial = optimizers.make_optimizer(ones, learning_rate=plan.learning_rate, options=plan.optimization)
-        steps = optimizers.make_schedule(trial, steps=plan.epochs * self.run.steps, options=plan.optimization)
-        with seeded(plan.seed, "trial step", devices=[self.run.device]):
-            if plan.optimization.optimizer in WITH_DECAY:
-                optimizers.trial_step(trial)
-                _check_moments(state["state"], trial.state_dict()["state"])
-            trial.load_state_dict(copy.deepcopy(state))
-            optimizers.trial_step(trial)
-            steps.load_state_dict({**steps.state_dict(), **schedule})
-            if not (is_builtin or is_finished):
-                steps.step()
-
-    def _take_over(
-        self, stored: dict[str, dict[str, Tensor]], metadata: dict[str, Any], state: dict[str, Any], schedule: dict[str, Any]
-    ) -> None:
+    def _take_over(self, stored: dict[str, dict[str, Tensor]], metadata: dict[str, Any]) -> None:
         run = self.run
-        run.optimizer.load_state_dict(state)
-        run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
         if metadata["scaler"]:
             run.scaler.load_state_dict(metadata["scaler"])
         weights.put_back(run.operator, stored["model"])
@@ -330,31 +309,17 @@ def _check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
         raise _mismatch("weights and moments of this run's names, shapes and dtypes")
 
 
-def _check_moments(moments: Mapping[int, Mapping[str, Any]], expected: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise a FileError unless the moments of each parameter have the expected names, shapes and dtypes."""
-    for number, tensors in moments.items():
-        if number not in expected or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+def _check_moments(moments: Mapping[int, Mapping[str, Tensor]], optimizer: torch.optim.Optimizer) -> None:
+    """Raise a FileError unless the moments of each parameter have its shape, and step counts are scalars."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, entries in moments.items():
+        if any(entry.shape != (() if name == "step" else parameters[number].shape) for name, entry in entries.items()):
             raise _mismatch("moments of this run's parameters")
-        _check_weights(tensors, expected[number])
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:
     """States of torch's global generators that a training on this device draws from, by kind."""
     return {place.type: global_generator(place).get_state() for place in (torch.device("cpu"), device)}
-
-
-def _check_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Raise a FileError unless states, by process and kind, are those of generators."""
-    try:
-        for name, state in states.items():
-            kind = name.partition(".")[2]
-            if kind in ("cpu", device.type):
-                generator = global_generator(device if kind == device.type else torch.device(kind))
-                before = generator.get_state()
-                generator.set_state(state)
-                generator.set_state(before)
-    except (RuntimeError, TypeError) as error:
-        raise _mismatch("states of random generators") from error
 
 
 def _mismatch(expected: str) -> FileError:

@@ -413,8 +413,6 @@ def _trained(operator: nn.Module) -> list[Tensor]:
         raise ArgumentError(expected="an operator with parameters to train", got="none", remedy="unfreeze some")
     if any(parameter.is_inference() for parameter in parameters):
         raise ArgumentError(
-            expected="an operator with parameters that autograd takes",
-            got="one that was made in torch.inference_mode",
-            remedy="build it outside, or under torch.no_grad",
+            expected="parameters that autograd takes", got="some of torch.inference_mode", remedy="build it under torch.no_grad"
         )
     return parameters

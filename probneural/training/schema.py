@@ -141,9 +141,7 @@ def check_names(names: Iterable[str], expected: Iterable[str], *, where: str, op
         lacks = f"no {', '.join(sorted(missing))}" if missing else ""
         extra = f"{', '.join(name[:_SHOWN] for name in sorted(others)[:5])} beside it" if others else ""
         raise FileError(
-            expected=where,
-            got=" and ".join(filter(None, (lacks, extra))),
-            remedy="load the file with the version of probneural that wrote it",
+            expected=where, got=" and ".join(filter(None, (lacks, extra))), remedy="load it with the version that wrote it"
         )
 
 

@@ -137,9 +137,7 @@ def fit(
         first, second = sets, [_check_watched(validation, sets).detached()]
     if options.early_stopping is not None and not second:
         raise ArgumentError(
-            expected="a validation split for early stopping to watch",
-            got=f"validation={validation} of {sum(map(len, sets))} pairs",
-            remedy="raise it",
+            expected="a validation split for early stopping to watch", got=f"validation={validation}", remedy="raise it"
         )
     checkpoint = cast("Checkpoint | None", running.checkpoint)
     names = "" if checkpoint is None else hashlib.sha256("".join(source.fingerprint for source in sets).encode()).hexdigest()

@@ -62,9 +62,7 @@ class Unroll:
         )
         if self.steps == 1 and self.pushforward:
             raise ArgumentError(
-                expected="two steps or more to push forward",
-                got=repr(self),
-                remedy="give Unroll(steps=4, ...) and pairs of windows(steps=4)",
+                expected="two steps or more to push forward", got=repr(self), remedy="give Unroll(steps=4) and windows(steps=4)"
             )
 
     def settings(self) -> dict[str, Any]:

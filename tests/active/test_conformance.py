@@ -211,18 +211,17 @@ PREDICTORS: dict[str, Callable[[], Predictor]] = {
     "last layer": lambda: head_of("last layer", torch.device("cpu")),
     "low rank": lambda: head_of("low rank", torch.device("cpu")),
     "kernel": kernel,
-    "matched members": lambda: FeaturePredictor(members),
     "members": lambda: FeaturePredictor(members),
 }
 
 
 LOW_RANK = pytest.param("low rank", marks=pytest.mark.slow)  # its latent has a dimension per weight
-GAUSSIAN = ["features", "last layer", LOW_RANK, "kernel", "matched members"]
+GAUSSIAN = ["features", "last layer", LOW_RANK, "kernel"]
 
 
 def in_turn(cases: dict[str, Make], *more: str) -> list[Any]:
     """Every case on every kind of predictor, and in `make test` on one kind each, in turn."""
-    fast = ["features", "last layer", "kernel", "matched members", *more]
+    fast = ["features", "last layer", "kernel", *more]
     return [
         pytest.param(name, kind, marks=[pytest.mark.slow] * (kind != fast[number % len(fast)]))
         for number, name in enumerate(cases)
@@ -233,7 +232,7 @@ def in_turn(cases: dict[str, Make], *more: str) -> list[Any]:
 def score_of(make: Make, kind: str) -> AcquisitionFunction:
     def of(functional: Functional, encode: Callable[[Tensor], Field] = encode) -> OperatorModel:
         predictor = PREDICTORS[kind]()
-        return OperatorModel(predictor, encode=encode, functional=functional, moment_matched=kind.startswith("matched"))
+        return OperatorModel(predictor, encode=encode, functional=functional)
 
     return make(of)
 
@@ -289,7 +288,7 @@ def test_the_optimiser_runs_looking_ahead_for_two(name: str, kind: str) -> None:
 @pytest.mark.bad_input
 @pytest.mark.parametrize("name", LOOK_AHEAD)
 def test_ensembles_cannot_look_ahead(name: str) -> None:
-    with pytest.raises(UnsupportedError, match="Gaussian predictor.*moment_matched=True"):
+    with pytest.raises(UnsupportedError, match="a Gaussian predictor"):
         check_optimised(LOOK_AHEAD[name], "members", q=1)
 
 

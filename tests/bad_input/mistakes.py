@@ -90,15 +90,7 @@ FUNCTIONALS = [
     *refused("times", lambda v: pn.functionals.integral(GRID) * v, ("a", None, NAN, 1j, True, INF), ArgumentError, "factor"),
 ]
 
-PROBLEMS = [
-    *refused(
-        "widths",
-        lambda v: pn.problems.Advection(initial="square", widths=v),
-        ((0.5, 0.1), (0.1,), 3, ("a", "b")),
-        ArgumentError,
-        "widths",
-    ),
-]
+PROBLEMS = []
 
 
 def fit(**changes: Any) -> object:
@@ -292,7 +284,6 @@ LOOP = [
     ),
     *refused("simulator", lambda v: simulated(simulator=v), (None, 3), ArgumentError, "simulator"),
     *refused("simulate store", lambda v: simulated(store=v), (None, 3), ArgumentError, "store|ResultStore"),
-    *refused("out_grid", lambda v: simulated(out_grid=v), (16, "fine"), GridError, "Grid"),
 ]
 
 CASES = [

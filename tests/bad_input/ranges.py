@@ -50,7 +50,6 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "problems.AdvectionDiffusion": {
         "diffusivity": POSITIVE,
         "time": POSITIVE,
-        "decay": (-0.1,),
         "dimension": (0, 4),
         "velocity": ((1.0, 2.0), nan),
         "design_dim": (10**6,),

@@ -30,9 +30,7 @@ from probneural import (
     runs,
     training,
 )
-from probneural.calibration.bands.by_lead import TrajectoryBand
-from probneural.calibration.bands.conformal import Band
-from probneural.calibration.bands.shapes import BandField
+from probneural.calibration.bands.conformal import Band, BandField, TrajectoryBand
 from probneural.calibration.novelty.detector import NoveltyDetector
 from probneural.calibration.variance.by_lead import LeadScaling, ScaledForecast
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
@@ -541,7 +539,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "problems.Wave.inputs": of(coefficients=lambda: normal(2, 12)),
     "problems.Wave.derivative": of(inputs=waves, direction=waves),
     "problems.Wave.solve": of(inputs=waves),
-    "problems.Wave.energy": of(states=waves),
     "problems.dealias": of(u=lambda: normal(3, 1, 16)),
     "problems.spectral_derivative": of(u=lambda: normal(3, 1, 16)),
     "runs.Config.from_dict": of(values=dict),

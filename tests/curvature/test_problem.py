@@ -61,7 +61,7 @@ def test_refuses_what_does_not_fit() -> None:
         for wrong in (0, -1, 1.5, True):
             with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
                 Minibatches(**{name: wrong})
-    with pytest.raises(ArgumentError, match="a layout of this operator's parameters"):
+    with pytest.raises(ArgumentError, match="expected this operator's parameters"):
         changed(case, layout=ParameterVector.of(torch.nn.Linear(1, 1)))
     with pytest.raises(DataError, match="of one dtype"):
         changed(case, inputs=problem.inputs.to(torch.float32))

@@ -13,8 +13,7 @@ from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.forecasts import EnsembleKalmanFilter, EnsembleKalmanSmoother, Observation, StepInputs, propagate
-from probneural.forecasts.analysis import EnsembleAnalysis
-from probneural.forecasts.ensembles import EnsembleKalmanMethod
+from probneural.forecasts.analysis import EnsembleAnalysis, EnsembleKalmanMethod
 from probneural.forecasts.observations import ObservedNumbers, update
 from probneural.functionals import MatrixFunctional, sensors
 from probneural.grids import Grid

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probneural.errors import ArgumentError, GridError
-from probneural.forecasts.ensembles import gaspari_cohn, taper
+from probneural.forecasts.analysis import gaspari_cohn, taper
 from probneural.grids import Grid
 from tests.helpers import scattered
 

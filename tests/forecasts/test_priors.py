@@ -10,7 +10,7 @@ from probneural.fields import Field
 from probneural.forecasts import climatology, propagate
 from probneural.functionals import MatrixFunctional
 from tests.forecasts.cases import GRID, affine, start_of
-from tests.helpers import normal
+from tests.helpers import cross_covariance, normal
 
 
 def test_moments_are_those_of_the_sample_and_functions_are_apart() -> None:
@@ -18,7 +18,7 @@ def test_moments_are_those_of_the_sample_and_functions_are_apart() -> None:
     u = climatology(states, functions=3)
     assert torch.equal(u.mean, states.values.mean(0).expand(3, -1, -1))
     assert u.discrepancy is not None
-    covariance = u.cross_covariance(u).unflatten(0, (3, -1)).unflatten(2, (3, -1))
+    covariance = cross_covariance(u, u).unflatten(0, (3, -1)).unflatten(2, (3, -1))
     sample = torch.cov(states.values.flatten(1).mT)
     for row in range(3):
         for column in range(3):

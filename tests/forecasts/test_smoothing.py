@@ -15,7 +15,7 @@ from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.functionals import MatrixFunctional, integral, sensors
 from probneural.grids import Grid
 from tests.forecasts.cases import GRID, affine, dense_forecast, initial_of, start_of
-from tests.helpers import normal
+from tests.helpers import cross_covariance, normal
 
 STEPS = 5
 CHOICES = list(itertools.product(("trajectory", "step"), ("trajectory", "step", "none"), (False, True)))
@@ -116,7 +116,7 @@ def test_a_start_that_the_same_operator_made(is_conditioned: bool) -> None:
     for lead in range(4):
         assert gap(rest.at(lead).mean, longer.at(lead + 1).mean) <= 1e-12
         one, other = rest.at(lead), longer.at(lead + 1)
-        assert gap(one.cross_covariance(one), other.cross_covariance(other)) <= 1e-12
+        assert gap(cross_covariance(one, one), cross_covariance(other, other)) <= 1e-12
     fresh = propagate(predictor, start, steps=3, initial=first, draws="step")
     assert gap(fresh.at(2).variance, rest.at(2).variance) >= 1e-3  # another operator: errors do not add up
 

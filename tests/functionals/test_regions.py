@@ -357,7 +357,7 @@ class TestBadInput:
     def test_paths_elsewhere(self) -> None:
         with pytest.raises(GridError, match="cut the path"):
             line_integral(self.LINE, [[0.5], [1.5]])
-        with pytest.raises(GridError, match="no interpolant"):
+        with pytest.raises(GridError, match="predict on a uniform grid"):
             line_integral(self.SCATTERED, [[0.5, 0.5], [0.6, 0.6]])
         with pytest.raises(DataError, match="finite vertices"):
             line_integral(self.LINE, [[0.5], [math.nan]])

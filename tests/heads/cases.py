@@ -20,15 +20,13 @@ from probneural.heads import (
     BayesianOperator,
     DeepEnsemble,
     KernelOperator,
-    Kronecker,
     Laplace,
     LaplaceEnsemble,
     LastLayerLaplace,
     LowRank,
 )
 from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
-from probneural.heads.residuals import ResidualSums
-from probneural.heads.training_data import TrainingData
+from probneural.heads.training_data import ResidualSums, TrainingData
 from probneural.operators import (
     FNO,
     DeepONet,
@@ -240,7 +238,6 @@ HEADS = {
     "low-rank": Laplace(LowRank(rank=40)),
     "low-rank-grown": Laplace("low_rank", noise=0.01, prior_precision=2.0, effective_observations=5.0),
     "kronecker": Laplace("kronecker"),
-    "kronecker-corrected": Laplace(Kronecker(eigenvalue_correction=True), noise=0.01, prior_precision=2.0),
     "diagonal": Laplace("diagonal"),
     "iterative": Laplace(Iterative(rank=40), noise=0.01, prior_precision=2.0),
 }
@@ -311,7 +308,7 @@ def operators_of(head: str) -> tuple[str, ...]:
     return ("fno-1d", "fno-ends", "conv", "complex")
 
 
-_SLOW = {"low-rank", "low-rank-grown", "kronecker-corrected", "iterative"}
+_SLOW = {"low-rank", "low-rank-grown", "iterative"}
 _FEW = ("fno-1d", "complex")
 PAIRS = [(head, operator) for head in HEADS for operator in OPERATORS if head not in _SLOW or operator in _FEW]
 """What contracts run on: every head on every operator, but for heads that repeat others slowly."""

@@ -25,7 +25,7 @@ heads = {
     "last layer": LastLayerLaplace(),
     "moved": LastLayerLaplace(moves_mean=True),
     "low rank": Laplace(LowRank(), **named),
-    "kronecker": Laplace(Kronecker(eigenvalue_correction=True), **named),
+    "kronecker": Laplace(Kronecker(), **named),
     "probes": Laplace(Kronecker(probes=4), show_progress=False),
     "full": Laplace("full", **named),
     "diagonal": Laplace("diagonal", **named),

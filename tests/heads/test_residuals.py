@@ -12,8 +12,7 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import KernelOperator, Laplace, LastLayerLaplace
-from probneural.heads.residuals import given_per_channel
-from probneural.heads.training_data import training_data
+from probneural.heads.training_data import given_per_channel, training_data
 from probneural.pairs import FieldPairs
 from tests.heads.cases import PERIODIC, data_for, estimate_effective_observations, fields, small_fno
 from tests.helpers import normal

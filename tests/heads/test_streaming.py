@@ -20,9 +20,9 @@ from probneural.heads import (
     KernelOperator,
     Laplace,
     LastLayerLaplace,
-    residuals,
     weight_problem,
 )
+from probneural.heads import training_data as training_data_module
 from probneural.heads.last_layer import laplace as last_layer
 from probneural.heads.training_data import training_data
 from probneural.metrics import score, score_pairs
@@ -64,7 +64,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_layer, "_BATCH_ELEMENTS", 8 * 16 * 5)
     monkeypatch.setattr(weight_problem, "_BATCH_POINTS", 8 * 16)
     monkeypatch.setattr("probneural.statistics._CHUNK_NUMBERS", 8 * 16)
-    monkeypatch.setattr("probneural.heads.ensembles.members._BATCH_ELEMENTS", 3 * 8 * 16)
+    monkeypatch.setattr("probneural.heads.ensembles.deep_ensemble._BATCH_ELEMENTS", 3 * 8 * 16)
     monkeypatch.setattr("probneural.curvature.rows._READ_VALUES", 8 * 16)
     monkeypatch.setattr("probneural.pairs.provenance._VALUES_AT_ONCE", 8 * 16)
     monkeypatch.setattr("probneural.distributions.predictors.base._VALUES", 8 * 16)
@@ -163,7 +163,7 @@ class TestEffectiveObservations:
     def test_second_moment_equals_pairs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         values = fields(Grid.uniform(48), 60, 2, seed=4, waves=6).values
         pairwise = estimate_effective_observations(values, grid=Grid.uniform(48))
-        monkeypatch.setattr(residuals, "_KEPT_FUNCTIONS", 10)
+        monkeypatch.setattr(training_data_module, "_KEPT_FUNCTIONS", 10)
         torch.testing.assert_close(estimate_effective_observations(values, grid=Grid.uniform(48)), pairwise, rtol=1e-12, atol=0)
 
     @pytest.mark.parametrize("rank", [1, 10, 100, 4096])
@@ -173,7 +173,7 @@ class TestEffectiveObservations:
         values = normal(200, rank, seed=2)
         values = (values if basis is None else values @ basis)[:, None]
         exact = float(estimate_effective_observations(values, grid=grid))
-        monkeypatch.setattr(residuals, "_KEPT_VALUES", 0)
+        monkeypatch.setattr(training_data_module, "_KEPT_VALUES", 0)
         assert float(estimate_effective_observations(values, grid=grid)) == pytest.approx(
             exact, rel=0.1 if rank == 4096 else 0.03
         )
@@ -181,7 +181,7 @@ class TestEffectiveObservations:
     def test_smooth_residuals_on_a_fine_grid(self, monkeypatch: pytest.MonkeyPatch) -> None:
         values = fields(Grid.uniform((64, 64)), 100, 1, seed=4, waves=4).values
         exact = float(estimate_effective_observations(values, grid=Grid.uniform((64, 64))))
-        monkeypatch.setattr(residuals, "_KEPT_VALUES", 0)
+        monkeypatch.setattr(training_data_module, "_KEPT_VALUES", 0)
         assert float(estimate_effective_observations(values, grid=Grid.uniform((64, 64)))) == pytest.approx(exact, rel=0.03)
 
 

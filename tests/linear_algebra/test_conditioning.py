@@ -8,7 +8,6 @@ from torch import Tensor
 
 from probneural.errors import ConstraintError, ShapeError
 from probneural.linear_algebra.conditioning import (
-    LowRankUpdate,
     Rounding,
     condition_exactly,
     condition_noisily,
@@ -53,13 +52,6 @@ class TestLowRankUpdate:
             return
         for index in (0, -1, slice(1), torch.tensor([1, 0, 1])):
             assert torch.allclose(one[index].dense(), matrix[index], rtol=0, atol=1e-14)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("factors", [(), (3,), (2, 1), (1, 2)])
-def test_directions_and_factors_that_do_not_fit(factors: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match=r"directions \(\*batch, r, k\) with factors"):
-        LowRankUpdate(torch.ones(2, 5), torch.ones(factors))
 
 
 @pytest.mark.parametrize(("observations", "rank"), SHAPES)

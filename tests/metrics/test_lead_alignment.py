@@ -108,7 +108,7 @@ def test_the_history_is_that_of_the_training_windows(of_two_states: pn.distribut
     assert torch.equal(
         forecast.at(4).mean, forecast_of(of_two_states, starts, inputs=pn.forecasts.StepInputs(history=2)).at(4).mean
     )
-    with pytest.raises(ArgumentError, match=r"history=2, as the training windows have; got history=1; leave history= out"):
+    with pytest.raises(ArgumentError, match=r"history=2, as in training windows; got history=1; leave history= out"):
         forecast_of(of_two_states, starts, inputs=pn.forecasts.StepInputs(history=1))
     closed = pn.forecasts.propagate(of_two_states, starts, steps=2)
     assert torch.allclose(closed.at(1).mean, of_two_states(starts).mean)

@@ -10,7 +10,7 @@ import torch
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.grids import Grid
 from probneural.operators import AttentionOperator
-from probneural.operators.layers.attention import AttentionBlock, attention, log_weights_of
+from probneural.operators.attention import AttentionBlock, attention, log_weights_of
 from probneural.problems.poisson_on_shapes import triangulated_disk
 from tests.curvature.cases import Sizes
 from tests.helpers import generator, normal

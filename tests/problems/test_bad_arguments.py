@@ -27,7 +27,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
     AdvectionDiffusion: [
         {"diffusivity": 0.0},
         {"time": -1.0},
-        {"decay": -0.1},
         {"dimension": 4},
         {"velocity": (1.0, 2.0)},
         {"velocity": math.nan},
@@ -48,7 +47,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
     KortewegDeVries: [
         {"time": 0.0},
         {"integrator": 1e-8},
-        {"solitons": 3},
         {"lower": (0.7, 1.0)},
         {"lower": (0.0, 1.0, -4.0, -12.0)},
         {"lower": (0.7, 0.8, -4.0, -12.0)},

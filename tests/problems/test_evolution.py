@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import probneural.problems as problems
-from probneural.errors import ArgumentError, UnsupportedError
+from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import (
@@ -54,7 +54,7 @@ class Case:
         return self.problem.name
 
 
-SOLITON = KortewegDeVries(solitons=1, lower=(0.7, -4.0), upper=(0.9, 2.0), design_dim=2)
+SOLITONS = KortewegDeVries()
 PREY = MethodOfLines(
     reaction,
     input_distribution=IndependentDistributions((GaussianRandomField(1, 3), GaussianRandomField(1, 3, sigma=10.0))),
@@ -74,11 +74,9 @@ CASES = [
     Case(NavierStokesShell(drift=(0.3, 0.1)), 13),
     Case(VariableSpeedAdvection(random_field=GaussianRandomField(1, 4)), 255, error=1e-8),
     Case(Burgers(0.05), 192, error=1e-10),
-    Case(SOLITON, 160, (0.02, 0.05), 1e-5),
+    Case(SOLITONS, 192, (0.02, 0.05), 1e-5),
     Case(PREY, 64, (0.1, 0.2), 1e-8),
-    Case(replace(PREY, linear_symbol=None, integrator=TimeIntegrator(method="BDF"), name="BDF"), 17, (0.1, 0.2), 1e-6),
     Case(KuramotoSivashinsky(22.0, spin_up=10.0, step=0.1), 80, (1.0, 2.0), 1e-9),
-    Case(KuramotoSivashinsky(22.0, viscosity=(0.8, 1.2), spin_up=10.0, step=0.1, points=80), 80, (1.0, 2.0), 1e-9),
 ]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 
@@ -130,23 +128,19 @@ def test_every_problem_with_a_time_evolves_and_is_a_case() -> None:
 
 def test_an_equation_that_depends_on_time_goes_on_with_it() -> None:
     """Between outputs as well: du/dt = cos(t) is a sine."""
-    for method in ("dopri5", "LSODA"):
-        problem = MethodOfLines(
-            lambda t, u, grid: t.cos().expand_as(u),
-            input_distribution=GaussianRandomField(1, 4),
-            integrator=TimeIntegrator(method=method, rtol=1e-10, atol=1e-12),
-        )
-        truth = problem.trajectory(2, times=[0.5, 1.7, 3.0], resolution=9, seed=0, dtype=torch.float64)
-        for lead, time in enumerate(truth.times.tolist(), 1):
-            expected = truth.at(0).values + math.sin(time)
-            torch.testing.assert_close(truth.at(lead).values, expected, atol=1e-8, rtol=0)
+    problem = MethodOfLines(
+        lambda t, u, grid: t.cos().expand_as(u),
+        input_distribution=GaussianRandomField(1, 4),
+        integrator=TimeIntegrator(rtol=1e-10, atol=1e-12),
+    )
+    truth = problem.trajectory(2, times=[0.5, 1.7, 3.0], resolution=9, seed=0, dtype=torch.float64)
+    for lead, time in enumerate(truth.times.tolist(), 1):
+        expected = truth.at(0).values + math.sin(time)
+        torch.testing.assert_close(truth.at(lead).values, expected, atol=1e-8, rtol=0)
 
 
 @pytest.mark.bad_input
 def test_what_has_no_trajectory() -> None:
-    problem = Advection(initial="square", space_time=True, time=1.0)
-    with pytest.raises(UnsupportedError, match="already has a time axis"):
-        problem.trajectory(2, times=[0.5], resolution=40, seed=0)
     with pytest.raises(ArgumentError, match="expected an integer of at least 1 as n"):
         Heat().trajectory(0, times=[0.5], resolution=18, seed=0)
     with pytest.raises(ArgumentError, match="dtype"):

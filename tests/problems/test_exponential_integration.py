@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.problems.exponential_integration import ExponentialRungeKutta, phi_functions
+from probneural.problems.kuramoto_sivashinsky import ExponentialRungeKutta, phi_functions
 
 
 def phi_by_series(order: int, z: float) -> float:

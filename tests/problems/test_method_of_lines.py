@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import derivative
 from probneural.grids import Grid
@@ -70,7 +70,7 @@ def solver(rtol: float = 1e-8, atol: float = 1e-10, **settings: object) -> Metho
     )
 
 
-@pytest.mark.parametrize("method", ["dopri5", "dopri8", "bosh3", "BDF", "Radau", "LSODA"])
+@pytest.mark.parametrize("method", ["dopri5", "dopri8", "bosh3"])
 def test_every_method_solves_burgers(method: str) -> None:
     problem = MethodOfLines(
         burgers,
@@ -81,7 +81,7 @@ def test_every_method_solves_burgers(method: str) -> None:
     )
     error = problem.solve(PAIRS.inputs[:1]).values - PAIRS.outputs.values[:1]
     assert error.abs().max() < 1e-4
-    if method not in ("dopri5", "BDF"):  # one of each family; tangents are dear
+    if method != "dopri5":  # tangents are dear
         return
     change = problem.derivative(PAIRS.inputs[:1], DIRECTION[:1]).values - EXACT.derivative(PAIRS.inputs, DIRECTION).values[:1]
     assert change.abs().max() < 1e-3
@@ -188,7 +188,7 @@ def test_stiff_symbols_span_by_span(monkeypatch: pytest.MonkeyPatch) -> None:
 
     split = MethodOfLines(steepening, linear_symbol=symbol, **settings)
     inputs = split.sample(2, resolution=32, seed=0, dtype=torch.float64).inputs
-    stiff = MethodOfLines(whole, **(settings | {"integrator": TimeIntegrator(method="LSODA", atol=1e-9)}))
+    stiff = MethodOfLines(whole, **(settings | {"integrator": TimeIntegrator(atol=1e-9)}))
     torch.testing.assert_close(split.solve(inputs).values, stiff.solve(inputs).values, atol=1e-4, rtol=0)
     counted = []
 
@@ -229,7 +229,7 @@ def test_time_is_passed_on() -> None:
     def rate(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
         return 2.0 * time * torch.ones_like(u)
 
-    for settings in ({}, {"integrator": TimeIntegrator(method="LSODA")}, {"linear_symbol": lambda k: 0.0 * k}):
+    for settings in ({}, {"linear_symbol": lambda k: 0.0 * k}):
         problem = MethodOfLines(rate, input_distribution=INPUTS, time=1.5, **settings, design_dim=1)
         inputs = problem.sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
         torch.testing.assert_close(problem.solve(inputs).values, inputs.values + 2.25, atol=1e-7, rtol=0)
@@ -311,7 +311,7 @@ def test_dealiased_products_are_projections_of_products(size: int) -> None:
 def test_solutions_that_cease_to_exist() -> None:
     grid = Grid.uniform((9,))
     large = Field(torch.full((1, 1, 9), 3.0, dtype=torch.float64), grid)
-    for settings in ({}, {"linear_symbol": lambda k: -(k**2)}, {"integrator": TimeIntegrator(method="BDF")}):
+    for settings in ({}, {"linear_symbol": lambda k: -(k**2)}):
         with pytest.raises(DataError, match="exists until time 1.*linear_symbol"):
             MethodOfLines(growth, input_distribution=INPUTS, **settings, design_dim=1).solve(large)
     with pytest.raises(DataError, match="max_num_steps.*raise max_steps"):
@@ -333,16 +333,6 @@ def test_rates_of_a_wrong_shape() -> None:
     states = StateDistribution(INPUTS, lambda coefficients, grid: coefficients)
     with pytest.raises(ShapeError, match="from build"):
         MethodOfLines(decay, input_distribution=states, design_dim=1).sample(2, resolution=63, seed=0)
-
-
-@pytest.mark.bad_input
-def test_implicit_methods_are_out_of_sight_of_autograd() -> None:
-    values = torch.ones(1, 1, 9, dtype=torch.float64, requires_grad=True)
-    problem = MethodOfLines(decay, input_distribution=INPUTS, integrator=TimeIntegrator(method="BDF"), design_dim=1)
-    with pytest.raises(UnsupportedError, match="without autograd"):
-        problem.solve(Field(values, Grid.uniform((9,))))
-    with torch.no_grad():
-        problem.solve(Field(values, Grid.uniform((9,))))
 
 
 @pytest.mark.bad_input
@@ -370,7 +360,6 @@ def test_derivatives_between_walls() -> None:
         ({"domain": Grid.uniform((8, 8))}, "1 axes"),
         ({"input_distribution": UniformParameters((0.0,), (1.0,)), "design_dim": 1}, "StateDistribution"),
         ({"design_dim": 100}, "design_dim"),
-        ({"linear_symbol": viscosity, "integrator": TimeIntegrator(method="BDF")}, "explicit method"),
         ({"linear_symbol": viscosity, "domain": Grid.uniform(8, periodic=False)}, "periodic domain"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else value,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy
 import pytest
 import torch
 
-from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.problems import GaussianRandomField, MethodOfLines, Wave, spectral_derivative
@@ -56,7 +53,7 @@ def test_velocity_is_the_rate_of_change(dimension: int, boundary: str) -> None:
 
 @pytest.mark.parametrize("boundary", ["periodic", "dirichlet"])
 @pytest.mark.parametrize("shape", [(16,), (9, 10), (7, 6, 5)])
-def test_energy_is_conserved_and_time_is_reversible(boundary: str, shape: tuple[int, ...]) -> None:
+def test_time_is_reversible(boundary: str, shape: tuple[int, ...]) -> None:
     problem = Wave(
         1.3,
         time=2.7,
@@ -66,23 +63,9 @@ def test_energy_is_conserved_and_time_is_reversible(boundary: str, shape: tuple[
         design_dim=1,
     )
     pairs = problem.sample(3, resolution=shape, seed=0, dtype=torch.float64)
-    torch.testing.assert_close(problem.energy(pairs.outputs), problem.energy(pairs.inputs), rtol=1e-12, atol=0)
     signs = torch.tensor([1.0, -1.0]).reshape(2, *(1,) * len(shape))
     back = problem.solve(Field(pairs.outputs.values * signs, pairs.outputs.grid)).values * signs
     torch.testing.assert_close(back, pairs.inputs.values, atol=1e-12, rtol=0)
-
-
-def test_energy_is_the_integral() -> None:
-    problem = Wave(0.6, dimension=2, random_field=GaussianRandomField(2, 3))
-    states = problem.sample(2, resolution=(9, 8), seed=0, dtype=torch.float64).inputs
-    slopes = [spectral_derivative(states.values[:, 0], states.grid, axis=axis) for axis in (0, 1)]
-    density = 0.5 * (states.values[:, 1].square() + 0.36 * (slopes[0].square() + slopes[1].square()))
-    torch.testing.assert_close(problem.energy(states), density.flatten(1) @ states.grid.weights, rtol=1e-12, atol=0)
-    fixed = Wave(0.6, boundary="dirichlet", random_field=GaussianRandomField(1, 3, boundary="dirichlet"), design_dim=1)
-    grid = fixed.grid(33)
-    x = grid.points[:, 0]
-    state = torch.stack([torch.sin(2 * math.pi * x), torch.sin(math.pi * x)])[None]
-    assert fixed.energy(Field(state, grid)).item() == pytest.approx(0.25 + 0.25 * 0.36 * (2 * math.pi) ** 2, rel=1e-12)
 
 
 def test_a_mean_velocity_moves_the_mean() -> None:
@@ -117,10 +100,3 @@ def test_names() -> None:
         Wave(dimension=2, boundary="dirichlet", random_field=GaussianRandomField(2, 4, boundary="dirichlet")).name
         == "Wave 2-D, speed 1, fixed ends"
     )
-
-
-@pytest.mark.bad_input
-def test_energy_of_one_channel() -> None:
-    problem = Wave()
-    with pytest.raises(ShapeError, match="2 channels"):
-        problem.energy(Field(torch.zeros(1, 1, 32), problem.grid(32)))

@@ -215,7 +215,7 @@ def test_weights_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
     assert all(bool(torch.isfinite(tensor).all()) for tensor in files.read(path)[0].values())
 
 
-@some_options
+@pytest.mark.parametrize("name", ["default", "stopped early", "float16"])
 def test_a_resume_that_fails_changes_no_weight(name: str, tmp_path: Path) -> None:
     """Checkpoints within and between epochs, with damaged tensors or JSON; a changed learning rate may be too high."""
     path, outcomes = tmp_path / "run", Counter[str]()

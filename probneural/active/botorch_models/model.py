@@ -27,7 +27,7 @@ from probneural.active.botorch_models.conditioning import (
     split_root,
 )
 from probneural.active.botorch_models.posteriors import FieldPosterior, Measurements, MemberPosterior
-from probneural.checks import check_callable, check_finite, check_flag, check_instance, check_integer, check_sequence
+from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_sequence
 from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, LatentError, ShapeError, UnsupportedError
@@ -41,9 +41,8 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
 
     Any acquisition function works on it if the predictor is Gaussian: those of a posterior's mean, variance or draws, those
     that look ahead (`condition_on_observations`, `fantasize`), and those that maximise draws (`OperatorDraws`). An ensemble
-    cannot be conditioned on numbers it did not predict, so it cannot look ahead; `moment_matched=True` replaces it by the
-    Gaussian of the same mean and covariance. Several outputs need an objective or a posterior transform, as with any BoTorch
-    model. Functionals of one predictor belong in one model: a `ModelList` of two
+    cannot be conditioned on numbers it did not predict, so it cannot look ahead. Several outputs need an objective or a
+    posterior transform, as with any BoTorch model. Functionals of one predictor belong in one model: a `ModelList` of two
     models would draw their latents independently.
 
     A head without a finite number of weights, `KernelOperator`, has a latent for every call: the same base samples are another
@@ -68,7 +67,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         functional: A, on the grid where the field is to be evaluated; it need not be the inputs' grid.
         noise: Variance of the observation noise of the outputs, in their units squared: a number, or one per output `(m,)`; the
             predictor's own by default, as `observation_variance` has it.
-        moment_matched: Whether an ensemble counts as a Gaussian of its mean and covariance, of rank s.
 
     Attributes:
         outputs: Positions of the model's outputs among the functional's values, channel by channel.
@@ -101,7 +99,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         encode: Callable[[Tensor], Field],
         functional: Functional,
         noise: float | Float[Tensor, "..."] | None = None,
-        moment_matched: bool = False,
     ) -> None:
         super().__init__()
         self.predictor = check_instance(
@@ -109,7 +106,6 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         )
         self.encode = check_callable(encode, "encode", remedy="pass lambda designs: problem.encode(designs, grid=grid)")
         self.functional = check_functional(functional)
-        self.moment_matched = check_flag(moment_matched, "moment_matched")
         size = predictor.out_channels * functional.size
         self.outputs = list(range(size))
         if isinstance(noise, Tensor) and noise.ndim > 1:
@@ -324,17 +320,10 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         """Predict at designs and push through the functional."""
         inputs, where = self.encoded(X), self.functional.grid
         field = self.predictor(inputs, None if inputs.grid == where else where).apply(self.functional)
-        if isinstance(field, EmpiricalField):
-            if not self.moment_matched:
-                return field
-            matched = field.moment_matched()  # its latent has one number per member, the same members in every call
-            return GaussianField(matched.mean, matched.root, latent=self.predictor._identity, grid=matched.grid)
-        if isinstance(field, GaussianField):
+        if isinstance(field, EmpiricalField | GaussianField):
             return field
         raise UnsupportedError(
-            expected="a predictor of Gaussian or empirical fields",
-            got=type(field).__name__,
-            remedy="draw samples and wrap them in an EmpiricalField",
+            expected="a predictor of Gaussian or empirical fields", got=type(field).__name__, remedy="use an EmpiricalField"
         )
 
     def _predicted(self, X: Tensor, outputs: list[int]) -> FieldPosterior | MemberPosterior:
@@ -417,8 +406,7 @@ class OperatorModel(Undisturbed, Model, FantasizeMixin):
         return UnsupportedError(
             expected=f"a Gaussian predictor for a {feature}",
             got="an ensemble, whose members are the only functions it knows: noisy observations agree with none of them",
-            remedy="OperatorModel(..., moment_matched=True) takes its Gaussian of the same mean and covariance, "
-            "that of EmpiricalField.moment_matched()",
+            remedy="use a head of Gaussian fields",
         )
 
 
@@ -432,9 +420,7 @@ def _check_designs(X: Tensor) -> None:
         )
     if X.ndim < 2:
         raise ShapeError(
-            expected="designs of shape b x q x d",
-            got=str(tuple(X.shape)),
-            remedy="a single design of d numbers is design[None]",
+            expected="designs of shape b x q x d", got=str(tuple(X.shape)), remedy="one design of d numbers is design[None]"
         )
 
 

@@ -302,9 +302,7 @@ class ActiveLearner:
         ranks = [int(rank) for rank in chosen]
         if len(ranks) != count or len({*ranks}) != count or not all(0 <= rank < len(free) for rank in ranks):
             raise ArgumentError(
-                expected=f"a choice of {count} different positions below {len(free)}",
-                got=str(ranks),
-                remedy=f"mend {type(self.acquisition).__name__}.select",
+                expected=f"a choice of {count} different positions below {len(free)}", got=str(ranks), remedy="mend its select"
             )
         return SimulationBatch(number, target, (), tuple(free[rank] for rank in ranks), time.perf_counter() - started)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import secrets
 import time
 from collections import Counter, deque
@@ -20,7 +19,6 @@ from probneural.active.simulation.workers import Outcome, Simulator, Task, packe
 from probneural.checks import check_callable, check_instance, described
 from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
-from probneural.grids import Grid, check_grid
 
 _TICK = 0.05
 """Seconds between looks at the queue while other processes are at work on functions in it."""
@@ -57,7 +55,6 @@ def simulate(
     *,
     store: ResultStore,
     options: SimulationOptions | None = None,
-    out_grid: Grid | None = None,
 ) -> SimulationReport:
     """Simulate the input functions that a store has no result for, and store each result before it is used.
 
@@ -78,10 +75,8 @@ def simulate(
     Without an `executor`, each worker is a process of its own with one thread: one that hangs or dies is replaced, and
     the others do not notice. They start afresh in every call and import this package, which takes seconds (an `ActiveLearner`
     keeps them for all rounds of a `run`). An executor of yours is used as it is and not shut down. Its workers cannot be
-    killed, so a simulation with a timeout runs in a thread there, which is abandoned when time is up: it goes on using its
-    core, and is not tried again in this call; a result that comes late is stored, and found by the next call. Simulators that
-    never release Python's interpreter lock can only be stopped in own processes. Where the executor itself has trouble, as a
-    `ProcessPoolExecutor` has when one of its workers dies, what it had is reported as lost, and not counted as an attempt.
+    killed, so there is no timeout. Where the executor itself has trouble, as a `ProcessPoolExecutor` has when one of its
+    workers dies, what it had is reported as lost, and not counted as an attempt.
 
     A simulator that runs a program should do so by `subprocess.run(..., check=True, capture_output=True)`: the end of what the
     program writes to stderr then stands in the reason of its failure.
@@ -92,7 +87,6 @@ def simulate(
         inputs: n input functions; equal ones are simulated once.
         store: Store of the results.
         options: Executor, number of processes, time limit and attempts.
-        out_grid: Required grid of results; any grid by default.
 
     Returns:
         The outcome of each input; the results are `store.pairs(keys)`.
@@ -121,10 +115,8 @@ def simulate(
     check_instance(options, SimulationOptions, "options", remedy=remedy, error=ArgumentError)
     check_callable(simulator, "simulator", remedy="give a function of a Field of one function, e.g. problem.solve")
     check_instance(store, ResultStore, "store", remedy="open one: pn.active.ResultStore(path)", error=ArgumentError)
-    if out_grid is not None:
-        check_grid(out_grid, "out_grid")
     with contextlib.closing(WorkerPool(simulator, options)) as pool:
-        return simulate_in(pool, inputs, store=store, options=options, out_grid=out_grid)
+        return simulate_in(pool, inputs, store=store, options=options)
 
 
 def simulate_in(
@@ -133,7 +125,6 @@ def simulate_in(
     *,
     store: ResultStore,
     options: SimulationOptions,
-    out_grid: Grid | None = None,
 ) -> SimulationReport:
     """Do what `simulate` does in a pool that stays open."""
     if not isinstance(inputs, Field) or len(inputs) == 0:
@@ -142,22 +133,14 @@ def simulate_in(
             got="none" if isinstance(inputs, Field) else described(inputs),
             remedy="nothing else is simulated",
         )
-    return _Run(pool, inputs, store, options, out_grid=None if out_grid is None else pickle.dumps(out_grid)).report()
+    return _Run(pool, inputs, store, options).report()
 
 
 class _Run:
     """One call: the functions that wait in a queue, and those that workers have."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        inputs: Field,
-        store: ResultStore,
-        options: SimulationOptions,
-        *,
-        out_grid: bytes | None,
-    ) -> None:
-        self.pool, self.inputs, self.store, self.options, self.out_grid = pool, inputs, store, options, out_grid
+    def __init__(self, pool: WorkerPool, inputs: Field, store: ResultStore, options: SimulationOptions) -> None:
+        self.pool, self.inputs, self.store, self.options = pool, inputs, store, options
         self.keys = tuple(store.key(inputs[row]) for row in range(len(inputs)))
         self.rows = {key: row for row, key in reversed(list(enumerate(self.keys)))}  # the first of equal functions
         self.failed: Counter[str] = Counter()
@@ -222,7 +205,7 @@ class _Run:
     def _task(self, key: str) -> Task:
         inputs = packed(self._function(key))
         number = secrets.randbits(62)  # another one in every call and every process
-        return Task(inputs, str(self.store.path), self.store.identity, self.out_grid, number)
+        return Task(inputs, str(self.store.path), self.store.identity, number)
 
     def _is_settled(self, key: str, outcome: Outcome) -> bool:
         """Whether a function has a result or a reason now; if not, it is in the queue again."""
@@ -240,7 +223,7 @@ class _Run:
             if not outcome.is_stored:
                 self.store.fail(self._function(key), reason=outcome.reason, seconds=outcome.seconds)
             self.failed[key] += 1
-            if outcome.status != "abandoned" and self.failed[key] < self.options.attempts:
+            if self.failed[key] < self.options.attempts:
                 self.queue.append(key)
                 return False
         self.failures[key] = outcome.reason

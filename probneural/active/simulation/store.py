@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -71,12 +71,12 @@ class _Entry(NamedTuple):
     Attributes:
         state: Size of the file in bytes and its time of modification in nanoseconds; if they change, it is read again.
         created: When it was written, in seconds since 1970.
-        row: Its row of the table.
+        failure: The failed attempt; None for a result.
     """
 
     state: tuple[int, int]
     created: float
-    row: dict[str, Any]
+    failure: Failure | None
 
 
 class ResultStore:
@@ -139,7 +139,7 @@ class ResultStore:
 
     def __len__(self) -> int:
         """Number of usable results; reads those that have not been read."""
-        return len(self._rows(RESULTS))
+        return len(self._usable_entries(RESULTS))
 
     def add(self, inputs: Field, outputs: Field, *, seconds: float) -> str:
         """Store one result durably: when this returns, it survives a crash of the process and of the machine.
@@ -175,21 +175,10 @@ class ResultStore:
             GridError: If results have different grids.
             ShapeError: If results have different numbers of channels.
         """
-        _check_keys(keys)
-        records = [self._fields(key, results_only=True) for key in keys]
+        if not keys:
+            raise DataError(expected="at least one key", got="none", remedy="an empty data set has no grid")
+        records = [self._result(key) for key in keys]
         return FieldPairs(*(Field.cat([record[side] for record in records]) for side in ("inputs", "outputs")))
-
-    def inputs(self, keys: Sequence[str]) -> Field:
-        """Return the input functions of results or failed attempts, in the order of the keys.
-
-        Raises:
-            DataError: If there are no keys, or the functions have different dtypes.
-            FileError: If nothing is known of a key.
-            GridError: If the functions have different grids.
-            ShapeError: If the functions have different numbers of channels.
-        """
-        _check_keys(keys)
-        return Field.cat([self._fields(key, results_only=False)["inputs"] for key in keys])
 
     def fail(self, inputs: Field, *, reason: str, seconds: float) -> None:
         """Store one failed attempt durably, with its input function.
@@ -207,7 +196,8 @@ class ResultStore:
 
     def failures(self) -> list[Failure]:
         """Return the failed attempts, oldest first, those of functions that succeeded later included."""
-        return [Failure(**{name: row[name] for name in ("key", "reason", "seconds", "when")}) for row in self._rows(FAILURES)]
+        entries = sorted(self._usable_entries(FAILURES), key=lambda entry: entry.created)
+        return [entry.failure for entry in entries if entry.failure is not None]
 
     def attempts(self, key: str) -> int:
         """Return how many attempts at a function have failed.
@@ -217,13 +207,6 @@ class ResultStore:
         """
         check_key(key)
         return len(list((self.path / FAILURES).glob(f"{key}-*{SUFFIX}")))
-
-    def table(self) -> list[dict[str, object]]:
-        """Return one row per result or failed attempt, oldest first: key, status, seconds, when, reason.
-
-        The status is "done" or "failed", and `reason` is empty for results.
-        """
-        return self._rows(RESULTS, FAILURES)
 
     def remember(self, name: str, value: JSON) -> None:
         """Keep a decision for good, for example which candidates a round chose: what was decided stays decided.
@@ -294,11 +277,9 @@ class ResultStore:
         """A short description, which reads no file."""
         return f"ResultStore({str(self.path)!r})"
 
-    def _fields(self, key: str, *, results_only: bool) -> dict[str, Field]:
+    def _result(self, key: str) -> dict[str, Field]:
         check_key(key)
         path = path_of(self.path, RESULTS, f"{key}{SUFFIX}")
-        if not path.exists() and not results_only:
-            path = path_of(self.path, FAILURES, f"{key}-1{SUFFIX}")
         try:
             return read_record(path)[1]
         except OSError as error:
@@ -308,11 +289,10 @@ class ResultStore:
                 expected=f"a usable result for {key!r}", got=str(error), remedy="simulate that function again"
             ) from error
 
-    def _rows(self, *rooms: str) -> list[dict[str, Any]]:
-        """Rows of usable results or failures, oldest first."""
-        paths = [path for room in rooms for path in sorted((self.path / room).iterdir()) if is_record(f"{room}/{path.name}")]
-        entries = [entry for path in paths if (entry := self._entry(path)) is not None]
-        return [dict(entry.row) for entry in sorted(entries, key=lambda entry: entry.created)]
+    def _usable_entries(self, room: str) -> list[_Entry]:
+        """Metadata of usable results or failures."""
+        paths = [path for path in sorted((self.path / room).iterdir()) if is_record(f"{room}/{path.name}")]
+        return [entry for path in paths if (entry := self._entry(path)) is not None]
 
     def _entry(self, path: Path) -> _Entry | None:
         """The metadata of a usable file, which is read if it has changed; None if there is none."""
@@ -322,14 +302,11 @@ class ResultStore:
             state = status.st_size, status.st_mtime_ns
             if path not in self._entries or self._entries[path].state != state:
                 about, _ = read_record(path)
-                row = {
-                    "key": about["key"],
-                    "status": "done" if about["kind"] == "result" else "failed",
-                    "seconds": about["seconds"],
-                    "when": datetime.fromtimestamp(about["when"], UTC).isoformat(timespec="milliseconds"),
-                    "reason": about.get("reason", ""),
-                }
-                self._entries[path] = _Entry(state, about["when"], row)
+                failure = None
+                if about["kind"] == "failure":
+                    when = datetime.fromtimestamp(about["when"], UTC).isoformat(timespec="milliseconds")
+                    failure = Failure(key=about["key"], reason=about["reason"], seconds=about["seconds"], when=when)
+                self._entries[path] = _Entry(state, about["when"], failure)
             return self._entries[path]
 
         return _usable(path, read)
@@ -346,8 +323,3 @@ def _usable(path: Path, read: Callable[[Path], _T]) -> _T | None:
         return None
     except OSError as error:
         raise FileError(expected=f"a readable {path}", got=str(error), remedy="check its permissions and the disk") from error
-
-
-def _check_keys(keys: Sequence[str]) -> None:
-    if not keys:
-        raise DataError(expected="at least one key", got="none", remedy="an empty data set has no grid")

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from probneural.active.simulation.workers import Outcome, Simulator, Task, attempt, attempt_pickled, pickled, run, too_late
+from probneural.active.simulation.workers import Outcome, Simulator, Task, pickled, run, run_pickled
 from probneural.checks import assign, check_flag, check_integer, check_positive
 from probneural.errors import ArgumentError, FileError
 
@@ -30,13 +30,13 @@ class SimulationOptions:
     Args:
         executor: Any `concurrent.futures.Executor`, for example Dask's `Client.get_executor()`; own processes by default.
         workers: Number of own processes, by default one per core that may be used.
-        timeout: Seconds for one simulation, counted from its start; None for no limit. Also how long to wait for a function
-            that another process is simulating.
+        timeout: Seconds for one simulation in own processes, counted from its start; None for no limit. Also how long to
+            wait for a function that another process is simulating.
         attempts: Number of failures of a function before it is given up, those in earlier calls with the same store included.
         show_progress: Whether to show progress bars.
 
     Raises:
-        ArgumentError: If an argument is of the wrong kind or out of range, or both an executor and workers are given.
+        ArgumentError: If an argument is of the wrong kind or out of range, or workers or a timeout are given with an executor.
 
     Examples:
         >>> SimulationOptions(timeout=60).timeout
@@ -57,9 +57,11 @@ class SimulationOptions:
                 got=str(type(self.executor)),
                 remedy="for Dask, pass Client.get_executor()",
             )
-        if self.workers is not None and self.executor is not None:
+        if self.executor is not None and (self.workers, self.timeout) != (None, None):
             raise ArgumentError(
-                expected="workers or an executor", got="both", remedy="an executor has its own number of workers"
+                expected="an executor, or workers and a timeout of own processes",
+                got="both",
+                remedy="an executor has its own number of workers, which cannot be killed",
             )
         assign(
             self,
@@ -92,9 +94,9 @@ class WorkerPool:
             self._processes = _WorkerProcesses(simulator, options.timeout)
             self._executor, self._call = ThreadPoolExecutor(options.workers or _cores()), self._processes.attempt
         elif isinstance(options.executor, ProcessPoolExecutor):
-            self._executor, self._call = options.executor, partial(attempt_pickled, pickled(simulator), options.timeout)
+            self._executor, self._call = options.executor, partial(run_pickled, pickled(simulator))
         else:
-            self._executor, self._call = options.executor, partial(attempt, simulator, options.timeout)
+            self._executor, self._call = options.executor, partial(run, simulator)
 
     def submit(self, task: Task) -> Future[Outcome]:
         """Hand a task over.
@@ -167,7 +169,7 @@ class _WorkerProcesses:
         elif not isinstance(future.exception(), BrokenProcessPool):
             return future.result()
         del self._of_thread.worker  # the next task starts another
-        reason = too_late(self._limit) if is_late and self._limit is not None else "the worker process died"
+        reason = f"no result within {self._limit:g} s" if is_late else "the worker process died"
         return Outcome("died", time.monotonic() - start, reason, is_stored=False)
 
     def close(self) -> None:

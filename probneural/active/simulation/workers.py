@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probneural.active.simulation.result_files import check_result, function_key, plain_text, write_failure, write_result
 from probneural.active.simulation.store_files import RESULTS, SUFFIX, locked, path_of, store_identity
-from probneural.errors import ArgumentError, FileError, GridError, ProbneuralError
+from probneural.errors import ArgumentError, FileError, ProbneuralError
 from probneural.fields import Field
 
 Simulator = Callable[[Field], Field]
@@ -32,14 +30,12 @@ class Task:
         inputs: The input function, packed.
         folder: The store's, as the parent sees it.
         identity: The store's; a worker that finds it in the folder writes results itself.
-        out_grid: Required grid of results, pickled, or None.
         number: Random number of this submission, so that no executor merges two of them.
     """
 
     inputs: bytes
     folder: str
     identity: str
-    out_grid: bytes | None
     number: int
 
 
@@ -49,7 +45,7 @@ class Outcome:
 
     Attributes:
         status: "done"; "reused", if the result was there; "busy", if another process is simulating the function; "failed";
-            "abandoned", if time ran out and the simulation runs on; "died", if its worker did; "lost", if the executor lost it.
+            "died", if its worker did; "lost", if the executor lost it.
         seconds: Duration of the simulation.
         reason: Reason of a failure, in one line.
         is_stored: Whether the worker has stored the result or the failure.
@@ -61,33 +57,6 @@ class Outcome:
     reason: str = ""
     is_stored: bool = True
     outputs: bytes | None = None
-
-
-def attempt(simulator: Simulator, limit: float | None, task: Task) -> Outcome:
-    """Run one simulation in a worker of any executor, for at most `limit` seconds if that is not None.
-
-    A worker of somebody else's pool cannot be killed from here, so a simulation with a limit runs in a thread that is left
-    alone when time is up. Should it finish after all, its result is stored, and a later call finds it.
-    """
-    if limit is None:
-        return run(simulator, task)
-    future: Future[Outcome] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(run(simulator, task))
-        except Exception as error:  # noqa: BLE001 (it is raised again where it is waited for)
-            future.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    if not wait([future], timeout=limit).done:
-        return _failed(task, too_late(limit), limit, status="abandoned")
-    return future.result()
-
-
-def attempt_pickled(payload: bytes, limit: float | None, task: Task) -> Outcome:
-    """Do the same with a simulator that `pickled` made bytes of, whose tensors travel by value then."""
-    return attempt(pickle.loads(payload), limit, task)  # noqa: S301 (from our own parent, never from a file)
 
 
 def run(simulator: Simulator, task: Task) -> Outcome:
@@ -115,6 +84,11 @@ def run(simulator: Simulator, task: Task) -> Outcome:
         return replace(outcome, is_stored=True, outputs=None)
 
 
+def run_pickled(payload: bytes, task: Task) -> Outcome:
+    """Do the same with a simulator that `pickled` made bytes of, whose tensors travel by value then."""
+    return run(pickle.loads(payload), task)  # noqa: S301 (from our own parent, never from a file)
+
+
 def packed(function: Field) -> bytes:
     """Return a function as bytes: PyTorch would send its tensor as shared memory, which is gone when the sender is."""
     copied = function.values.detach().to("cpu", copy=True)  # without what it may be a view of
@@ -127,11 +101,6 @@ def unpacked(data: bytes) -> Field:
     return function
 
 
-def too_late(limit: float) -> str:
-    """The reason given for a simulation that ran out of time."""
-    return f"no result within {limit:g} s"
-
-
 def _simulate(simulator: Simulator, task: Task) -> Outcome:
     start = time.perf_counter()
     try:
@@ -141,9 +110,6 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
     seconds = time.perf_counter() - start
     try:
         check_result(outputs)
-        expected = None if task.out_grid is None else pickle.loads(task.out_grid)  # noqa: S301 (from our own parent)
-        if expected is not None and outputs.grid != expected:
-            raise GridError(expected=f"a result on {expected!r}", got=repr(outputs.grid), remedy="resample it in the simulator")
     except ProbneuralError as error:
         return Outcome("failed", seconds, f"{type(error).__name__}: {error}", is_stored=False)
     return Outcome("done", seconds, is_stored=False, outputs=packed(outputs))
@@ -159,13 +125,13 @@ def _called(simulator: Simulator, inputs: Field) -> Field:
             os._exit(0)
 
 
-def _failed(task: Task, reason: str, seconds: float, *, status: str = "failed") -> Outcome:
+def _failed(task: Task, reason: str, seconds: float) -> Outcome:
     folder, is_stored = Path(task.folder), False
     if store_identity(folder) == task.identity:
         with contextlib.suppress(FileError):
             write_failure(folder, unpacked(task.inputs), reason=reason, seconds=seconds)
             is_stored = True
-    return Outcome(status, seconds, reason, is_stored=is_stored)
+    return Outcome("failed", seconds, reason, is_stored=is_stored)
 
 
 def _reason(error: BaseException) -> str:

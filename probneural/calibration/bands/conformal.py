@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from probneural.calibration.bands.shapes import (
-    FLOOR,
-    BandField,
-    Modulation,
-    check_modulation,
-    domain_quantile,
-    local_scale,
-    ratios,
-)
 from probneural.calibration.predictions import (
+    CHUNK_VALUES,
+    PredictedMoments,
     check_new,
+    check_unused,
     distributions,
     group_numbers,
     group_sizes,
@@ -29,14 +24,181 @@ from probneural.calibration.predictions import (
     number_of,
     warn_of_training_pairs,
 )
-from probneural.checks import assign, check_real
+from probneural.calibration.variance.by_lead import untrained_steps, used_before
+from probneural.checks import (
+    assign,
+    check_callable,
+    check_choice,
+    check_finite,
+    check_flag,
+    check_instance,
+    check_integer,
+    check_real,
+    check_variances,
+)
 from probneural.contexts import Undisturbed, undisturbed
+from probneural.distributions.base import FieldDistribution, check_values
+from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.predictors.base import Predictor
-from probneural.errors import CalibrationError
-from probneural.fields import Field
-from probneural.grids import Grid
-from probneural.metrics.comparison import domain_average
+from probneural.errors import CalibrationError, GridError, ShapeError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
+from probneural.metrics.comparison import compare, domain_average
+from probneural.metrics.lead_alignment import TrueTrajectories, check_leads, lead_batches
 from probneural.pairs import Dataset
+from probneural.pairs.provenance import check_untrained_inputs
+
+Modulation = Literal["std", "constant"]
+FLOOR = 0.1
+"""Default floor of a band's local scale, as a fraction of its root mean square over the domain."""
+_ROUNDING = 1e-12
+"""Tolerance of sums of quadrature weights relative to the requested fraction of the domain."""
+
+
+def local_scale(
+    predicted: PredictedMoments, predictor: Predictor, *, modulation: Modulation, floor: float
+) -> Float64[Tensor, "n c *grid"]:
+    """Half width of a band of quantile 1, `(n, c, *grid)`, a function of one input and the predictor only.
+
+    Args:
+        predicted: Moments of n samples.
+        predictor: The predictor of these moments.
+        modulation: As in [`SimultaneousBand`][probneural.calibration.SimultaneousBand].
+        floor: Likewise.
+    """
+    if modulation == "std":
+        return floored_std(predicted.variance, predicted.grid, floor=floor)
+    return _constant_scale(predicted.variance, predictor, predicted.grid)
+
+
+def ratios(deviation: Float64[Tensor, "n c *grid"], scale: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
+    """|deviation| / scale; a value predicted with certainty has ratio 0 if it is right, and infinity if it is not."""
+    size = deviation.abs()
+    return torch.where(size > 0, size / scale, torch.zeros_like(size))
+
+
+def domain_quantile(ratios: Float64[Tensor, "n c *grid"], grid: Grid, *, fraction: float) -> Float64[Tensor, " n"]:
+    """The least number that, in every channel, is not exceeded on the given fraction of the domain; 1 is the supremum.
+
+    Fractions are by quadrature, so points of weight zero count for the supremum alone.
+
+    Examples:
+        >>> ratios = torch.tensor([[[3.0, 1.0, 2.0, 4.0]]], dtype=torch.float64)
+        >>> [domain_quantile(ratios, Grid.uniform((4,)), fraction=part).item() for part in (0.5, 0.75, 1.0)]
+        [2.0, 3.0, 4.0]
+    """
+    if fraction == 1.0:
+        return ratios.flatten(1).amax(-1)
+    weights = grid.sample_weights.to(ratios)
+    ordered, order = ratios.flatten(2).sort(-1)
+    mass = weights.expand_as(ordered).gather(-1, order) if grid.is_batch else weights[order]
+    reached = mass.cumsum(-1) >= fraction - _ROUNDING
+    first = torch.where(reached, ordered, torch.full_like(ordered, torch.inf)).amin(-1)
+    return first.amax(-1)
+
+
+def floored_std(variance: Float64[Tensor, "n c *grid"], grid: Grid, *, floor: float) -> Float64[Tensor, "n c *grid"]:
+    """The standard deviation, at least the fraction `floor` of its root mean square over the domain."""
+    least = floor * domain_average(variance, grid).sqrt()
+    return torch.maximum(variance.sqrt(), least.reshape(*least.shape, *(1,) * (variance.ndim - 2)))
+
+
+def check_modulation(modulation: str, floor: float) -> None:
+    """Raise an ArgumentError unless the modulation exists and the floor lies between 0 and 1."""
+    check_choice(modulation, get_args(Modulation), "modulation")
+    check_real(floor, "floor", least=0.0, most=1.0)
+
+
+def _constant_scale(variance: Float64[Tensor, "n c *grid"], predictor: Predictor, grid: Grid) -> Float64[Tensor, "n c *grid"]:
+    """The root of each channel's residual variance, or the sample's root mean square deviation where that is zero."""
+    if variance.shape[1] == 1:
+        return torch.ones_like(variance)
+    residual = predictor.residual_variance.to(variance)
+    unit = torch.where(residual > 0, residual, domain_average(variance, grid)).sqrt()
+    return unit.reshape(*unit.shape, *(1,) * (variance.ndim - 2)).expand(variance.shape)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BandField(Undisturbed):
+    """Bands around n samples.
+
+    Args:
+        mean: Predicted mean, `(n, c, *grid)`, in physical units.
+        half_width: Half the bands' width, `(n, c, *grid)`, in physical units.
+        grid: Grid of the bands.
+
+    Raises:
+        ShapeError: If the shapes do not fit together.
+    """
+
+    mean: Float64[Tensor, "n c *grid"]
+    half_width: Float64[Tensor, "n c *grid"]
+    _: KW_ONLY
+    grid: Grid
+
+    def __post_init__(self) -> None:
+        """Check that the shapes fit together."""
+        check_values(self.mean, (*self.mean.shape[:2], *self.grid.shape), "mean")
+        check_values(self.half_width, tuple(self.mean.shape), "half width")
+
+    @property
+    def lower(self) -> Float64[Tensor, "n c *grid"]:
+        """Lower edge, `(n, c, *grid)`, in physical units."""
+        return self.mean - self.half_width
+
+    @property
+    def upper(self) -> Float64[Tensor, "n c *grid"]:
+        """Upper edge, `(n, c, *grid)`, in physical units."""
+        return self.mean + self.half_width
+
+    def contains(self, truth: Field) -> Bool[Tensor, " n"]:
+        """Mask of the samples inside at every point and in every channel, edges included.
+
+        Raises:
+            GridError: If the grids differ.
+            ShapeError: If the shapes differ; nothing is broadcast.
+            DataError: If a value is not finite.
+        """
+        return self.inside(truth).flatten(1).all(-1)
+
+    def fraction_inside(self, truth: Field) -> Float64[Tensor, "n c"]:
+        """The fraction of the domain, by quadrature, on which each sample lies inside, `(n, c)`, dimensionless.
+
+        Raises:
+            GridError: If the grids differ.
+            ShapeError: If the shapes differ; nothing is broadcast.
+            DataError: If a value is not finite.
+        """
+        return domain_average(self.inside(truth).to(torch.float64), truth.grid)
+
+    def inside(self, truth: Field) -> Bool[Tensor, "n c *grid"]:
+        """Mask of the values inside, `(n, c, *grid)`, edges included.
+
+        Raises:
+            GridError: If the grids differ.
+            ShapeError: If the shapes differ; nothing is broadcast.
+            DataError: If a value is not finite.
+        """
+        if not check_field(truth, "truth").grid.has_points_of(self.grid):
+            raise GridError(
+                expected=f"samples on the band's grid {self.grid!r}", got=repr(truth.grid), remedy="pass query=truth.grid"
+            )
+        check_values(truth.values, tuple(self.mean.shape), "truth")
+        check_finite(truth.values, "true values")
+        distance = (truth.values.detach().to(self.mean) - self.mean).abs()
+        return truth.grid.fill(distance) <= self.half_width
+
+    def width(self) -> Float64[Tensor, "n c"]:
+        """Width averaged over the domain by quadrature, `(n, c)`, in physical units."""
+        return 2.0 * domain_average(self.half_width, self.grid)
+
+    def __len__(self) -> int:
+        """Number of samples n."""
+        return self.mean.shape[0]
+
+    def __repr__(self) -> str:
+        """A short description."""
+        return f"BandField({len(self)} x {self.mean.shape[1]} on {self.grid!r})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -400,3 +562,374 @@ class Band(Undisturbed):
     def __repr__(self) -> str:
         """The quantile and the method."""
         return f"Band(quantile={self.quantile:.4g}, {self.method!r})"
+
+
+Residual = Callable[[Tensor, Field, Grid], Tensor]
+"""Map from predictions `(n, c, *grid)`, inputs and the predictions' grid to PDE residuals."""
+
+
+@dataclass(frozen=True)
+class ResidualBand:
+    """A conformal bound q of the PDE residual, |D(û)(x)| <= q, calibrated on inputs only.
+
+    The physics residual error of a prediction û is D(û), D being the equation with the solution at D(u) = 0. Its score is the
+    supremum of |D(û)|; q is the ⌈(n + 1) level⌉-th smallest of n calibration scores. No
+    solution is needed. If calibration and new inputs are exchangeable, then for any predictor
+
+        level <= P(residual of a new prediction within ± q) < level + 1/(n + 1)
+
+    (the upper bound without ties). **The guarantee is about residuals, not about errors.** It measures the consistency of
+    in-distribution predictions with the equation; a prediction outside the band is unusual. The error e = u - û depends on the
+    inverse: for a linear equation D e = D(û), so |e| <= q times the norm of the inverse, which may be large (near a
+    resonance) and depends on boundary and initial values that an interior residual does not contain. Errors in the null
+    space of D, such as a wrong constant or initial value, have no residual.
+
+    Args:
+        residual: Called as `residual(predicted, inputs, grid)`, as in
+            [`PDEResidual`][probneural.training.losses.PDEResidual]; returns `(n, k, *grid)`. Where it is not defined, near
+            boundaries, it returns 0. With k equations, give them comparable units.
+        level: Nominal coverage, between 0 and 1.
+
+    Raises:
+        ArgumentError: If an argument lies outside these values.
+
+    Reference:
+        Gopakumar et al. (2025), Calibrated physics-informed uncertainty quantification, section 4 (joint conformal
+        prediction). Deviations: the residual is the user's, with derivatives of any order of accuracy, and is not
+        divided by its standard deviation over the calibration set, which would not leave scores exchangeable.
+
+    Examples:
+        >>> def residual(predicted, inputs, grid):  # of u' = f on a periodic grid, by differences
+        ...     step = 1.0 / grid.size
+        ...     return (predicted.roll(-1, -1) - predicted.roll(1, -1)) / (2 * step) - inputs.values
+        >>> ResidualBand(residual, 0.9).level
+        0.9
+    """
+
+    residual: Residual
+    level: float = 0.9
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        assign(
+            self,
+            residual=check_callable(self.residual, "residual", remedy="give a function of prediction, inputs and grid"),
+            level=check_real(self.level, "level", above=0.0, below=1.0),
+        )
+
+    @undisturbed()
+    @torch.no_grad()
+    def fit(
+        self, predictor: Predictor, inputs: Field, *, query: Grid | None = None, allow_training_data: bool = False
+    ) -> ResidualBound:
+        """Calibrate the bound on held-out inputs; their solutions are not needed.
+
+        Args:
+            predictor: Predictor of any head or calibrator.
+            inputs: Held-out inputs.
+            query: Grid of the predictions; the inputs' grid by default. The bound holds for this grid.
+            allow_training_data: Whether inputs that trained the predictor give a warning instead of an error.
+
+        Raises:
+            CalibrationError: If there are too few samples for the level, or some trained the predictor.
+            DataError: If a value is not finite.
+            ShapeError: If the residual is not defined at each point of each sample, or channels are not the predictor's.
+        """
+        check_instance(predictor, Predictor, "predictor", remedy="fit a head first: pn.heads.LastLayerLaplace().fit(...)")
+        is_allowed = check_flag(allow_training_data, "allow_training_data")
+        check_untrained_inputs(check_field(inputs, "inputs"), predictor.trained_on, allow_training_data=is_allowed)
+        bound = ResidualBound(predictor, quantile=torch.inf, method=self)
+        return ResidualBound(predictor, quantile=conformal_quantile(bound.scores(inputs, query), self.level), method=self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ResidualBound:
+    """A calibrated bound of residuals, from [`ResidualBand`][probneural.calibration.ResidualBand].
+
+    Args:
+        predictor: The calibrated predictor.
+        quantile: The bound, in units of the residual.
+        method: Residual and level it was calibrated with.
+    """
+
+    predictor: Predictor
+    _: KW_ONLY
+    quantile: float
+    method: ResidualBand
+
+    @property
+    def level(self) -> float:
+        """Nominal coverage."""
+        return self.method.level
+
+    @undisturbed()
+    @torch.no_grad()
+    def residuals(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, "n k *grid"]:
+        """PDE residuals of the predictions, `(n, k, *grid)`, in units of the residual.
+
+        Raises:
+            DataError: If a value is not finite.
+            ShapeError: If the residual is not defined at each point of each sample.
+        """
+        return torch.cat(list(self._parts(inputs, query)))
+
+    @undisturbed()
+    @torch.no_grad()
+    def scores(self, inputs: Field, query: Grid | None = None) -> Float64[Tensor, " n"]:
+        """The largest residual of each prediction, `(n,)`, in units of the residual.
+
+        Raises:
+            CalibrationError: If there are no samples.
+            DataError: If a value is not finite.
+            ShapeError: If the residual is not defined at each point of each sample.
+        """
+        parts = [part.abs().flatten(1).amax(-1) for part in self._parts(inputs, query)]
+        if not parts:
+            raise CalibrationError(expected="at least one input function", got="none", remedy="hold out some")
+        return torch.cat(parts)
+
+    def holds(self, inputs: Field, query: Grid | None = None) -> Bool[Tensor, " n"]:
+        """Mask of the predictions whose residual is within the bound, `(n,)`.
+
+        Raises:
+            CalibrationError: If there are no samples.
+            DataError: If a value is not finite.
+            ShapeError: If the residual is not defined at each point of each sample.
+        """
+        return self.scores(inputs, query) <= self.quantile
+
+    def _parts(self, inputs: Field, query: Grid | None) -> Iterator[Float64[Tensor, "n k *grid"]]:
+        """Residuals of chunks of samples."""
+        grid = check_field(inputs, "inputs").grid if query is None else check_grid(query, "query")
+        rows = max(1, CHUNK_VALUES // (self.predictor.out_channels * grid.size))
+        for start in range(0, len(inputs), rows):
+            part = inputs[start : start + rows]
+            predicted = self.predictor(part, query).mean.to(torch.float64)
+            residuals = self.method.residual(predicted, Field(part.values.to(predicted), part.grid), grid)
+            shape = tuple(residuals.shape) if isinstance(residuals, Tensor) else None
+            if shape is None or len(shape) != predicted.ndim or shape[0] != len(part) or shape[2:] != tuple(grid.shape):
+                raise ShapeError(
+                    expected=f"a residual of shape ({len(part)}, k, {', '.join(map(str, grid.shape))})",
+                    got=str(shape),
+                    remedy="return its values on the predictions' grid",
+                )
+            check_finite(residuals, "residuals", remedy="return 0 where the residual is not defined")
+            yield residuals.to(torch.float64)
+
+    def __repr__(self) -> str:
+        """Short description of the bound."""
+        return f"ResidualBound(quantile={self.quantile:.4g}, level={self.level:g})"
+
+
+@dataclass(frozen=True)
+class HorizonBand:
+    """A band mean ± q sd(x, lead) that contains a whole new trajectory with probability at least `level`, by split conformal.
+
+    The score of a trajectory is the largest standardised error over leads, channels and points; q is the ⌈(n + 1) level⌉-th
+    smallest of n calibration scores. If calibration and new trajectories are exchangeable, then for any forecast, right or
+    wrong,
+
+        level <= P(inside at all leads everywhere) < level + 1/(n + 1)
+
+    (the upper bound without ties). The probability is over calibration set and new trajectory together; given one calibration
+    set, coverage follows the Beta distribution with parameters k = ⌈(n + 1) level⌉ and n + 1 - k. One q serves all leads, so
+    a lead whose spread is too small next to the others' makes the band wide everywhere: fit
+    [`LeadScale`][probneural.calibration.LeadScale] first, on other trajectories.
+
+    Roll out calibration and new samples with the same seed and number of members: the forecast is then one map of the start,
+    as exchangeability requires. The guarantee holds for the grid, the leads and the noise that it was calibrated with.
+
+    Args:
+        level: Nominal coverage, between 0 and 1.
+        noise: Variance of the measurement noise in the trajectories that the band is for, in physical units squared: a number,
+            or one per channel `(c,)`.
+        floor: Least local scale, as a fraction of the scale's root mean square over the domain of the same function, channel
+            and lead, from 0 to 1.
+
+    Raises:
+        ArgumentError: If an argument lies outside these values.
+
+    Reference:
+        Stankevičiūtė, Alaa and van der Schaar (2021), Conformal time-series forecasting, section 4 (one score per series).
+        Deviation: the largest standardised error over the leads in place of Bonferroni's correction. Diquigiovanni, Fontana
+        and Vantini (2022), Conformal prediction bands for multivariate functional data, section 2.
+    """
+
+    level: float = 0.9
+    _: KW_ONLY
+    noise: float | Float[Tensor, " c"] = 0.0
+    floor: float = FLOOR
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        assign(
+            self,
+            level=check_real(self.level, "level", above=0.0, below=1.0),
+            noise=check_variances(self.noise, "noise"),
+            floor=check_real(self.floor, "floor", least=0.0, most=1.0),
+        )
+
+    @undisturbed()
+    @torch.no_grad()
+    def fit(self, forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool = False) -> TrajectoryBand:
+        """Find the band's quantile on trajectories that neither training nor scaling has used, in one pass.
+
+        Args:
+            forecast: Forecast of the calibration samples.
+            truth: True states.
+            allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
+
+        Raises:
+            CalibrationError: If there are too few trajectories for the level (9 at .9, 19 at .95), too many of them have errors
+                but no predictive variance, or the forecast was trained or scaled on some of them.
+            DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+            ShapeError: If the number of samples or channels differs.
+            GridError: If the grids differ.
+            ArgumentError: If the truth ends before the forecast.
+        """
+        scores = conformal_scores_by_lead(forecast, truth, noise=self.noise, floor=self.floor)
+        check_unused(untrained_steps(forecast, truth, allow_training_data=allow_training_data), used_before(forecast))
+        quantile, times = conformal_quantile(scores.amax(1), self.level), getattr(forecast, "times", None)
+        return TrajectoryBand(quantile, steps=scores.shape[1], method=self, times=times)
+
+
+class BandCoverage(NamedTuple):
+    """Fraction of trajectories inside a band.
+
+    Attributes:
+        leads: Fraction wholly inside at each lead, `(leads,)`, dimensionless.
+        horizon: Fraction wholly inside at all leads.
+    """
+
+    leads: Float64[Tensor, " leads"]
+    horizon: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrajectoryBand:
+    """A calibrated band, from [`HorizonBand`][probneural.calibration.HorizonBand]; call it on forecasts of the same predictor.
+
+    Args:
+        quantile: Half width in standard deviations; dimensionless.
+        steps: Number of leads that the band was calibrated at.
+        method: Level, noise and floor it was calibrated with.
+        times: Time of each lead since the start, `(leads,)`; None if it is unknown.
+    """
+
+    quantile: float
+    _: KW_ONLY
+    steps: int
+    method: HorizonBand
+    times: Float64[Tensor, " leads"] | None = None
+
+    @property
+    def level(self) -> float:
+        """Nominal coverage."""
+        return self.method.level
+
+    def __call__(self, forecast: Forecast) -> BandTrajectory:
+        """Return the bands around a forecast, lazily.
+
+        Raises:
+            DataError: If it is not a forecast.
+            ArgumentError: If it has not the leads that the band was calibrated at, or has them at other times.
+        """
+        return BandTrajectory(check_leads(forecast, steps=self.steps, times=self.times, name="bands"), self)
+
+    def coverage(self, forecast: Forecast, truth: TrueTrajectories) -> BandCoverage:
+        """The fraction of trajectories inside, at each lead and at all leads; dimensionless.
+
+        Raises:
+            DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+            ShapeError: If the number of samples or channels differs.
+            GridError: If the grids differ.
+            ArgumentError: If the forecast has more leads than the band, or the truth fewer than the forecast.
+
+        Warns:
+            DataWarning: If some trajectories have a step that trained the predictor.
+        """
+        self(forecast)
+        scores = conformal_scores_by_lead(forecast, truth, noise=self.method.noise, floor=self.method.floor)
+        untrained_steps(forecast, truth, allow_training_data=True, purpose="coverage")
+        inside = (scores <= self.quantile).to(torch.float64)
+        return BandCoverage(inside.mean(0), float(inside.amin(1).mean()))
+
+    def __repr__(self) -> str:
+        """The quantile and the method."""
+        return f"TrajectoryBand(quantile={self.quantile:.4g}, {self.method!r})"
+
+
+class BandTrajectory:
+    """Bands around n samples at every lead, from a [`TrajectoryBand`][probneural.calibration.bands.conformal.TrajectoryBand].
+
+    Args:
+        forecast: Centre of the bands.
+        band: The calibrated band.
+    """
+
+    def __init__(self, forecast: Forecast, band: TrajectoryBand) -> None:
+        self.forecast, self.band = forecast, band
+
+    @property
+    def steps(self) -> int:
+        """The largest lead."""
+        return self.forecast.steps
+
+    def at(self, lead: int) -> BandField:
+        """The bands at one lead, from 1.
+
+        Raises:
+            ArgumentError: If the lead is out of range.
+        """
+        lead = check_integer(lead, "lead", most=self.steps)
+        return self._around(lead, self.forecast.at(lead))
+
+    def leads(self) -> Iterator[tuple[int, BandField]]:
+        """Leads 1 to `steps` in order, each with its bands."""
+        for lead, u in self.forecast.leads():
+            yield lead, self._around(lead, u)
+
+    def _around(self, lead: int, u: FieldDistribution) -> BandField:
+        method = self.band.method
+        predicted = moments(u, method.noise)
+        scale = floored_std(predicted.variance, u.grid, floor=method.floor)
+        return BandField(mean=predicted.mean, half_width=self.band.quantile * scale, grid=u.grid)
+
+    def __len__(self) -> int:
+        """Number of samples n."""
+        return len(self.forecast)
+
+
+def conformal_scores_by_lead(
+    forecast: Forecast, truth: TrueTrajectories, *, noise: float | Float[Tensor, "..."] = 0.0, floor: float = FLOOR
+) -> Float64[Tensor, "n leads"]:
+    """Score every trajectory at every lead: the supremum over channels and points of |y - mean| / sd.
+
+    Scores of exchangeable trajectories are exchangeable, and so are their largest ones over the leads: one call serves any
+    number of splits.
+
+    Args:
+        forecast: Forecast of n samples.
+        truth: True states.
+        noise: Variance of the measurement noise, as in [`HorizonBand`][probneural.calibration.HorizonBand].
+        floor: Least local scale, likewise.
+
+    Returns:
+        `(n, leads)`, dimensionless, on the forecast's device.
+
+    Raises:
+        DataError: If the forecast is invalid, the truth has no states by lead, or a value is not finite.
+        ShapeError: If the number of samples or channels differs.
+        GridError: If the grids differ.
+        ArgumentError: If the truth ends before the forecast, or noise or floor are unusable.
+    """
+    floor = check_real(floor, "floor", least=0.0, most=1.0)
+    columns: list[list[Tensor]] = []
+    for part in lead_batches(forecast, truth):
+        comparison = compare(part.u, part.truth, noise=noise)
+        scale = floored_std(comparison.variance, part.u.grid, floor=floor)
+        scores = domain_quantile(ratios(comparison.residual, scale), part.u.grid, fraction=1.0)
+        if part.rows.start == 0:
+            columns.append([])
+        columns[-1].append(scores)
+    return torch.stack([torch.cat(column) for column in columns], dim=1)

@@ -19,11 +19,11 @@ from probneural.calibration.novelty.scores import (
     standards,
 )
 from probneural.calibration.predictions import check_pairs, group_numbers, group_sizes, number_of, untrained_keys
-from probneural.checks import assign, check_choice, check_real
+from probneural.checks import assign, check_real
 from probneural.contexts import Undisturbed, undisturbed
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, CalibrationError, DataWarning, ShapeError, warn
+from probneural.errors import ArgumentError, CalibrationError, DataWarning, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.pairs import Dataset, batches, check_dataset, evenly_spread_rows
@@ -145,25 +145,12 @@ class NoveltyMeasure:
         outputs: Grid of the calibration outputs; None for one mesh per sample.
         fitted: The scores.
         standards: Mean and upper semideviation of each score's logarithm, by which they are combined.
-
-    Raises:
-        ShapeError: If the scores do not fit the grid.
     """
 
     inputs: Grid
     outputs: Grid | None
     fitted: FittedScores
     standards: Mapping[str, tuple[float, float]]
-
-    def __post_init__(self) -> None:
-        """Check the number of values that the scores were fitted on."""
-        values, points = len(self.fitted.inputs.components.center), described_on(self.inputs).size
-        if values % points or not self.standards or any(len(both) != 2 for both in self.standards.values()):
-            raise ShapeError(
-                expected=f"components of functions on {points} points, and two standards for each score",
-                got=f"{values} values and {dict(self.standards)}",
-                remedy="fit it with Novelty",
-            )
 
     def of(self, described: Descriptions) -> dict[str, Float64[Tensor, " n"]]:
         """Scores by name, from complete descriptions."""
@@ -223,24 +210,21 @@ class NoveltyDetector(Undisturbed):
         """Names of the scores, the combined one last."""
         return tuple(self.calibration)
 
-    def __call__(self, inputs: Field, *, score: str = COMBINED) -> Float64[Tensor, " n"]:
-        """Return conformal p-values of inputs, small for unusual samples.
+    def __call__(self, inputs: Field) -> Float64[Tensor, " n"]:
+        """Return conformal p-values of inputs by the combined score, small for unusual samples.
 
         Args:
             inputs: `(n, in_channels, *grid)`, on the domain of the calibration inputs.
-            score: Name of the score; see [`Novelty`][probneural.calibration.Novelty].
 
         Returns:
             `(n,)`, in [1/(m + 1), 1], float64 on the CPU.
 
         Raises:
-            ArgumentError: If the score does not exist; a head without a last layer has no `"features"`.
             DataError: If the inputs are not a `Field`, or not finite.
             ShapeError: If the number of channels is not the predictor's.
             GridError: If the inputs live on another domain.
         """
-        check_choice(score, self.names, "score")
-        return conformal_p_values(self.scores(inputs)[score], self.calibration[score], groups=self.groups)
+        return conformal_p_values(self.scores(inputs)[COMBINED], self.calibration[COMBINED], groups=self.groups)
 
     def p_values(self, inputs: Field) -> dict[str, Float64[Tensor, " n"]]:
         """Return the p-values of all scores by name. Each is valid by itself; the smallest of them is not."""

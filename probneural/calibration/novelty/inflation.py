@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure, divided, fitted_detector
 from probneural.calibration.novelty.scores import log_score
 from probneural.calibration.predictions import CHUNK_VALUES, are_rounding, check_pairs, distributions, moments, untrained_keys
-from probneural.checks import assign, check_instance
 from probneural.contexts import undisturbed
 from probneural.distributions.base import FieldDistribution, inherit
 from probneural.distributions.empirical import EmpiricalField
@@ -26,7 +25,7 @@ from probneural.distributions.predictors.base import Calibrated, Predictor, with
 from probneural.distributions.roots.base import FeatureRoot, Root
 from probneural.distributions.roots.modulated import weigh
 from probneural.distributions.scale_mixture import ScaleMixtureField
-from probneural.errors import ArgumentError, CalibrationError, GridError, UnsupportedError
+from probneural.errors import CalibrationError, GridError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import check_unmasked
 from probneural.pairs import Dataset, batches, check_dataset
@@ -83,19 +82,7 @@ class NoveltyScale:
 
     Measurement noise, which is not part of the field, stays. So calibrate first: `VarianceScale` moves what a head calls noise
     into the field.
-
-    Args:
-        novelty: How scores are fitted.
-
-    Raises:
-        ArgumentError: If `novelty` is not a novelty detector.
     """
-
-    novelty: Novelty = field(default_factory=Novelty)
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        assign(self, novelty=check_instance(self.novelty, Novelty, "novelty", remedy="use Novelty()", error=ArgumentError))
 
     @undisturbed()
     @torch.no_grad()
@@ -149,9 +136,9 @@ class NoveltyScale:
             )
         check_pairs(inner, calibration)
         keys = [untrained_keys(inner, data, allow_training_data=allow_training_data) for data in (calibration, *sets)]
-        detector = fitted_detector(self.novelty, inner, calibration=calibration, reference=reference)
+        detector = fitted_detector(Novelty(), inner, calibration=calibration, reference=reference)
         initial = Inflation.at(detector.calibration)
-        _, ordinary = divided(self.novelty, calibration, reference=reference)
+        _, ordinary = divided(Novelty(), calibration, reference=reference)
         distances = [initial.distances(detector.calibration), *(_distances(detector, initial, pairs) for pairs in sets)]
         errors = [_errors(inner, pairs, one) for pairs, one in zip((ordinary, *sets), distances, strict=True)]
         inflation = fit_inflation(initial, errors[0], shifted=errors[1:])
@@ -287,25 +274,11 @@ class Inflation:
         names: Score of each factor.
         knots: k, logarithms of scores, `(j,)`.
         exponents: theta, `(j,)`, dimensionless.
-
-    Raises:
-        ArgumentError: If there is not one name, knot and exponent for each factor, or an exponent is negative or not finite.
     """
 
     names: tuple[str, ...]
     knots: Float64[Tensor, " j"]
     exponents: Float64[Tensor, " j"]
-
-    def __post_init__(self) -> None:
-        """Check that the parts fit together."""
-        count = len(self.names)
-        fits = self.knots.shape == self.exponents.shape == (count,)
-        if not fits or not bool((self.exponents.isfinite() & (self.exponents >= 0)).all()):
-            raise ArgumentError(
-                expected=f"{count} knots and exponents that are not negative",
-                got=f"{self.knots.tolist()} and {self.exponents.tolist()}",
-                remedy="fit them with NoveltyScale",
-            )
 
     @classmethod
     def at(cls, ordinary: Mapping[str, Float64[Tensor, " n"]]) -> Inflation:

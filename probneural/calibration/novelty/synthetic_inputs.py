@@ -7,29 +7,26 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.calibration.variance.stationary_process import Waves, evaluate_waves
-from probneural.checks import check_positive
 from probneural.contexts import undisturbed
 from probneural.errors import CalibrationError, GridError
 from probneural.fields import Field, check_field
 from probneural.randomness import check_seed, stream
 
 _STRETCH = 0.75
-"""By how much deviations from the mean function grow at most, at strength 1."""
-_POWER = 1.0
-"""Largest power of the wave number that spectra are multiplied by, at strength 1."""
+"""By how much deviations from the mean function grow at most."""
 
 
 @torch.no_grad()
 @undisturbed()
-def synthetic_shifts(inputs: Field, *, strength: float = 1.0, seed: int = 0) -> dict[str, Field]:
+def synthetic_shifts(inputs: Field, *, seed: int = 0) -> dict[str, Field]:
     """Functions that are larger, summed, or rougher than those given, to be labelled by a solver and given to `NoveltyScale`.
 
-    With d the deviation of a function from the mean of all, and strength s,
+    With d the deviation of a function from the mean of all,
 
-    - `"stretched"`: d times a factor between 1 and 1 + 0.75 s;
-    - `"superposed"`: d plus the deviation of another function, whatever the strength;
+    - `"stretched"`: d times a factor between 1 and 1.75;
+    - `"superposed"`: d plus the deviation of another function;
     - `"roughened"`: the coefficient of each wave of d times (1 + k/2)^a, with k the wave number in half periods and a between
-      0 and s, scaled so that the mean square over all functions stays as it was.
+      0 and 1, scaled so that the mean square over all functions stays as it was.
 
     Factors and powers are uniform, drawn for each function. Channels that are positive everywhere are changed by their
     logarithms and stay positive, so permeabilities remain permeabilities; channels that are constant along every function,
@@ -38,15 +35,12 @@ def synthetic_shifts(inputs: Field, *, strength: float = 1.0, seed: int = 0) -> 
 
     Args:
         inputs: `(n, c, *grid)` on a uniform grid, two functions or more; calibration inputs, for example.
-        strength: How far the furthest functions are from those given, positive, dimensionless: what is reached is what the
-            fit of `NoveltyScale` need not extrapolate to.
         seed: Of factors, powers and partners.
 
     Returns:
         Functions by kind, as many as given, on their grid and of their dtype.
 
     Raises:
-        ArgumentError: If the strength is not positive.
         CalibrationError: If there are fewer than 2 functions.
         DataError: If `inputs` is no `Field`.
         GridError: If the grid is not uniform.
@@ -62,7 +56,7 @@ def synthetic_shifts(inputs: Field, *, strength: float = 1.0, seed: int = 0) -> 
         raise GridError(expected="inputs on a uniform grid", got=repr(inputs.grid), remedy="make shifts of your own")
     if len(inputs) < 2:
         raise CalibrationError(expected="2 functions or more", got=str(len(inputs)), remedy="give all calibration inputs")
-    strength, seed = check_positive(strength, "strength"), check_seed(seed)
+    seed = check_seed(seed)
     values = inputs.values.detach().to("cpu", torch.float64).flatten(2)
     is_positive = values.amin((0, 2), keepdim=True) > 0
     is_constant = (values.amax(2, keepdim=True) == values.amin(2, keepdim=True)).all(0, keepdim=True)
@@ -75,9 +69,9 @@ def synthetic_shifts(inputs: Field, *, strength: float = 1.0, seed: int = 0) -> 
     )
     partner = 1 + int(torch.randint(count - 1, (), generator=stream(seed, "synthetic shifts", 2)))
     changed = {
-        "stretched": deviation * (1.0 + _STRETCH * strength * factor),
+        "stretched": deviation * (1.0 + _STRETCH * factor),
         "superposed": deviation + deviation.roll(partner, 0),
-        "roughened": _roughened(deviation, inputs, _POWER * strength * power),
+        "roughened": _roughened(deviation, inputs, power),
     }
     shifts = {}
     for kind, moved in changed.items():

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from probneural.calibration.variance.stationary_process import box_of, evaluate_waves, waves_of
 from probneural.contexts import remembered
-from probneural.errors import ShapeError
 from probneural.grids import Grid, along_axis, resample
 from probneural.grids.axes import Axis
 from probneural.grids.mesh import boundary_distances, nodal_gradients
@@ -68,9 +67,6 @@ class LocalScale:
         coefficients: Of the constant and then of each standardised feature, `(c, k + 1)`.
         limits: The least and the largest logarithm of the factor before the curve, `(2, c)`.
         curve: g, of logarithms of variances in units squared; None where it would be zero in every channel.
-
-    Raises:
-        ShapeError: If the tensors do not fit together.
     """
 
     grid: Grid
@@ -82,20 +78,6 @@ class LocalScale:
     coefficients: Float64[Tensor, "c k1"]
     limits: Float64[Tensor, "2 c"]
     curve: VarianceCurve | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the tensors fit together."""
-        channels, count = len(self.units), POINTWISE + positions(self.grid)
-        tensors = (self.slopes, self.amplitudes, self.standards, self.coefficients, self.limits)
-        expected = [(channels, self.grid.dimension), (channels,), (4, channels, count), (channels, count + 1), (2, channels)]
-        shapes = [tuple(tensor.shape) for tensor in tensors]
-        bent = channels if self.curve is None else len(self.curve.knots)
-        if shapes != expected or bent != channels:
-            raise ShapeError(
-                expected=f"tensors of shapes {expected}, and a curve of {channels} channels",
-                got=f"{shapes}, {bent}",
-                remedy="fit it with VarianceScale",
-            )
 
     def covers(self, grid: Grid) -> bool:
         """Whether the factor is defined on this grid: a uniform one of the domain, or any mesh if it was fitted on meshes."""
@@ -418,9 +400,6 @@ class VarianceCurve:
         knots: Increasing, `(c, m)`.
         heights: At the knots, `(c, m)`; zero in channels to which nothing is added.
 
-    Raises:
-        ShapeError: If the two do not fit together, or knots do not increase.
-
     Examples:
         >>> curve = VarianceCurve(
         ...     knots=torch.tensor([[0.0, 1.0, 3.0]]).double(), heights=torch.tensor([[2.0, 0.0, 1.0]]).double()
@@ -431,16 +410,6 @@ class VarianceCurve:
 
     knots: Float64[Tensor, "c m"]
     heights: Float64[Tensor, "c m"]
-
-    def __post_init__(self) -> None:
-        """Check that knots and heights fit together."""
-        shape = tuple(self.knots.shape)
-        if shape != tuple(self.heights.shape) or len(shape) != 2 or not bool((self.knots.diff(dim=-1) > 0).all()):
-            raise ShapeError(
-                expected="knots that increase, and as many heights",
-                got=f"{shape} and {tuple(self.heights.shape)}",
-                remedy="fit it with VarianceScale",
-            )
 
     def __call__(self, logs: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c p"]:
         """Heights at logarithms of variances."""

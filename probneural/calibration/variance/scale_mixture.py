@@ -168,9 +168,7 @@ class ScaleMixture:
         fraction = certain / count
         if not states:
             raise CalibrationError(
-                expected="a predictor that is uncertain somewhere",
-                got="no variance at all",
-                remedy="use a head that states one",
+                expected="a predictor that is uncertain somewhere", got="no variance at all", remedy="use another head"
             )
         if fraction > MOSTLY:
             return torch.zeros(1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64), fraction

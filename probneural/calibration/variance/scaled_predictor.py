@@ -20,7 +20,6 @@ from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root, square_root
 from probneural.distributions.roots.modulated import DiagonalRoot, ModulatedRoot, weigh
 from probneural.distributions.roots.sums import SideBySideRoot
-from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.registry import stored
 
@@ -64,16 +63,6 @@ class ScaledPredictor(Calibrated):
         channels = inner.out_channels
         self.scale = check_factors(scale, channels, "scale")
         self.noise_scale = check_factors(noise_scale, channels, "noise_scale")
-        if decomposition.variance.shape != (channels,):
-            raise ShapeError(
-                expected=f"a decomposition of {channels} channels",
-                got=str(tuple(decomposition.variance.shape)),
-                remedy="fit it with VarianceScale",
-            )
-        if local is not None and len(local.units) != channels:
-            raise ShapeError(
-                expected=f"a local scale of {channels} channels", got=str(len(local.units)), remedy="fit it with VarianceScale"
-            )
         self.decomposition = decomposition
         self.local = local
 

@@ -363,9 +363,7 @@ def _applied(
     if not fits or vectors.shape[0] == 0:
         inside = ", ".join(map(str, expected))
         raise ShapeError(
-            expected=f"({inside}) or a block (s, {inside})",
-            got=str(tuple(vectors.shape)),
-            remedy="one row per vector, one at least",
+            expected=f"({inside}) or a block (s, {inside})", got=str(tuple(vectors.shape)), remedy="give one row per vector"
         )
     is_single = vectors.ndim == len(expected)
     (result,) = StreamedFunction.apply(streamed, parameters, vectors[None] if is_single else vectors)

@@ -233,9 +233,7 @@ def _checked_times(times: Sequence[float] | Tensor | None, steps: int) -> NDArra
     numbers = real_tensor(times, "times", dtype=torch.float64).numpy()
     if numbers.shape != (steps + 1,) or not np.isfinite(numbers).all() or not (np.diff(numbers) > 0).all():
         raise ArgumentError(
-            expected=f"{steps + 1} ascending times, of leads 0 to {steps}",
-            got=str(numbers)[:100],
-            remedy="the start has one too",
+            expected=f"{steps + 1} ascending times, of leads 0 to {steps}", got=str(numbers)[:100], remedy="the start has one"
         )
     return numbers
 

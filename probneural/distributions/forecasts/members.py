@@ -301,9 +301,7 @@ def _history(predictor: StepPredictor, history: int | None) -> int:
         )
     if history not in (None, record.history):
         raise ArgumentError(
-            expected=f"history={record.history}, as the training windows have",
-            got=f"history={history}",
-            remedy="leave history= out",
+            expected=f"history={record.history}, as in training windows", got=f"history={history}", remedy="leave history= out"
         )
     return int(record.history)
 

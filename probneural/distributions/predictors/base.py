@@ -191,9 +191,7 @@ class Predictor(Undisturbed, ABC):
         check_field(inputs, "inputs")
         if inputs.channels != self.in_channels:
             raise ShapeError(
-                expected=f"inputs of {self.in_channels} channels",
-                got=str(inputs.channels),
-                remedy="use the training inputs' layout",
+                expected=f"inputs of {self.in_channels} channels", got=str(inputs.channels), remedy="use the training layout"
             )
         if query is not None:
             check_grid(query, "query")

@@ -11,7 +11,6 @@ from torch import Tensor
 from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DenseRoot, FeatureRoot, FormedRoot, Root
 from probneural.distributions.roots.sums import CorrectedRoot, SideBySideRoot
-from probneural.errors import ShapeError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate
 
@@ -192,14 +191,7 @@ def weigh(root: Root, weights: Float[Tensor, "n c p"]) -> Root:
     Args:
         root: `(n, c, p, k)`, in physical units.
         weights: g, `(n, c, p)`, dimensionless.
-
-    Raises:
-        ShapeError: If there is not one weight for each row.
     """
-    if tuple(weights.shape) != root.shape[:3]:
-        raise ShapeError(
-            expected=f"weights of shape {root.shape[:3]}", got=str(tuple(weights.shape)), remedy="one for each row of the root"
-        )
     if isinstance(root, DenseRoot) and not isinstance(root, FormedRoot):
         return DenseRoot(root.matrix * weights.to(root.matrix)[..., None])
     if isinstance(root, FeatureRoot) and root.shape[1] == 1:

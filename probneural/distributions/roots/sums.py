@@ -37,11 +37,8 @@ class SideBySideRoot(Root):
     def __post_init__(self) -> None:
         """Check the shapes."""
         if self.first.shape[:3] != self.second.shape[:3]:
-            raise ShapeError(
-                expected=f"two roots of the same samples, channels and points {self.first.shape[:3]}",
-                got=str(self.second.shape[:3]),
-                remedy="evaluate both at the same inputs on the same grid",
-            )
+            expected = f"two roots of the same samples, channels and points {self.first.shape[:3]}"
+            raise ShapeError(expected=expected, got=str(self.second.shape[:3]), remedy="evaluate both on one grid")
 
     @cached_property
     def shape(self) -> tuple[int, int, int, int]:

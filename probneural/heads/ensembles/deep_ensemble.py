@@ -3,33 +3,290 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import Executor
-from dataclasses import KW_ONLY, dataclass
+import functools
+import inspect
+import io
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass, replace
 
-from torch import nn
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from probneural.checks import assign, check_callable, check_flag, check_integer, check_module
 from probneural.contexts import undisturbed
 from probneural.curvature import ParameterVector
-from probneural.errors import ArgumentError
-from probneural.heads.ensembles.members import (
-    MemberTask,
-    State,
-    TrainFunction,
-    copied_operator,
-    exchanged,
-    predictor_of_members,
-    state_of,
-    train_members,
-)
+from probneural.errors import ArgumentError, TrainingError, UnsupportedError
+from probneural.fields import Field
 from probneural.heads.ensembles.reinitialisation import Build, Initialisation, Reinitialise
-from probneural.heads.training_data import owned, recorded, training_data
+from probneural.heads.training_data import NOISE_FLOOR, TrainingData, owned, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
-from probneural.heads.weight_samples import WeightSampledPredictor
+from probneural.heads.weight_samples import WeightSampledPredictor, with_state
 from probneural.pairs import Dataset
-from probneural.processes import alone, own_rows
-from probneural.randomness import check_seed, stream_seed
+from probneural.processes import alone, gathered, own_rows, rank, world_size
+from probneural.randomness import check_seed, seeded, stream_seed
+
+State = dict[str, Tensor]
+"""Parameters and buffers of one member by name."""
+TrainFunction = Callable[..., object]
+"""Called as train(operator, data, seed=seed); trains the operator in place."""
+Job = tuple[int, int]
+"""Index and seed of a member."""
+
+
+@dataclass(frozen=True)
+class MemberTask:
+    """Arguments of the training of a member, except for its index and seed.
+
+    Attributes:
+        operator: The operator; it is copied, never changed.
+        data: Training pairs, in the operator's dtype.
+        train: The training function.
+        initialisation: Source of a member's initial weights.
+        members: Number of members, for messages.
+        device: Training device.
+    """
+
+    operator: nn.Module
+    data: Dataset
+    train: TrainFunction
+    initialisation: Initialisation
+    members: int
+    device: torch.device
+
+    def run(self, number: int, seed: int) -> State:
+        """Train one member.
+
+        Raises:
+            TrainingError: If training fails, yields values that are not finite, or does not change the module in place.
+        """
+        options = {"show_progress": False} if _shows_progress(self.train) else {}
+        with torch.enable_grad(), seeded(seed, "member training", devices=[self.device]):
+            module = self.initialisation.member(self.operator, seed, self.device)
+            start = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+            try:
+                self.train(module, self.data.to(self.device), seed=seed, **options)
+            except Exception as error:  # name the member for any exception of the training function
+                raise self.failed(number, f"{type(error).__name__}: {error}") from error
+        state = state_of(module)
+        self._check(number, start, state)
+        return state
+
+    def _check(self, number: int, start: State, state: State) -> None:
+        changed = set(state) ^ set(state_of(self.operator))
+        if changed:
+            raise self.failed(number, f"other parameters or buffers than before it was trained: {sorted(changed)[0]}")
+        for name, value in state.items():
+            if not bool(torch.isfinite(value).all()):
+                raise self.failed(number, f"values that are NaN or infinite in {name}")
+        if all(torch.equal(value, state[name]) for name, value in start.items()):
+            raise self.failed(number, "weights as they were: train(operator, data, seed=...) has to train in place")
+
+    def failed(self, number: int, got: str) -> TrainingError:
+        """The error of a member whose training failed."""
+        return TrainingError(
+            expected=f"member {number} (of 0 to {self.members - 1}) to train",
+            got=got,
+            remedy="try the training function on one operator with the same data",
+        )
+
+
+def state_of(module: nn.Module) -> State:
+    """Copies of all parameters and buffers by name, including non-persistent buffers."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+def exchanged(states: dict[int, State], jobs: Sequence[Job], *, like: State) -> dict[int, State]:
+    """Gather the trained members on all ranks.
+
+    Args:
+        states: Members of this rank.
+        jobs: All jobs; each rank has trained a block of them.
+        like: A member with the names, shapes and dtypes of all members.
+    """
+    for index, (number, _) in enumerate(jobs if world_size() > 1 else ()):
+        source = next(process for process in range(world_size()) if index < len(jobs) * (process + 1) // world_size())
+        is_own = source == rank()
+        states[number] = {
+            name: gathered(states[number][name] if is_own else torch.empty_like(tensor))[source]
+            for name, tensor in like.items()
+        }
+    return states
+
+
+def _shows_progress(train: TrainFunction) -> bool:
+    """Whether a training function has an unset argument `show_progress`, to be switched off in favour of one bar."""
+    if isinstance(train, functools.partial) and "show_progress" in train.keywords:
+        return False
+    try:
+        return "show_progress" in inspect.signature(train).parameters
+    except (TypeError, ValueError):  # built-in callables may have no signature
+        return False
+
+
+def train_members(
+    task: MemberTask, jobs: Sequence[Job], *, workers: int | Executor, tick: Callable[[], object]
+) -> dict[int, State]:
+    """Train members sequentially in this process, in single-threaded worker processes, or on an executor.
+
+    Worker processes live for this call only; an executor is not shut down.
+
+    Raises:
+        UnsupportedError: If the training function, the reinitialisation, the factory or the operator is not picklable.
+        TrainingError: If the training of a member fails, or its process dies.
+    """
+    states: dict[int, State] = {}
+    if workers == 1:
+        for number, seed in jobs:
+            states[number] = task.run(number, seed)
+            tick()
+        return states
+    sent = replace(task, operator=copy.deepcopy(task.operator).cpu(), data=task.data.to("cpu"))
+    with _one_thread_each(min(workers, len(jobs))) if isinstance(workers, int) else nullcontext(workers) as executor:
+        # other executors, such as Dask's, serialise functions of scripts and notebooks by value
+        call = (
+            functools.partial(_trained_pickled, _pickled(sent))
+            if isinstance(executor, ProcessPoolExecutor)
+            else functools.partial(_trained, sent)
+        )
+        futures = {executor.submit(call, *job): job[0] for job in jobs}
+        try:
+            for future in as_completed(futures):
+                answer = _result(task, futures[future], future)
+                states[futures[future]] = torch.load(io.BytesIO(answer), weights_only=True, map_location=task.device)
+                tick()
+        finally:
+            for future in futures:
+                future.cancel()
+    return states
+
+
+@contextmanager
+def _one_thread_each(workers: int) -> Iterator[Executor]:
+    """Processes whose numerical libraries have one thread."""
+    others = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of the parent hold
+    processes = ProcessPoolExecutor(workers, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield processes
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        processes.shutdown(cancel_futures=True)
+
+
+def _result(task: MemberTask, number: int, future: Future[bytes]) -> bytes:
+    """The result of a worker, or a TrainingError with the cause of its failure."""
+    try:
+        return future.result()
+    except BrokenExecutor as error:
+        got = "the end of its worker process: out of memory, or a script without `if __name__ == '__main__':`"
+        raise task.failed(number, got) from error
+
+
+def _pickled(task: MemberTask) -> bytes:
+    """The task pickled in memory; no file is written or read.
+
+    Raises:
+        UnsupportedError: If it is not picklable.
+    """
+    try:
+        return pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UnsupportedError(
+            expected="a training function, a factory or reinitialisation, and an operator that can be sent to other processes",
+            got=f"{type(error).__name__}: {error}",
+            remedy="define them at the top of a module; or train here, with workers=1; or give an executor that sends "
+            "functions as their code, loky's or Dask's",
+        ) from error
+
+
+def _trained_pickled(payload: bytes, number: int, seed: int) -> bytes:
+    """Run a pickled task of the parent process."""
+    task: MemberTask = pickle.loads(payload)  # noqa: S301 (from our own parent's memory)
+    return _trained(task, number, seed)
+
+
+def _trained(task: MemberTask, number: int, seed: int) -> bytes:
+    """Train one member in a worker, and return its tensors without pickle.
+
+    The worker inherits the parent's environment but is not a torchrun rank.
+    """
+    buffer = io.BytesIO()
+    with alone():
+        state = task.run(number, seed)
+    torch.save({name: tensor.cpu() for name, tensor in state.items()}, buffer)
+    return buffer.getvalue()
+
+
+_BATCH_ELEMENTS = 2**22
+"""Number of members times output values in memory during the noise estimate."""
+
+
+def copied_operator(operator: nn.Module) -> nn.Module:
+    """A copy without gradients.
+
+    Raises:
+        UnsupportedError: If parameters differ in precision.
+    """
+    copied = copy.deepcopy(operator)
+    for parameter in copied.parameters():
+        parameter.grad = None
+    dtypes = {(value.real if value.is_complex() else value).dtype for value in copied.parameters()}
+    if len(dtypes) > 1:
+        raise UnsupportedError(
+            expected="parameters of one precision", got=", ".join(sorted(map(str, dtypes))), remedy="convert it with .to(dtype)"
+        )
+    return copied
+
+
+def predictor_of_members(
+    operator: nn.Module, layout: ParameterVector, states: Sequence[State], data: TrainingData
+) -> WeightSampledPredictor:
+    """Stack the parameters and buffers that differ between members, and estimate the noise."""
+    names = [name for name, _ in operator.named_buffers()]
+    differ = [name for name in names if not all(torch.equal(state[name], states[0][name]) for state in states)]
+    shapes = {name: {tuple(state[name].shape) for state in states} for name in names}
+    uneven = [name for name in names if len(shapes[name]) > 1]
+    if uneven:
+        raise UnsupportedError(
+            expected="members with buffers of one shape", got=f"{uneven[0]} of {shapes[uneven[0]]}", remedy="fix its shape"
+        )
+    operator = with_state(operator, states[0]).eval().requires_grad_(False)
+    units = data.output_units()[1].square()
+
+    def built(noise: Float64[Tensor, " c"]) -> WeightSampledPredictor:
+        return WeightSampledPredictor(
+            operator=operator,
+            layout=layout,
+            vectors=torch.stack([layout.flatten(state) for state in states]),
+            noise=noise,
+            domain=data.inputs.grid,
+            in_channels=data.inputs.channels,
+            buffers={name: torch.stack([state[name] for state in states]) for name in differ},
+        )
+
+    return built(torch.maximum(_mean_square_residual(built(units), data), NOISE_FLOOR * units))
+
+
+@torch.no_grad()
+def _mean_square_residual(predictor: WeightSampledPredictor, data: TrainingData) -> Float64[Tensor, " c"]:
+    """Residual sums of the members' mean, by quadrature, per channel, in chunks."""
+    step = max(1, _BATCH_ELEMENTS // (predictor.members * predictor.out_channels * data.grid.size))
+    total = torch.zeros(predictor.out_channels, dtype=torch.float64, device=predictor.device)
+    for batch in data.batches(step):
+        mean = predictor(batch.inputs, data.query).mean.to(torch.float64)
+        total += Field(batch.outputs.values.to(torch.float64) - mean, batch.outputs.grid).mean_square().sum(0)
+    return data.summed(total) / data.functions
+
 
 TRAIN_REMEDY = "pass train=functools.partial(pn.fit, epochs=50): it is called as train(operator, data, seed=seed)"
 

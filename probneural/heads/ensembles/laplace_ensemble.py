@@ -13,8 +13,7 @@ from probneural.checks import assign, check_callable, check_instance, check_modu
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import DataError
-from probneural.heads.ensembles.deep_ensemble import TRAIN_REMEDY, DeepEnsemble
-from probneural.heads.ensembles.members import TrainFunction
+from probneural.heads.ensembles.deep_ensemble import TRAIN_REMEDY, DeepEnsemble, TrainFunction
 from probneural.heads.ensembles.reinitialisation import Build
 from probneural.heads.last_layer.laplace import LastLayerLaplace
 from probneural.pairs import Dataset

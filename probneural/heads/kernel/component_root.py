@@ -12,7 +12,6 @@ from torch import Tensor
 
 from probneural.distributions.latent import Seeds
 from probneural.distributions.roots.base import DenseRoot, Root, check_transform, grid_shape
-from probneural.errors import ShapeError
 from probneural.functionals import Functional
 from probneural.linear_algebra.conditioning import LowRankUpdate, UpdateSequence
 from probneural.linear_algebra.principal_components import narrowed
@@ -306,22 +305,10 @@ class ComponentRoot(Root):
     Args:
         modes: `(f, c, p)`, in the units of the fields divided by those of the coordinates.
         coordinates: Root of z, `(n, 1, f, k)`.
-
-    Raises:
-        ShapeError: If the numbers of modes and coordinates differ.
     """
 
     modes: Float64[Tensor, "f c p"]
     coordinates: Root
-
-    def __post_init__(self) -> None:
-        """Check that modes and coordinates fit together."""
-        if self.coordinates.shape[1:3] != (1, self.modes.shape[0]):
-            raise ShapeError(
-                expected=f"a mode for each of {self.coordinates.shape[2]} coordinates",
-                got=str(self.modes.shape[0]),
-                remedy="the first axis of the modes counts them",
-            )
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

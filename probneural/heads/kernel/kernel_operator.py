@@ -21,12 +21,10 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field, check_field, evaluate
 from probneural.grids import Grid
 from probneural.heads.kernel.component_root import BlockCoordinates, ComponentRoot
-from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, SMOOTHNESS, Process
-from probneural.heads.kernel.inducing_points import InducingProcess
+from probneural.heads.kernel.gaussian_processes import KERNELS, LEAST_NOISE, SMOOTHNESS, InducingProcess, Process
 from probneural.heads.kernel.principal_components import PrincipalComponents, left_out, rounding_errors
 from probneural.heads.kernel.search import Fitted, Search
-from probneural.heads.residuals import NOISE_FLOOR, check_some
-from probneural.heads.training_data import in_memory, recorded, training_data
+from probneural.heads.training_data import NOISE_FLOOR, check_some, in_memory, recorded, training_data
 from probneural.heads.weight_problem import residuals_of
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, stream
@@ -336,9 +334,7 @@ class KernelPredictor(Predictor):
     ) -> None:
         if precision not in _PRECISIONS:
             raise ArgumentError(
-                expected=f"one of {', '.join(_PRECISIONS)} as precision",
-                got=repr(precision),
-                remedy="the operator's, or the data's",
+                expected=f"one of {', '.join(_PRECISIONS)} as precision", got=repr(precision), remedy="use one of those"
             )
         like = outputs.modes.new_empty(0, dtype=_PRECISIONS[precision])
         super().__init__(PredictorTraits(in_channels=len(inputs.unit), noise=noise, domain=inputs.grid, like=like))

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid, resample
 from probneural.linear_algebra.principal_components import eigenpairs, singular_values
@@ -41,16 +40,6 @@ class PrincipalComponents:
     unit: Float64[Tensor, " c"]
     modes: Float64[Tensor, "r c p"]
     std: Float64[Tensor, " r"]
-
-    def __post_init__(self) -> None:
-        """Check that centre and modes are on the grid."""
-        for name, shape, expected in (
-            ("centre", self.centre.shape[1:], self.grid.shape),
-            ("modes", self.modes.shape[1:], (len(self.unit), self.grid.size)),
-        ):
-            if tuple(shape) != tuple(expected):
-                remedy = "fit them anew: PrincipalComponents.of(functions, ...)"
-                raise ShapeError(expected=f"{name} (_, {', '.join(map(str, expected))})", got=str(tuple(shape)), remedy=remedy)
 
     @classmethod
     def of(

@@ -16,12 +16,12 @@ from probneural.heads.kernel.gaussian_processes import (
     SMOOTHNESS,
     TRIES,
     Covariance,
+    InducingProcess,
     Process,
     no_root,
     squared_distances,
     with_noise,
 )
-from probneural.heads.kernel.inducing_points import InducingProcess
 
 SHAPE = 6
 """Hyper-parameters before the relevances: log length, exponent, log alpha, log linear variance, its exponent, log noise."""

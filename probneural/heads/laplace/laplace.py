@@ -27,8 +27,7 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads.laplace.structures import STRUCTURES, Kronecker, Structure
 from probneural.heads.laplace.structures.low_rank import LARGEST_RANK, TOLERANCE
-from probneural.heads.residuals import check_some
-from probneural.heads.training_data import recorded
+from probneural.heads.training_data import check_some, recorded
 from probneural.heads.weight_posterior import FitSummary
 from probneural.heads.weight_problem import WeightProblem, prepare
 from probneural.heads.weight_samples import WeightSampledPredictor
@@ -362,9 +361,7 @@ class LaplacePredictor(Predictor):
         """
         if not isinstance(self.weights, DenseWeights | LowRankWeights):
             raise UnsupportedError(
-                expected="a full or low-rank structure, which new data update in closed form",
-                got=self.structure,
-                remedy="fit anew on all data",
+                expected="a full or low-rank structure, with closed-form updates", got=self.structure, remedy="fit on all data"
             )
         problem = prepare(
             self.operator,

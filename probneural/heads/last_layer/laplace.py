@@ -20,8 +20,16 @@ from probneural.errors import ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads.last_layer.readout import VERIFIED, Readout, find_readout
-from probneural.heads.residuals import ResidualSums, check_some, given_noise, given_per_channel, given_precision
-from probneural.heads.training_data import TrainingData, recorded, training_data
+from probneural.heads.training_data import (
+    ResidualSums,
+    TrainingData,
+    check_some,
+    given_noise,
+    given_per_channel,
+    given_precision,
+    recorded,
+    training_data,
+)
 from probneural.heads.weight_posterior import weight_posterior
 from probneural.linear_algebra.conditioning import posterior_root
 from probneural.pairs import Dataset

@@ -111,9 +111,7 @@ class Readout:
             if not is_open or self._follows_from(grid, inputs, where):
                 return grid
         raise ReadoutError(
-            expected=f"features on the grid {where.shape}",
-            got=f"{shape} at {self.name}",
-            remedy="name a read-out that acts on the output's grid",
+            expected=f"features on the grid {where.shape}", got=f"{shape} at {self.name}", remedy="name another read-out"
         )
 
     @torch.no_grad()

@@ -54,9 +54,7 @@ def test_a_store_of_other_settings_is_refused(tmp_path: Path, changes: dict[str,
 def test_settings_do_not_depend_on_addresses_or_on_how_simulations_run(tmp_path: Path) -> None:
     learner(tmp_path, train=functools.partial(loops.kneaded), batch=lambda labels: 4).run(rounds=1)
     with ThreadPoolExecutor(1) as pool:
-        again = learner(
-            tmp_path, train=functools.partial(loops.kneaded), batch=lambda labels: 4, executor=pool, timeout=9.0, attempts=3
-        )
+        again = learner(tmp_path, train=functools.partial(loops.kneaded), batch=lambda labels: 4, executor=pool, attempts=3)
         assert again.run(rounds=2).labels == (6, 10)
 
 

@@ -134,17 +134,6 @@ def test_failures_of_small_batches_are_counted_together(tmp_path: Path) -> None:
         loop.tell(answer(request, failing=True))
 
 
-def test_simulations_that_hang_are_failures(tmp_path: Path) -> None:
-    hanging = Counted(tmp_path / "calls", hangs_above=1.5)
-    assert 1 <= int((POOL.values.mean((1, 2)) > 1.5).sum()) <= 5
-    loop = learner(tmp_path / "store", hanging, initial=30, batch=26, calibration=0, timeout=0.5, attempts=1)
-    history = loop.run(rounds=2)
-    bad = [position for position in range(60) if float(POOL.values[position].mean()) > 1.5]
-    request = {position for entry in history.rounds for position in entry.chosen} & {*bad}
-    assert request
-    assert {failure.key for failure in loop.store.failures()} == {loop.store.key(POOL[position]) for position in request}
-
-
 def test_equal_candidates_are_one(tmp_path: Path) -> None:
     twice = Field(torch.cat([POOL.values[:20], POOL.values[:20]]), GRID)
     calls = Counted(tmp_path / "calls")

@@ -171,7 +171,7 @@ def killed_runs(
 def faulty(inputs: Field) -> Field:
     """Go wrong in a way that depends on the function's number."""
     number = number_of(inputs)
-    if number == 1:
+    if number in (1, 7):
         raise RuntimeError("no convergence")
     if number == 2:
         time.sleep(600)
@@ -183,8 +183,6 @@ def faulty(inputs: Field) -> Field:
         return Field(inputs.values.repeat(2, 1, 1), inputs.grid)
     if number == 6:
         return inputs.values  # type: ignore[return-value]
-    if number == 7:
-        return inputs.resample(GRID.resized(32))
     if number == 8:
         sys.exit(2)
     return Field(inputs.values * 2, inputs.grid)
@@ -203,7 +201,7 @@ def faults(folder: Path) -> dict[str, object]:
     inputs = numbered_functions(10)
     inputs = inputs[[*range(10), 0, 1, 9]]
     store = ResultStore(folder)
-    settings = {"store": store, "options": quiet(workers=WORKERS, timeout=0.3), "out_grid": GRID}
+    settings = {"store": store, "options": quiet(workers=WORKERS, timeout=0.3)}
     first = simulate(faulty, inputs, **settings)
     again = simulate(faulty, inputs, **settings)
     more = simulate(faulty, inputs[:2], **settings | {"options": quiet(workers=WORKERS, timeout=0.3, attempts=3)})
@@ -274,14 +272,14 @@ def troubles(folder: Path) -> dict[str, object]:
     except ArgumentError as error:
         message = str(error)
     pool = worker_pools.WorkerPool(faulty, SimulationOptions(workers=2))
-    future = pool.submit(Task(packed(inputs[2]), str(folder), store.identity, None, 0))
+    future = pool.submit(Task(packed(inputs[2]), str(folder), store.identity, 0))
     while not (folder / "locks" / f"simulate-{store.key(inputs[2])}").exists():
         time.sleep(0.01)
     at_work = len(multiprocessing.active_children())
     start = time.monotonic()
     pool.close()
     other = worker_pools.WorkerPool(faulty, SimulationOptions(workers=1))
-    early = other.submit(Task(packed(inputs[2]), str(folder), store.identity, None, 1))
+    early = other.submit(Task(packed(inputs[2]), str(folder), store.identity, 1))
     other.close()
     return {
         "broken": [broken.succeeded, list(broken.failures.values()), store.attempts(broken.keys[1])],

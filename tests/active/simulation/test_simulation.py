@@ -122,7 +122,6 @@ def test_what_goes_wrong_in_simulators_is_reported(runs):
     assert reasons["4"] == "the worker process died"
     assert "got Field(2 x 1 on" in reasons["5"]
     assert "got <class 'torch.Tensor'>" in reasons["6"]
-    assert reasons["7"].startswith("GridError: expected a result on Grid.uniform((16,)")
     assert reasons["8"].startswith("SystemExit: 2")
     assert report["children"] == 0
 
@@ -188,7 +187,7 @@ def test_dask_gives_the_same_data_as_processes(by_processes, tmp_path):
     store = ResultStore(tmp_path / "by Dask")
     with distributed.LocalCluster(**settings) as cluster, distributed.Client(cluster) as client:
         executor = client.get_executor()
-        ours = simulate(problem.solve, inputs, store=store, options=quiet(executor=executor, timeout=60.0))
+        ours = simulate(problem.solve, inputs, store=store, options=quiet(executor=executor))
         failing = simulate(_bad, functions(2), store=store, options=quiet(executor=executor))
     assert ours.keys == report.keys
     one, two = store.pairs(ours.keys), other.pairs(report.keys)
@@ -214,7 +213,6 @@ def test_equal_functions_are_simulated_once(tmp_path):
     assert first.keys == tuple(store.key(inputs[row]) for row in (2, 0, 2, 2))
     assert simulator.calls == dict.fromkeys(range(4), 1)
     assert torch.equal(store.pairs(second.keys).outputs.values, inputs.values.double().exp())
-    assert all(row["seconds"] >= 0 for row in store.table())
 
 
 def test_what_fails_once_may_succeed(tmp_path):
@@ -279,31 +277,6 @@ def test_of_a_long_stderr_the_end_is_kept(tmp_path):
     assert len(reason.split("stderr: ")[1]) == 1004
 
 
-def test_a_hung_simulation_in_a_borrowed_executor_is_abandoned_and_found_when_it_ends(tmp_path):
-    store, release = ResultStore(tmp_path), threading.Event()
-
-    def hang(inputs: Field) -> Field:
-        if int(inputs.values[0, 0, 0]) == 1:
-            release.wait(60)
-        return inputs
-
-    try:
-        with ThreadPoolExecutor(1) as executor:
-            report = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=0.3))
-            assert report.succeeded == (True, False, True)
-            assert report.failures == {report.keys[1]: "no result within 0.3 s"}
-            assert store.attempts(report.keys[1]) == 1
-            waiting = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=0.3))
-            assert waiting.failures == {report.keys[1]: "another process has been simulating it for more than 0.3 s"}
-            assert store.attempts(report.keys[1]) == 1
-            release.set()
-            late = simulate(hang, functions(3), store=store, options=quiet(executor=executor, timeout=30.0))
-    finally:
-        release.set()
-    assert late.succeeded == (True, True, True)
-    assert (late.reused, late.simulated) == (3, 0)
-
-
 @pytest.mark.parametrize("ends", ["stores", "dies"])
 def test_what_another_process_is_simulating_is_waited_for(tmp_path, ends):
     store, simulator, inputs = ResultStore(tmp_path), Counting(), functions(2)
@@ -334,15 +307,9 @@ def test_workers_that_do_not_see_the_store_return_their_results(tmp_path, monkey
     with ThreadPoolExecutor(1) as executor:
         good = simulate(Counting(), inputs, store=store, options=quiet(executor=executor))
         bad = simulate(_bad, functions(3)[2:], store=store, options=quiet(executor=executor))
-        late = simulate(_late, functions(4)[3:], store=store, options=quiet(executor=executor, timeout=0.1))
     assert torch.equal(store.pairs(good.keys).outputs.values, inputs.values.double().exp())
     assert good.simulated == 2
-    assert (store.attempts(bad.keys[0]), store.attempts(late.keys[0])) == (2, 1)
-
-
-def _late(inputs: Field) -> Field:
-    time.sleep(0.5)
-    return inputs
+    assert store.attempts(bad.keys[0]) == 2
 
 
 def test_a_worker_that_cannot_write_leaves_it_to_the_parent(tmp_path, monkeypatch):
@@ -446,7 +413,8 @@ def test_simulators_that_cannot_travel_are_refused(tmp_path, executor):
         ({"attempts": 0}, "an integer of at least 1 as attempts"),
         ({"workers": 0}, "an integer of at least 1 as workers"),
         ({"workers": 1.5}, "an integer of at least 1 as workers"),
-        ({"workers": 2, "executor": Strange(None)}, "workers or an executor"),
+        ({"workers": 2, "executor": Strange(None)}, "an executor, or workers"),
+        ({"timeout": 1.0, "executor": Strange(None)}, "an executor, or workers"),
         ({"timeout": 0.0}, "above 0 as timeout"),
         ({"timeout": float("inf")}, "above 0 as timeout"),
         ({"executor": "dask"}, "an executor with a method submit"),

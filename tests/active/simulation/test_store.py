@@ -59,8 +59,6 @@ def test_what_was_added_comes_back_in_the_order_of_the_keys(tmp_path):
     assert len(store) == 3
     assert all(key in store for key in keys)
     assert "0" * 40 not in store
-    assert [row["seconds"] for row in store.table()] == [0.0, 1.0, 2.0]
-    assert {row["status"] for row in store.table()} == {"done"}
 
 
 def test_results_on_the_sphere_come_back(tmp_path):
@@ -140,7 +138,7 @@ def test_keys_do_not_change_between_versions():
 
 
 def test_failed_attempts_are_kept_and_counted(tmp_path):
-    store, inputs, _, keys = filled(tmp_path, 1)
+    store, _, _, keys = filled(tmp_path, 1)
     other = some(2, seed=7)
     for reason in ("first", "second"):
         store.fail(other[0], reason=reason, seconds=1.5)
@@ -152,9 +150,6 @@ def test_failed_attempts_are_kept_and_counted(tmp_path):
     assert (again.attempts(store.key(other[0])), again.attempts(keys[0])) == (2, 0)
     assert store.key(other[0]) not in again
     assert len(again) == 1
-    assert [row["status"] for row in again.table()] == ["done", "failed", "failed"]
-    assert [row["reason"] for row in again.table()] == ["", "first", "second"]
-    assert torch.equal(again.inputs([store.key(other[0]), keys[0]]).values, torch.cat([other.values[:1], inputs.values]))
 
 
 def test_decisions_are_kept_once(tmp_path):
@@ -268,7 +263,7 @@ def test_each_result_is_checked_once_and_none_when_a_store_is_opened(tmp_path, m
     assert read == []
     assert keys[1] in store
     assert read == [keys[1]]
-    assert len(store) == len(store.table()) == 3
+    assert len(store) == 3
     assert sorted(read) == sorted(keys)
 
 
@@ -307,7 +302,7 @@ def test_no_key_leads_out_of_the_folder(tmp_path):
     bad += [keys[0].upper(), f"{keys[0]}\n", f" {keys[0]}", "*", f"../results/{keys[0]}", "g" * 40]
     for key in bad:
         assert key not in store
-        for call in (store.attempts, lambda key: store.pairs([key]), lambda key: store.inputs([key])):
+        for call in (store.attempts, lambda key: store.pairs([key])):
             with pytest.raises(ArgumentError, match="40 hexadecimal digits"):
                 call(key)
     assert victim.read_bytes() == inside.read_bytes() == b"precious"
@@ -320,7 +315,7 @@ def test_what_is_no_text_is_no_key(tmp_path):
     store = filled(tmp_path)[0]
     for key in (5, None, b"0" * 40, ("a",)):
         assert key not in store
-        for call in (store.attempts, lambda key: store.pairs([key]), lambda key: store.inputs([key])):
+        for call in (store.attempts, lambda key: store.pairs([key])):
             with pytest.raises(ArgumentError, match="40 hexadecimal digits"):
                 call(key)
 
@@ -373,8 +368,7 @@ def test_what_is_no_file_is_set_aside(tmp_path, kind):
 
 
 def test_a_store_that_cannot_be_written_to_leaves_damage_in_place(read_only):
-    key = next(iter(ResultStore(read_only).table()))["key"]
-    path = read_only / "results" / f"{key}.safetensors"
+    path = next((read_only / "results").glob("*.safetensors"))
     user = os.geteuid()
     os.seteuid(0) if os.getuid() == 0 else None
     path.chmod(0o644)
@@ -425,10 +419,9 @@ def test_changed_records_are_set_aside_or_are_what_they_say(tmp_path, room):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             tensors = again.load_tensors("weights")
-            refused += len(again.table()) < 4 or tensors is None
-        for row in again.table():
-            assert row["status"] in ("done", "failed")
-            assert datetime.fromisoformat(str(row["when"])).tzinfo is not None
+            refused += len(again) + len(again.failures()) < 4 or tensors is None
+        for failure in again.failures():
+            assert datetime.fromisoformat(failure.when).tzinfo is not None
         assert len(again) >= 2
     assert refused >= 36
     assert (refused < 60) == (room != "tensors")  # a time, a reason or a duration may be another
@@ -518,7 +511,7 @@ def test_a_read_only_folder_can_be_read_and_not_written(read_only):
         warnings.simplefilter("error")
         store = ResultStore(read_only)
         assert len(store) == 3
-        assert len(store.pairs([row["key"] for row in store.table()])) == 3
+        assert len(store.pairs([path.stem for path in (read_only / "results").glob("*.safetensors")])) == 3
     new = some(1, seed=5)
     for write in (
         lambda: store.add(new, new, seconds=0.0),
@@ -566,13 +559,9 @@ def test_what_is_not_one_finite_function_is_refused(tmp_path):
         store.key(two)
     with pytest.raises(DataError, match="at least one key"):
         store.pairs([])
-    with pytest.raises(DataError, match="at least one key"):
-        store.inputs([])
     with pytest.raises(FileError, match="simulate that function again"):
         store.pairs(["0" * 40])
-    with pytest.raises(FileError, match="usable"):
-        store.inputs(["0" * 40])
-    assert store.table() == []
+    assert store.failures() == []
 
 
 def test_results_of_different_kinds_are_not_mixed(tmp_path):
@@ -583,8 +572,6 @@ def test_results_of_different_kinds_are_not_mixed(tmp_path):
     for pair, error in ((keys[:2], GridError), (keys[::2], DataError)):
         with pytest.raises(error, match=r"fields on one grid|fields of torch\.float"):
             store.pairs(pair)
-        with pytest.raises(error, match=r"fields on one grid|fields of torch\.float"):
-            store.inputs(pair)
     other = store.add(
         some(1, seed=1, grid=field.grid, channels=1), Field(field.values.repeat(1, 2, 1), field.grid), seconds=0.0
     )

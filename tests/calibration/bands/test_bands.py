@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from probneural.calibration import SimultaneousBand, VarianceScale
-from probneural.calibration.bands.conformal import conformal_scores
-from probneural.calibration.bands.shapes import BandField
+from probneural.calibration.bands.conformal import BandField, conformal_scores
 from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid

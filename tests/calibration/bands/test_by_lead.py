@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from probneural.calibration import HorizonBand, LeadScale
-from probneural.calibration.bands.by_lead import TrajectoryBand, conformal_scores_by_lead
+from probneural.calibration.bands.conformal import TrajectoryBand, conformal_scores_by_lead
 from probneural.errors import ArgumentError, CalibrationError
 from probneural.fields import Field
 from probneural.metrics import compare

@@ -125,7 +125,7 @@ def test_nothing_sees_an_equation_that_changed_with_equal_inputs() -> None:
     test, changed = (one.sample(300, resolution=9, seed=3) for one in (problem, problem.shifts()["resonance"]))
     assert torch.equal(test.inputs.values, changed.inputs.values)
     for name, values in detector.p_values(changed.inputs).items():
-        assert torch.equal(values, detector(test.inputs, score=name))
+        assert torch.equal(values, detector.p_values(test.inputs)[name])
         assert (values <= 0.5).double().mean() == pytest.approx(0.5, abs=0.25)  # Beta(15, 16): .09, to 2.8 deviations
 
     def coverage(data: FieldPairs) -> float:
@@ -316,10 +316,6 @@ def test_bad_settings_and_data(detector: NoveltyDetector) -> None:
     for count, reference in ((18, None), (2, None), (20, draws(9, seed=0)), (10, draws(20, seed=0))):
         with pytest.raises(CalibrationError, match="at least 10"):
             Novelty().fit(Synthetic(), draws(count, seed=0), reference=reference)
-    with pytest.raises(ShapeError, match="two standards"):
-        replace(detector.measure, standards={})
-    with pytest.raises(ArgumentError, match="score"):
-        detector(draws(2, seed=0).inputs, score="features")
     with pytest.raises(ShapeError, match="channels"):
         detector(Field(normal(2, 2, 32), LINE))
     with pytest.raises(GridError, match="domain"):

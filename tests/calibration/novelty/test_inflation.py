@@ -22,7 +22,7 @@ from probneural.calibration.novelty.inflation import (
     fit_inflation,
 )
 from probneural.distributions import FieldDistribution, Predictor
-from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
+from probneural.errors import CalibrationError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -305,8 +305,6 @@ def test_bad_data() -> None:
         NoveltyScale().fit(Synthetic(sd=0.0), data, shifted=data)
     with pytest.raises(GridError, match="shifted outputs on the calibration outputs' grid"):
         NoveltyScale().fit(Synthetic(), data, shifted=pairs(20, grid=GRID.resized(32)))
-    with pytest.raises(ArgumentError, match="not negative"):
-        Inflation(names=("residual",), knots=NONE, exponents=NONE - 1.0)
     assert isinstance(NoveltyScale().fit(scaled_by(2.0, Synthetic()), data, shifted=data), InflatedPredictor)
 
 
@@ -326,11 +324,7 @@ def test_synthetic_shifts_are_larger_and_rougher() -> None:
 
     assert rough(found["roughened"]) > 1.2 * rough(inputs)
     assert rough(found["stretched"]) == pytest.approx(rough(inputs), rel=0.1)
-    other, strong = synthetic_shifts(inputs, seed=2), synthetic_shifts(inputs, strength=2.0, seed=1)
-    assert not torch.equal(other["stretched"].values, found["stretched"].values)
-    assert rough(strong["roughened"]) > 1.2 * rough(found["roughened"])
-    with pytest.raises(ArgumentError, match="strength"):
-        synthetic_shifts(inputs, strength=0.0)
+    assert not torch.equal(synthetic_shifts(inputs, seed=2)["stretched"].values, found["stretched"].values)
 
 
 def test_synthetic_shifts_keep_what_is_positive_and_what_is_constant() -> None:

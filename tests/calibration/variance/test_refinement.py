@@ -22,7 +22,7 @@ from probneural.calibration import (
     Stacking,
     VarianceScale,
 )
-from probneural.calibration.bands.shapes import BandField
+from probneural.calibration.bands.conformal import BandField
 from probneural.calibration.variance.by_lead import LeadScaling
 from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
 from probneural.errors import DataWarning

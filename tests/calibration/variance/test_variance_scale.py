@@ -10,7 +10,6 @@ from torch import Tensor
 
 from probneural import functionals, metrics
 from probneural.calibration import VarianceScale, predictions
-from probneural.calibration.variance.discrepancy import Decomposition
 from probneural.calibration.variance.variance_scale import FRACTIONS
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
@@ -259,12 +258,6 @@ def test_errors() -> None:
     for fraction in (torch.tensor([-0.1]), torch.tensor([1.1]), torch.ones(2)):
         with pytest.raises(ArgumentError, match="fractions between 0 and 1"):
             replace(VarianceScale().fit(Synthetic(), data).decomposition, white_fraction=fraction.double())
-    two = torch.ones(2, dtype=torch.float64)
-    with pytest.raises(ShapeError, match="a decomposition of 1 channels"):
-        changed(
-            VarianceScale().fit(Synthetic(), data),
-            decomposition=Decomposition(process=None, root_fraction=two, white_fraction=two, variance=two),
-        )
 
 
 @pytest.mark.bad_input

@@ -19,8 +19,8 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import DeepEnsemble
 from probneural.heads import weight_samples as sampled
-from probneural.heads.ensembles import members
-from probneural.heads.ensembles.members import MemberTask
+from probneural.heads.ensembles import deep_ensemble as members
+from probneural.heads.ensembles.deep_ensemble import MemberTask
 from probneural.heads.ensembles.reinitialisation import Initialisation
 from probneural.heads.weight_samples import WeightSampledPredictor
 from probneural.operators import FNO

@@ -11,8 +11,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.heads import KernelOperator
 from probneural.heads.kernel import kernel_operator
-from probneural.heads.kernel.gaussian_processes import Covariance, Process
-from probneural.heads.kernel.inducing_points import InducingProcess
+from probneural.heads.kernel.gaussian_processes import Covariance, InducingProcess, Process
 from probneural.heads.kernel.kernel_operator import Path
 from probneural.heads.kernel.search import Evidence
 from probneural.pairs import FieldPairs

@@ -14,12 +14,12 @@ from probneural.fields import Field, evaluate
 from probneural.grids import Grid
 from probneural.heads import Kronecker, Laplace, LowRank
 from probneural.heads.evidence import LayeredEvidence
-from probneural.heads.laplace.structures import Diagonal, Full, Iterative
+from probneural.heads.laplace.structures import Full, Iterative
 from probneural.pairs import FieldPairs
 from tests.curvature.reference import dense_jacobian
 from tests.heads.cases import OperatorCase, fields, operator_case, structured
 from tests.heads.test_head_contract import close
-from tests.helpers import normal, one_of_each
+from tests.helpers import cross_covariance, normal, one_of_each
 
 CASES = ["fno-1d", "fno-outputs", "fno-2d", "complex", "channels-last"]
 EVERY = pytest.mark.parametrize("operator", one_of_each(CASES, lambda name: name == "complex"))
@@ -41,7 +41,7 @@ def test_structures_that_claim_it_equal_the_dense_posterior(operator: str, struc
     case = operator_case(operator)
     dense, predictor = make("full", case), make(structure, case, rank=300)
     exact, field = dense(case.inputs), predictor(case.inputs)
-    close(field.cross_covariance(field), exact.cross_covariance(exact), 1e-10)
+    close(cross_covariance(field, field), cross_covariance(exact, exact), 1e-10)
     assert predictor.log_evidence == pytest.approx(dense.log_evidence, rel=1e-10)
     close(predictor.prior_precision, dense.prior_precision)
     close(predictor.noise, dense.noise)
@@ -59,7 +59,7 @@ def test_conjugate_gradients_give_the_gaussian_process_of_the_linearised_network
     across = test @ data.mT / 2.0
     dual = test @ test.mT / 2.0 - across @ torch.linalg.solve(kernel, across.mT)
     field = predictor(case.inputs)
-    close(field.cross_covariance(field), dual, 1e-8)
+    close(cross_covariance(field, field), dual, 1e-8)
 
 
 @EVERY
@@ -220,17 +220,14 @@ def test_weight_samples_follow_the_posterior() -> None:
     assert float((draw - field.samples).flatten(1).abs().amax(1).min()) < 1e-12 * float(draw.abs().max())
 
 
-def test_projections_and_products_replace_exact_curvature() -> None:
-    """Estimated curvature: repeatable, close to the exact one, and reported."""
+def test_projections_replace_exact_curvature() -> None:
+    """Estimated curvature: repeatable, and close to the exact one."""
     case = operator_case("fno-outputs")
-    for structure, probes, allowed in (("kronecker", 40, 0.3), ("diagonal", 60, 0.4)):
-        exact, estimated = make(structure, case), make(structure, case, probes=probes)
-        ratio = estimated(case.inputs).standard_deviation / exact(case.inputs).standard_deviation
-        assert float((ratio - 1).abs().mean()) < allowed
-        again = make(structure, case, probes=probes)
-        assert torch.equal(again(case.inputs).variance, estimated(case.inputs).variance)
-        assert not torch.equal(exact(case.inputs).variance, estimated(case.inputs).variance)
-    assert {"relative_error", "below_zero"} <= set(estimated.report)
+    exact, estimated = make("kronecker", case), make("kronecker", case, probes=40)
+    ratio = estimated(case.inputs).standard_deviation / exact(case.inputs).standard_deviation
+    assert float((ratio - 1).abs().mean()) < 0.3
+    assert torch.equal(make("kronecker", case, probes=40)(case.inputs).variance, estimated(case.inputs).variance)
+    assert not torch.equal(exact(case.inputs).variance, estimated(case.inputs).variance)
 
 
 @pytest.mark.bad_input
@@ -240,9 +237,8 @@ def test_errors() -> None:
         for rank in (0, 1.5):
             with pytest.raises(ArgumentError, match="an integer of at least 1"):
                 structure(rank=rank)
-    for structure in (Kronecker, Diagonal):
-        with pytest.raises(ArgumentError, match="an integer of at least 1"):
-            structure(probes=0)
+    with pytest.raises(ArgumentError, match="an integer of at least 1"):
+        Kronecker(probes=0)
     with pytest.raises(ArgumentError, match="prior_precision among per_layer"):
         Laplace(prior_precision="per_tensor")
     with pytest.raises(UnsupportedError, match="a low-rank structure, which leaves directions out"):
@@ -253,7 +249,6 @@ def test_errors() -> None:
 
 
 def test_kronecker_refuses_priors_that_have_no_such_product() -> None:
-    """Several channels, whose complex correlations do not commute with a ratio of real to imaginary parts."""
     case = operator_case("fno-1d")
     prior = {name: torch.ones_like(parameter) for name, parameter in case.operator.named_parameters()}
     name = next(name for name in prior if name.startswith("spectral"))

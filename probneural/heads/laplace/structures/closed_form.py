@@ -7,11 +7,8 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import check_flag
-from probneural.curvature import diagonals
 from probneural.curvature.kronecker_factorisation import kronecker
 from probneural.curvature.kronecker_factors import KroneckerWeights
 from probneural.curvature.weights import DiagonalWeights
@@ -25,27 +22,20 @@ from probneural.heads.weight_problem import WeightProblem
 class Kronecker(Structure):
     """A Kronecker product for every linear layer and every mode of a spectral convolution; layers are independent.
 
-    For modes of several channels, the prior precisions of real and imaginary part must be equal, or one of them infinite.
+    The prior precisions of real and imaginary parts of a mode must be equal, or one of them infinite.
 
     Args:
         probes: Number of random projections per sample that replace its output values; by default all values are used.
-        eigenvalue_correction: Whether eigenvalues are re-estimated in the eigenbasis (EKFAC).
 
     Raises:
-        ArgumentError: If `probes` is not a positive integer, or `eigenvalue_correction` is neither True nor False.
+        ArgumentError: If `probes` is not a positive integer.
 
     Reference:
-        George et al. (2018), Fast approximate natural gradient descent in a Kronecker-factored eigenbasis.
+        Martens and Grosse (2015), Optimizing neural networks with Kronecker-factored approximate curvature.
     """
 
     name: ClassVar[str] = "kronecker"
     probes: int | None = None
-    eigenvalue_correction: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        check_flag(self.eigenvalue_correction, "eigenvalue_correction")
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Find the factors from whitened gradients, and solve in their eigenbasis.
@@ -59,7 +49,6 @@ class Kronecker(Structure):
             problem.layout,
             problem.operator,
             rows=rows,
-            eigenvalue_correction=self.eigenvalue_correction,
             prior_std=problem.prior_std,
             summed=problem.data.summed,
         )
@@ -81,17 +70,9 @@ class Kronecker(Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Diagonal(Structure):
-    """Independent parameters: the diagonal of the Gauss-Newton matrix.
-
-    Args:
-        probes: Number of products for XDiag; by default the diagonal is exact.
-
-    Raises:
-        ArgumentError: If `probes` is not a positive integer.
-    """
+    """Independent parameters: the diagonal of the Gauss-Newton matrix."""
 
     name: ClassVar[str] = "diagonal"
-    probes: int | None = None
 
     def fit(self, problem: WeightProblem, *, seed: int, show_progress: bool) -> WeightPosterior:
         """Find the diagonal, and solve entry by entry.
@@ -99,8 +80,10 @@ class Diagonal(Structure):
         Raises:
             EvidenceError: If the evidence determines no noise or prior.
         """
-        report: dict[str, float] = {}
-        diagonal = _exact(problem) if self.probes is None else _estimated(problem, self.probes, report, seed=seed)
+        diagonal = torch.zeros(problem.layout.size, dtype=torch.float64, device=problem.vector.device)
+        for rows in problem.rows()():
+            diagonal += rows.to(torch.float64).square().sum(0)
+        problem.data.summed(diagonal)
         learned = learn(problem, diagonal)
         std = problem.prior_std * (diagonal / learned.noise + learned.scales).rsqrt()
         return WeightPosterior(
@@ -108,31 +91,7 @@ class Diagonal(Structure):
             noise=learned.noise,
             prior_precision=learned.prior_precision,
             log_evidence=learned.log_evidence,
-            report=report,
         )
-
-
-def _exact(problem: WeightProblem) -> Float64[Tensor, " P"]:
-    diagonal = torch.zeros(problem.layout.size, dtype=torch.float64, device=problem.vector.device)
-    for rows in problem.rows()():
-        diagonal += rows.to(torch.float64).square().sum(0)
-    return problem.data.summed(diagonal)
-
-
-def _estimated(problem: WeightProblem, products: int, report: dict[str, float], *, seed: int) -> Float64[Tensor, " P"]:
-    """XDiag; negative estimates are set to zero, a certain lower bound, and counted."""
-    estimate = diagonals.xdiag(
-        lambda vectors: problem.product(vectors.to(problem.vector)).to(vectors),
-        problem.layout.size,
-        products=products,
-        seed=seed,
-    )
-    below = estimate.values < 0
-    total = float(estimate.values.abs().sum())
-    report["relative_error"] = float(estimate.errors.square().sum().sqrt() / estimate.values.square().sum().sqrt())
-    report["below_zero"] = float(below.sum())
-    report["below_zero_share"] = float(estimate.values[below].abs().sum()) / total if total > 0 else 0.0
-    return torch.where(below, 0.0, estimate.values)
 
 
 LARGEST = 5000
