@@ -222,7 +222,7 @@ class InverseProblem(InverseModel):
         """Time and number of evaluations at the start of a solver."""
         return time.perf_counter(), self.evaluations
 
-    def _approximated(self, *, iterations: int = 100, tolerance: float = 1e-4, seed: int) -> GaussianApproximation:
+    def _approximated(self, *, iterations: int = 100, tolerance: float = 1e-2, seed: int) -> GaussianApproximation:
         """The Gauss-Newton approximation; warns of data that the model does not explain, and of missing convergence."""
         iterations = check_integer(iterations, "iterations")
         tolerance = check_real(tolerance, "tolerance", above=0.0, below=1.0)
