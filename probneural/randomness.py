@@ -108,6 +108,7 @@ PURPOSES: Final = {
     "round training": "what a loop's recipe draws from torch's global generators, per round",
     "round head": "what a loop's head and calibrator draw from torch's global generators, per round",
     "round choice": "seed of a loop's acquisition, per round",
+    "round candidates": "what a loop's candidates draw from torch's global generators, per round",
 }
 """Purposes of streams: names are unique. Other packages add theirs."""
 
