@@ -68,10 +68,6 @@ TrainFunction = Callable[..., object]
 """Called as train(operator, pairs, seed=seed); trains the operator in place."""
 
 
-CandidateFunction = Callable[[Predictor], Field]
-"""Maps the predictor of the last round to the functions that the next selection is made from."""
-
-
 @runtime_checkable
 class Head(Protocol):
     """Interface of a head."""
@@ -142,7 +138,7 @@ class LearningPlan:
     calibration: int = 0
     calibrate: Calibrator | None = None
     test: FieldPairs | None = None
-    candidates: CandidateFunction | None = None
+    candidates: Callable[[Predictor], Field] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
