@@ -45,6 +45,7 @@ PURPOSES = {
     "inverse sensors": "where the sensors of inverse problems are",
     "inverse operators": "draws of an uncertain linear operator",
     "inverse chains": "elliptical slice sampling of tempered posteriors",
+    "inverse design": "seed of simulations at draws from the prior",
     "hidden design": "the design behind the target of an inverse problem",
     "reference designs": "random designs behind the reference of a design problem",
     "initial designs": "designs that all methods of a design problem start from",
