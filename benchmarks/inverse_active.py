@@ -25,7 +25,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, kept_units
+from benchmarks import environment, kept_units, sections
 from benchmarks.inverse_posteriors import Posterior
 from benchmarks.inverse_tasks import BurgersTask, DarcyTask, SmallTask
 from probneural.distributions import Predictor
@@ -242,6 +242,15 @@ class Inversion:
         mean = mass @ theta[0]
         off = theta[0] - mean
         return mean, off.mT @ (off * mass[:, None])
+
+
+def parts(*, mode: str, folder: Path, workers: int, notes: list[str] | None = None) -> dict[str, Callable[[], Sequence[Row]]]:
+    """Tables of the inverse benchmark; the first one that is made runs all units, or reads those in the folder."""
+    todo = units(mode=mode)
+    return sections.made_of(
+        lambda: kept_units.spread(todo, folder, workers=workers, notes=notes),
+        {"simulations near the posterior": ratios, "simulations near the posterior, medians": curves},
+    )
 
 
 def units(*, mode: str) -> list[Unit]:

@@ -94,43 +94,41 @@ def place_sensors(
     count = check_integer(count, "count", most=size, remedy="choose no more sensors than the functional has rows")
     check_choice(about, _TARGETS, "about")
     channels = outputs.mean.shape[1]
-    numbers = GaussianNumbers.of(outputs.apply(functional))
-    check_finite(torch.stack([part.abs().sum() for part in numbers]), "predictions", remedy="check the predictor")
-    inverse = _variances(noise, channels, size).reciprocal()
-    # rows of N^(-1/2) A C^(1/2), `(n, m, c, k)`, and variances of white noise, `(n, m, c)`
-    rows = _by_sensor(numbers.root * inverse.sqrt()[:, None], channels)
-    white = _by_sensor(numbers.white * inverse, channels)
-    terms = [(1.0, rows, white)]
+    numbers = GaussianNumbers.of(outputs.apply(functional))  # roots of a functional's values have no white part
+    check_finite(torch.stack([numbers.mean.abs().sum(), numbers.root.abs().sum()]), "predictions", remedy="check the predictor")
+    scale = _variances(noise, channels, size).rsqrt()
+    # F = N^(-1/2) A C^(1/2), `(n, m, c, k)`
+    rows = _by_sensor(numbers.root * scale[:, None], channels)
+    terms = [(1.0, rows)]
     if about == "inputs":
         n = len(rows)
         if n < 2:
             raise ArgumentError(expected="two samples or more", got=str(n), remedy="predict the outputs of draws of the input")
-        means = _by_sensor((numbers.mean - numbers.mean.mean(0)) * inverse.sqrt(), channels)
+        means = _by_sensor((numbers.mean - numbers.mean.mean(0)) * scale, channels)
         columns = torch.cat([means[..., None], rows], dim=-1) / math.sqrt(n)
-        terms = [(1.0, columns.permute(1, 2, 0, 3).flatten(2)[None], white.mean(0)[None]), (-1.0, rows, white)]
+        terms = [(1.0, columns.permute(1, 2, 0, 3).flatten(2)[None]), (-1.0, rows)]
     indices, gains, free = [], [], torch.ones(size, dtype=torch.bool)
     for _ in range(count):
-        gain = sum(weight * _gains(rows, white).mean(0) for weight, rows, white in terms)
+        gain = torch.stack([weight * _gains(rows).mean(0) for weight, rows in terms]).sum(0)
         index = int(torch.where(free, gain, -math.inf).argmax())
-        terms = [(weight, _conditioned(rows, white, index), white) for weight, rows, white in terms]
+        terms = [(weight, _conditioned(rows, index)) for weight, rows in terms]
         free[index] = False
         indices.append(index)
         gains.append(gain[index])
     return SensorPlacement(torch.tensor(indices), torch.stack(gains).cumsum(0))
 
 
-def _gains(rows: Float64[Tensor, "n m c k"], white: Float64[Tensor, "n m c"]) -> Float64[Tensor, "n m"]:
-    """Gain of each sensor, 1/2 log det(I + W + F F^T)."""
+def _gains(rows: Float64[Tensor, "n m c k"]) -> Float64[Tensor, "n m"]:
+    """Gain of each sensor, 1/2 log det(I + F_j F_j^T)."""
     if rows.shape[2] == 1:
-        return 0.5 * torch.log1p(white + rows.square().sum(-1))[..., 0]
-    return 0.5 * torch.logdet(torch.diag_embed(1.0 + white) + rows @ rows.mT)
+        return 0.5 * torch.log1p(rows.square().sum(-1))[..., 0]
+    return 0.5 * torch.logdet(torch.eye(rows.shape[2], dtype=rows.dtype) + rows @ rows.mT)
 
 
-def _conditioned(rows: Tensor, white: Tensor, index: int) -> Float64[Tensor, "n m c k"]:
-    """Rows given the sensor's observation, F (I + G^T G)^(-1/2) with G = (I + W)^(-1/2) F_j: no variance cancels."""
-    scaled = rows[:, index] / (1.0 + white[:, index]).sqrt()[..., None]
-    _, values, directions = torch.linalg.svd(scaled, full_matrices=False)
-    # (I + G^T G)^(-1/2) = I + V ((1 + s²)^(-1/2) - 1) V^T
+def _conditioned(rows: Float64[Tensor, "n m c k"], index: int) -> Float64[Tensor, "n m c k"]:
+    """Rows given the observation of sensor j, F (I + F_j^T F_j)^(-1/2): no variance cancels."""
+    _, values, directions = torch.linalg.svd(rows[:, index], full_matrices=False)
+    # (I + F_j^T F_j)^(-1/2) = I + V ((1 + s²)^(-1/2) - 1) V^T
     change = (1.0 + values.square()).rsqrt() - 1.0
     along = rows @ directions.mT[:, None]
     return rows + (along * change[:, None, None]) @ directions[:, None]

@@ -11,6 +11,7 @@ from torch import Tensor
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, MixtureField
 from probneural.distributions.roots.modulated import DiagonalRoot
 from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.functionals import Functional, sensors
 from probneural.functionals.base import MatrixFunctional
 from probneural.grids import Grid
 from probneural.inverse import place_sensors
@@ -32,13 +33,15 @@ def field(channels: int, *, samples: int = 3) -> GaussianField:
 
 
 def functional(order: Sequence[int] = range(6)) -> MatrixFunctional:
-    """Six sensors of neighbouring points, so that the white discrepancy is not white in the observations."""
+    """Six sensors, each of all points, so that the white discrepancy is not white in the observations."""
     return MatrixFunctional(GRID, normal(6, 7, seed=3)[list(order)])
 
 
-def dense(outputs: GaussianField, about: str, rows: Sequence[int], order: Sequence[int] = range(6)) -> float:
+def dense(
+    outputs: GaussianField, about: str, rows: Sequence[int], order: Sequence[int] = range(6), *, at: Functional | None = None
+) -> float:
     """The gain from dense covariances of the chosen rows in all channels."""
-    values = outputs.apply(functional(order))
+    values = outputs.apply(at or functional(order))
     channels = outputs.mean.shape[1]
     numbers = [channel * 6 + row for channel in range(channels) for row in rows]
     noise = torch.diag(NOISE[:channels, list(order)].flatten())
@@ -61,6 +64,16 @@ def test_gains_are_dense_log_determinants(about: str, channels: int) -> None:
     indices = placement.indices.tolist()
     expected = [dense(outputs, about, indices[:number]) for number in range(1, 7)]
     assert sorted(indices) == list(range(6))
+    assert placement.information.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+@pytest.mark.parametrize("about", ["outputs", "inputs"])
+def test_white_discrepancy_of_sensors_at_points(about: str) -> None:
+    points = sensors(GRID, GRID.points[:6])
+    outputs = field(2)
+    placement = place_sensors(outputs, points, count=6, noise=NOISE, about=about)
+    indices = placement.indices.tolist()
+    expected = [dense(outputs, about, indices[:number], at=points) for number in range(1, 7)]
     assert placement.information.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-10)
 
 
