@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 import probneural as pn
-from benchmarks.inverse_posteriors import Posterior, QuadraturePosterior, gaussian_log_density
-from benchmarks.inverse_tasks import Task, poisson, sensors_within, standard_normal
+from benchmarks.inverse_posteriors import Posterior, QuadraturePosterior, gaussian_log_density, normal_draws
+from benchmarks.inverse_tasks import Task, poisson, prior_levels, sensors_within, standard_normal
 from probneural.functionals import Functional
 from probneural.problems import GaussianRandomField
 from probneural.randomness import stream
@@ -32,6 +32,8 @@ SMOOTHNESS, INVERSE_LENGTH = (2.0, 4.0), (3.0, 15.0)
 """Ranges of alpha and tau, uniform: sources are N(0, sigma^2 (-Lap + tau^2)^-alpha)."""
 SOURCE_STD = 0.272
 """Root mean square of the sources, whatever alpha and tau."""
+INFLATION = 5.0
+"""Factor on the noise of the Gaussian reference of the tempered posterior; it changes the speed of chains, not their law."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,9 +117,28 @@ class HierarchicalTask(Task):
         return -(self.observe(theta) - data).abs().mean(-1).square() / (2.0 * self.noise)
 
     def tempered(self, data: Float64[Tensor, " m"], *, steps: int, chains: int = 32, seed: int = 0) -> Float64[Tensor, "s c d"]:
-        """Draws of the tempered posterior, `(steps / 2, chains, d)`, from chains that start at draws from the prior."""
-        start = self.draw(chains, seed)
-        return slice_draws(lambda theta: self.tempered_log_likelihood(theta, data), start, steps=steps, seed=seed)
+        """Draws of the tempered posterior, `(steps / 2, chains, d)`, with R-hat still about 1.2 after 600 steps.
+
+        Chains move on ellipses of a Gaussian reference, xi given data H xi + N(0, v I), with v = (INFLATION s)^2 and H at the
+        medians of alpha and tau, and correct for it by the weight exp(|data - H xi|^2 / 2 v). By Matheron's rule it is the
+        law of xi = x + G (data - H x - sqrt(v) e) with standard normal x and e.
+        """
+        half = self.matrix * self.eigenvalues(torch.zeros(2, dtype=torch.float64)).sqrt()
+        variance, k = INFLATION**2 * self.noise, self.random_field.size
+        total = half @ half.mT + variance * torch.eye(len(data), dtype=torch.float64)
+        gain = torch.cholesky_solve(half, torch.linalg.cholesky(total)).mT
+
+        def moved(normal: Tensor) -> Tensor:
+            z, x, e = normal.split([2, k, len(data)], dim=-1)
+            return torch.cat([z, x + (data - x @ half.mT - math.sqrt(variance) * e) @ gain.mT], dim=-1)
+
+        def log_weight(normal: Tensor) -> Tensor:
+            theta = moved(normal)
+            correction = (data - theta[:, 2:] @ half.mT).square().sum(-1) / (2.0 * variance)
+            return self.tempered_log_likelihood(theta, data) + correction
+
+        start = torch.special.ndtri(prior_levels(chains, 2 + k + len(data), seed=seed))
+        return moved(slice_draws(log_weight, start, steps=steps, seed=seed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +208,9 @@ class HierarchicalPosterior(Posterior):
 
     def sample(self, n: int, seed: int) -> Float64[Tensor, "n d"]:
         """Hyperparameters first; then xi + G (data - A Lambda^1/2 xi - noise), by Matheron's rule."""
-        z, generator = torch.special.ndtri(self.levels.sample(n, seed)), stream(seed, "inverse draws", 1)
-        xi = torch.randn(n, self.means.shape[1], generator=generator, dtype=torch.float64)
-        noise = math.sqrt(self.task.noise) * torch.randn(n, len(self.data), generator=generator, dtype=torch.float64)
+        z = torch.special.ndtri(self.levels.sample(n, seed))
+        xi = normal_draws(n, self.means.shape[1], seed=seed, index=1)
+        noise = math.sqrt(self.task.noise) * normal_draws(n, len(self.data), seed=seed, index=2)
         rows = []
         for row in range(n):
             half, gain = self._gain(self.task, z[row])

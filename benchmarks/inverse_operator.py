@@ -23,7 +23,7 @@ from torch import Tensor
 
 import probneural as pn
 from benchmarks.inverse_posteriors import LogDensity, QuadraturePosterior, gaussian_log_density
-from benchmarks.inverse_tasks import standard_normal
+from benchmarks.inverse_tasks import noisy, prior_levels, standard_normal
 from probneural.functionals import Functional
 from probneural.randomness import stream
 
@@ -65,7 +65,7 @@ class UncertainOperator:
             columns=spread * torch.eye(parameters, dtype=torch.float64),
             functional=pn.functionals.sensors(grid, places),
             noise=0.5**2,
-            draw_nodes=128 if parameters == 1 else 48,
+            draw_nodes=128 if parameters == 1 else 56,
             nodes=160 if parameters == 1 else 80,
         )
 
@@ -87,9 +87,8 @@ class UncertainOperator:
 
     def simulate(self, seed: int) -> tuple[Float64[Tensor, " d"], Float64[Tensor, " m"]]:
         """Parameters from the prior, and noisy data of a drawn operator."""
-        theta = torch.randn(len(self.columns), generator=stream(seed, "inverse parameters"), dtype=torch.float64)
-        noise = torch.randn(self.functional.size, generator=stream(seed, "inverse noise"), dtype=torch.float64)
-        return theta, self.functional(self.sample(1, seed)[0] @ theta) + self.noise**0.5 * noise
+        theta = torch.special.ndtri(prior_levels(1, len(self.columns), seed=seed))[0]
+        return theta, noisy(self.functional(self.sample(1, seed)[0] @ theta), self.noise, seed=seed)
 
     def mean_log_likelihood(self, theta: Float64[Tensor, "n d"], data: Float64[Tensor, " m"]) -> Float64[Tensor, " n"]:
         """Logarithm of N(data; A B theta, |M^T theta|^2 A L L^T A^T + s^2 I)."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probneural.randomness import stream
 
-EDGE = 1e-12
+EDGE = 1e-14
 """Largest density at the border of a quadrature, relative to its maximum."""
 ROUGH_NODES = 12
 """Nodes per parameter on which the box of a quadrature is looked for."""
@@ -68,8 +68,7 @@ class GaussianPosterior(Posterior):
         return cls(covariance @ (matrix.mT @ data) / noise, covariance, float(gaussian_log_density(data, total)))
 
     def sample(self, n: int, seed: int) -> Float64[Tensor, "n d"]:
-        normal = torch.randn(n, len(self.mean), generator=stream(seed, "inverse draws"), dtype=torch.float64)
-        return self.mean + normal @ torch.linalg.cholesky(self.covariance).mT
+        return self.mean + normal_draws(n, len(self.mean), seed=seed) @ torch.linalg.cholesky(self.covariance).mT
 
     def cdf(self, theta: Float64[Tensor, " d"]) -> Float64[Tensor, " d"]:
         return torch.special.ndtr((theta - self.mean) / self.covariance.diagonal().sqrt())
@@ -137,10 +136,13 @@ class QuadraturePosterior(Posterior):
             centre, root = _enclose(log_density, centre, 8.0 * torch.linalg.cholesky(covariance))
             rough = cls.of(log_density, centre, root, nodes=ROUGH_NODES)
             centre, covariance = rough.mean, rough.covariance
-        posterior = cls.of(log_density, *_enclose(log_density, centre, 8.0 * torch.linalg.cholesky(covariance)), nodes=nodes)
-        if posterior.edge > 100.0 * EDGE:
-            raise ArithmeticError(f"the density at the border of the quadrature is {posterior.edge:.1e} of its maximum")
-        return posterior
+        centre, root = _enclose(log_density, centre, 8.0 * torch.linalg.cholesky(covariance))
+        for _ in range(8):  # more nodes may show density at the border that few did not
+            posterior = cls.of(log_density, centre, root, nodes=nodes)
+            if posterior.edge < 100.0 * EDGE:
+                return posterior
+            root = 1.1 * root
+        raise ArithmeticError(f"the density at the border of the quadrature is {posterior.edge:.1e} of its maximum")
 
     @property
     def places(self) -> Float64[Tensor, "nodes d"]:
@@ -150,7 +152,7 @@ class QuadraturePosterior(Posterior):
     def sample(self, n: int, seed: int) -> Float64[Tensor, "n d"]:
         """One coordinate after the other, by the inverse of its distribution function given those before."""
         nodes, d = self.mass.shape[0], len(self.mean)
-        uniform = torch.rand(n, d, generator=stream(seed, "inverse draws"), dtype=torch.float64)
+        uniform = torch.special.ndtr(normal_draws(n, d, seed=seed))
         fine = torch.linspace(-1.0, 1.0, 40 * nodes + 1, dtype=torch.float64)
         integrals, places = _integrals(fine, nodes), []
         current = self.mass.reshape(1, nodes, -1)  # of the coordinate in turn, and all after it
@@ -238,6 +240,11 @@ def gaussian_log_density(residual: Float64[Tensor, "*n m"], covariance: Float64[
     white = torch.linalg.solve_triangular(root, residual[..., None], upper=False)[..., 0]
     log = -0.5 * white.square().sum(-1) - root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return log - 0.5 * residual.shape[-1] * math.log(2.0 * math.pi)
+
+
+def normal_draws(n: int, d: int, *, seed: int, index: int = 0) -> Float64[Tensor, "n d"]:
+    """The standard normal numbers behind draws from posteriors."""
+    return torch.randn(n, d, generator=stream(seed, "inverse draws", index), dtype=torch.float64)
 
 
 def legendre(nodes: int) -> tuple[Tensor, Tensor]:

@@ -69,19 +69,28 @@ class Task(ABC):
     def draw(self, n: int, seed: int) -> Float64[Tensor, "n d"]:
         """Independent draws from the prior; `prior.sample` would take torch's global generator."""
         assert isinstance(self.prior, Independent)
-        levels = torch.rand(n, *self.prior.event_shape, generator=stream(seed, "inverse parameters"), dtype=torch.float64)
-        return self.prior.base_dist.icdf(levels)
+        return self.prior.base_dist.icdf(prior_levels(n, *self.prior.event_shape, seed=seed))
 
     def simulate(self, seed: int) -> tuple[Float64[Tensor, " d"], Float64[Tensor, " m"]]:
         """Parameters from the prior, and noisy data."""
         theta = self.draw(1, seed)[0]
-        noise = torch.randn(self.functional.size, generator=stream(seed, "inverse noise"), dtype=torch.float64)
-        return theta, self.observe(theta) + math.sqrt(self.noise) * noise
+        return theta, noisy(self.observe(theta), self.noise, seed=seed)
 
     def pairs(self, n: int, seed: int, *, dtype: torch.dtype = torch.float32) -> pn.FieldPairs:
         """Inputs from the prior with their solutions, to train a surrogate on."""
         inputs = self.encode(self.draw(n, seed))
         return pn.FieldPairs(inputs.to(dtype), self.solve(inputs).to(dtype))
+
+
+def prior_levels(n: int, d: int, *, seed: int) -> Float64[Tensor, "n d"]:
+    """The uniform numbers behind draws from priors."""
+    return torch.rand(n, d, generator=stream(seed, "inverse parameters"), dtype=torch.float64)
+
+
+def noisy(exact: Float64[Tensor, " m"], noise: float, *, seed: int) -> Float64[Tensor, " m"]:
+    """Data with noise of some variance."""
+    normal = torch.randn(len(exact), generator=stream(seed, "inverse noise"), dtype=torch.float64)
+    return exact + math.sqrt(noise) * normal
 
 
 def standard_normal(d: int) -> Independent:
