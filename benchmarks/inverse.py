@@ -16,7 +16,7 @@ from scipy.stats import kstest
 from torch import Tensor
 
 import probneural as pn
-from benchmarks import environment, kept_units, sections
+from benchmarks import environment, inverse_active, kept_units, sections
 from benchmarks.inverse_hierarchical import HierarchicalTask, tempered_ratio
 from benchmarks.inverse_operator import UncertainOperator
 from benchmarks.inverse_tasks import BurgersTask, DarcyTask, HeatTask, PoissonTask, Task
@@ -329,6 +329,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
             "solver calls": lambda: [row for unit in delayed for row in results[unit.name]],
             "gap": lambda: list(gap_rows(small=small)),
             "tempered": lambda: list(tempered_rows(small=small)),
+            **inverse_active.parts(mode=mode, folder=output / "inverse", workers=workers),
         },
         mode=mode,
         output=output,
@@ -339,5 +340,6 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
             f"parameters and {DATA_SETS} data sets; {DRAWS} independent exact draws have about .04. error of mean: in exact "
             f"standard deviations, root mean square. calibration: {SIMULATIONS} data sets, a new surrogate every "
             f"{PER_SURROGATE}; p: Kolmogorov-Smirnov test of ranks, Bonferroni over parameters.",
+            *inverse_active.NOTES,
         ],
     )

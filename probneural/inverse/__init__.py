@@ -2,5 +2,6 @@
 
 from probneural.inverse.posterior import InversePosterior
 from probneural.inverse.problem import InverseProblem
+from probneural.inverse.sensors import place_sensors
 
-__all__ = ["InversePosterior", "InverseProblem"]
+__all__ = ["InversePosterior", "InverseProblem", "place_sensors"]

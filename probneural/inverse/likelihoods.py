@@ -9,23 +9,20 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField
-from probneural.distributions.roots.base import Root
 from probneural.errors import UnsupportedError
 from probneural.linear_algebra.densities import LOG_TWO_PI
 
 
 class GaussianNumbers(NamedTuple):
-    """N(mean, root root^T + diag(white)): a functional's values of n samples, or those of one component of a mixture.
+    """N(mean, root root^T): a functional's values of n samples, or those of one component of a mixture.
 
     Attributes:
         mean: `(n, q)`, float64, in the functional's units.
         root: `(n, q, k)`, float64.
-        white: Variances of the white noise of a discrepancy, `(n, q)`.
     """
 
     mean: Float64[Tensor, "n q"]
     root: Float64[Tensor, "n q k"]
-    white: Float64[Tensor, "n q"]
 
     @classmethod
     def of(cls, values: FieldDistribution) -> GaussianNumbers:
@@ -38,23 +35,17 @@ class GaussianNumbers(NamedTuple):
                 remedy='use likelihood="mean" or "draws"',
             )
         mean = matched.mean.to(torch.float64).flatten(1)
-        white = torch.zeros_like(mean)
-        roots: list[Root] = [matched.root]
-        if matched.discrepancy is not None:
-            smooth, variance = matched.discrepancy.without_white()
-            white = variance.to(torch.float64).flatten(1)
-            roots += [] if smooth is None else [smooth]
+        roots = [matched.root] if matched.discrepancy is None else [matched.root, matched.discrepancy]
         columns = torch.cat([root.dense().to(torch.float64).flatten(1, 2) for root in roots], dim=-1)
-        return cls(mean, columns, white)
+        return cls(mean, columns)
 
     def log_prob(self, data: Float64[Tensor, " q"], noise: Float64[Tensor, " q"]) -> Float64[Tensor, " n"]:
         """Log density of data with independent noise of given variances, in nats.
 
-        With N = diag(noise + white), F = N^(-1/2) root and r = N^(-1/2) (data - mean), the covariance is N^(1/2) (I + F F^T)
+        With N = diag(noise), F = N^(-1/2) root and r = N^(-1/2) (data - mean), the covariance is N^(1/2) (I + F F^T)
         N^(1/2). For k < q, with C = (I + F^T F)^-1: r^T (I + F F^T)^-1 r = |r - F x|² + |x|² at x = C F^T r.
         """
-        variance = noise + self.white
-        scale = variance.sqrt()
+        scale = noise.sqrt()
         residual, rows = (data - self.mean) / scale, self.root / scale[..., None]
         count, rank = rows.shape[-2:]
         if count <= rank:
@@ -64,12 +55,12 @@ class GaussianNumbers(NamedTuple):
             triangle = torch.linalg.cholesky(_eye(rank, rows) + rows.mT @ rows)
             latent = torch.cholesky_solve(rows.mT @ residual[..., None], triangle)
             squares = (residual - (rows @ latent)[..., 0]).square().sum(-1) + latent.square().sum((-2, -1))
-        log_determinant = variance.log().sum(-1) + 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_determinant = noise.log().sum() + 2.0 * triangle.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return -0.5 * (squares + log_determinant + count * LOG_TWO_PI)
 
     def covariance(self, noise: Float64[Tensor, " q"]) -> Float64[Tensor, "n q q"]:
-        """The matrices root root^T + diag(white + noise)."""
-        return self.root @ self.root.mT + torch.diag_embed(self.white + noise)
+        """The matrices root root^T + diag(noise)."""
+        return self.root @ self.root.mT + torch.diag(noise)
 
 
 def log_density(values: FieldDistribution, data: Float64[Tensor, " q"], noise: Float64[Tensor, " q"]) -> Float64[Tensor, " n"]:

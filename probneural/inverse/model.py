@@ -170,10 +170,13 @@ class InverseModel(Undisturbed):
             return self.noise
         centre = self.prior.from_normal(torch.zeros(1, self.size, dtype=torch.float64))
         with torch.no_grad():
-            values = self.predictor(self.inputs_of(centre), self.functional.grid).apply(self.functional)
-        if not isinstance(values, GaussianField) or values.discrepancy is None:
+            field = self.predictor(self.inputs_of(centre), self.functional.grid)
+        if not isinstance(field, GaussianField) or field.discrepancy is None:
             return self.noise
-        return self.noise + values.discrepancy.without_white()[1].to(self.noise).flatten()
+        # the variances of A w, for white noise w: A² times those of w
+        squares = self.functional.adjoint(torch.eye(self.functional.size, dtype=torch.float64)).flatten(1).square()
+        white = field.discrepancy.without_white()[1][0].to(self.noise)
+        return self.noise + (white @ squares.mT).flatten()
 
     def _checked_parameters(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "*n d"]:
         rows = real_tensor(theta, "theta", dtype=torch.float64)

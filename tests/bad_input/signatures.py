@@ -459,6 +459,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "calibration.TrajectoryBand.coverage": BY_LEAD,
     "data.from_arrays": ARRAYS,
     "data.Trajectories.from_array": of(values=lambda: np.zeros((2, 3, 16)), grid=lambda: GRID),
+    "inverse.place_sensors": of(outputs=world.gaussian),
     "curvature.CurvatureProblem": of(operator=lambda: world.trained().eval()),
     "curvature.ParameterVector": of(names=("weight",), shapes=lambda: (torch.Size([1, 4]),), is_complex=(False,)),
     "curvature.QuadratureGaussian": of(weights=lambda: torch.ones(1, 16).double()),

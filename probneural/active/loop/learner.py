@@ -26,7 +26,7 @@ from probneural.fields import Field
 from probneural.fingerprints import identity_of
 from probneural.pairs import FieldPairs
 from probneural.problems import Problem
-from probneural.randomness import stream, stream_seed
+from probneural.randomness import seeded, stream, stream_seed
 
 WINDOW = 8
 """Fewest simulations that the fraction of failures is taken over."""
@@ -55,7 +55,8 @@ class ActiveLearner:
             A store refuses another problem, but cannot distinguish callables: use another store for another simulator.
         head: Anything with `fit(operator, pairs)` that returns a predictor.
         acquisition: The selection rule.
-        pool: Candidate inputs, drawn from the distribution of inputs; of equal functions one is a candidate.
+        pool: Candidate inputs, drawn from the distribution of inputs; of equal functions one is a candidate. With
+            `LearningPlan.candidates` later rounds select from other functions, whose positions follow the pool's.
         store: A folder, or its `ResultStore`, which belongs to this loop alone.
         training: The operator, and its training; none by default, for heads without an operator.
         plan: Batch sizes, calibration, test functions and the seed.
@@ -224,7 +225,7 @@ class ActiveLearner:
         self._settle()
         while (batch := self._pending(None)) is not None:
             if missing := self._log.missing(batch):
-                return self.pool[missing]
+                return self._log.pool[missing]
             self._close(BatchOutcome(failed=self._log.failed(batch), seconds=0.0))  # killed in `tell`, or known already
         return self.pool[[]]
 
@@ -291,24 +292,36 @@ class ActiveLearner:
         number, free = len(self._log.rounds), self._log.free
         target = next_target(self.plan.batch, self._log.batches[-1].target)
         target = target if limit is None else min(target, limit)
-        count = min(target - len(self._log.labelled), len(free))
-        if count < 1:
+        lacking = target - len(self._log.labelled)
+        if lacking < 1 or not (free or self.plan.candidates):
             return None
         pairs, predictor = self.pairs, self._fitted().raw  # calibrated, calibration functions would influence what is chosen
         started = time.perf_counter()
+        if self.plan.candidates is None:
+            candidates = self.pool[free]
+        else:
+            with seeded(self.plan.seed, "round candidates", number):
+                candidates = self._log.unasked(self.plan.candidates(predictor), self.plan.test)
+        count = min(lacking, len(candidates))
+        if count < 1:
+            return None
         query = None if pairs.outputs.grid == self.pool.grid else pairs.outputs.grid
         seed = stream_seed(self.plan.seed, "round choice", number)
-        chosen = self.acquisition.select(predictor, self.pool[free], count=count, seed=seed, labelled=pairs.inputs, query=query)
+        chosen = self.acquisition.select(predictor, candidates, count=count, seed=seed, labelled=pairs.inputs, query=query)
         ranks = [int(rank) for rank in chosen]
-        if len(ranks) != count or len({*ranks}) != count or not all(0 <= rank < len(free) for rank in ranks):
+        if len(ranks) != count or len({*ranks}) != count or not all(0 <= rank < len(candidates) for rank in ranks):
             raise ArgumentError(
-                expected=f"a choice of {count} different positions below {len(free)}", got=str(ranks), remedy="mend its select"
+                expected=f"a choice of {count} different positions below {len(candidates)}",
+                got=str(ranks),
+                remedy="mend its select",
             )
-        return SimulationBatch(number, target, (), tuple(free[rank] for rank in ranks), time.perf_counter() - started)
+        is_pool = self.plan.candidates is None
+        positions = tuple(free[rank] for rank in ranks) if is_pool else self._log.append(candidates[ranks])
+        return SimulationBatch(number, target, (), positions, time.perf_counter() - started)
 
     def _simulated(self, batch: SimulationBatch, pool: WorkerPool) -> BatchOutcome:
         """Run the open batch's simulations; every result is stored as it comes."""
-        report = simulate_in(pool, self.pool[list(batch.positions)], store=self.store, options=self.simulation)
+        report = simulate_in(pool, self._log.pool[list(batch.positions)], store=self.store, options=self.simulation)
         lost = report.lost | report.failures.keys() - {failure.key for failure in self.store.failures()}
         if lost:
             raise SimulationError(
@@ -379,6 +392,7 @@ class ActiveLearner:
             "batch": identity_of(self.plan.batch),
             "calibration": self.plan.calibration,
             "calibrate": identity_of(self.plan.calibrate),
+            "candidates": None if self.plan.candidates is None else identity_of(self.plan.candidates),
             "test": None if test is None else digest(keys_of(self.store, test.inputs) + keys_of(self.store, test.outputs)),
             "seed": self.plan.seed,
         }

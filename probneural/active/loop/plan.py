@@ -11,6 +11,7 @@ from torch import nn
 from probneural.checks import assign, check_flag, check_integer, check_real
 from probneural.distributions import Predictor
 from probneural.errors import ArgumentError
+from probneural.fields import Field
 from probneural.pairs import FieldPairs
 from probneural.randomness import check_seed
 
@@ -113,7 +114,7 @@ class OperatorTraining:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LearningPlan:
-    """Sizes of a loop's batches, its calibration and test functions, and its seed.
+    """Sizes of a loop's batches, its candidates, calibration and test functions, and its seed.
 
     Args:
         initial: Functions of the random start.
@@ -123,6 +124,9 @@ class LearningPlan:
             It is fitted on the first half of the calibration functions, so that the others are left for a conformal band. It
             decides about `predictor` and the history; the acquisition is given the predictor before calibration.
         test: Pairs to measure errors on; they change nothing that the loop does.
+        candidates: Called as candidates(predictor) after each round: the functions, on the pool's grid, that the next selection
+            is made from, in place of the pool. Draws from the posterior of an inverse problem with this predictor buy
+            simulations where that posterior is. The pool serves the random start and calibration.
         seed: Names the loop, a non-negative integer.
 
     Raises:
@@ -134,6 +138,7 @@ class LearningPlan:
     calibration: int = 0
     calibrate: Calibrator | None = None
     test: FieldPairs | None = None
+    candidates: Callable[[Predictor], Field] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -141,6 +146,7 @@ class LearningPlan:
         calibrate = self.calibrate
         check(calibrate is None or isinstance(calibrate, Calibrator), "a calibrator with fit(predictor, pairs)", calibrate)
         check(self.test is None or isinstance(self.test, FieldPairs), "FieldPairs as test", self.test)
+        check(self.candidates is None or callable(self.candidates), "a callable as candidates", self.candidates)
         assign(
             self,
             initial=check_integer(self.initial, "initial", least=2),

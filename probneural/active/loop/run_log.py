@@ -82,18 +82,19 @@ class RunLog:
 
     Args:
         store: The store.
-        pool: The candidates.
+        pool: The candidates. Functions that a batch takes from elsewhere are appended to it.
     """
 
     def __init__(self, store: ResultStore, pool: Field) -> None:
         self.store = store
         self.pool = pool
         self.keys = keys_of(store, pool)
+        self._settings = {"pool": digest(self.keys), "pool size": len(pool)}
         first: dict[str, int] = {}
         for position, key in enumerate(self.keys):
             first.setdefault(key, position)
         self.distinct = tuple(first.values())
-        """Positions of the candidates, the first of equal ones."""
+        """Positions of the candidates in the pool, the first of equal ones."""
         self._held: dict[str, tuple[list[int], FieldPairs]] = {}
         self.batches = [_built(SimulationBatch, entry) for entry in self._recalled("batch")]
         self.outcomes = [_built(BatchOutcome, entry) for entry in self._recalled("outcome")]
@@ -105,6 +106,16 @@ class RunLog:
                 got=f"{len(self.batches)} batches, {len(self.outcomes)} outcomes and {len(self.rounds)} rounds",
                 remedy=_RESTORE.format(store.path / "decisions"),
             )
+        for number, batch in enumerate(self.batches):
+            if max(batch.positions, default=-1) >= len(self.pool):
+                tensors = store.load_tensors(f"candidates-{number:04d}")
+                if tensors is None:
+                    raise FileError(
+                        expected=f"the inputs of batch {number}",
+                        got="none that can be read",
+                        remedy=_RESTORE.format(store.path),
+                    )
+                self._append(Field(tensors["inputs"], pool.grid))
 
     def begin(self, settings: Mapping[str, Any]) -> None:
         """Remember the settings of the loop, or check that they are those that it began with.
@@ -116,7 +127,7 @@ class RunLog:
         Raises:
             FileError: If the store belongs to a loop of other settings; the message names those.
         """
-        ours: dict[str, Any] = json.loads(json.dumps({**settings, "pool": digest(self.keys), "pool size": len(self.pool)}))
+        ours: dict[str, Any] = json.loads(json.dumps({**settings, **self._settings}))
         theirs: Any = self.store.recall("settings")
         if theirs is None:
             self.store.remember("settings", ours)
@@ -198,6 +209,38 @@ class RunLog:
         """Positions of the candidates that no batch has asked for."""
         requested = {position for batch in self.batches for position in batch.positions}
         return [position for position in self.distinct if position not in requested]
+
+    def unasked(self, candidates: Field, test: FieldPairs | None) -> Field:
+        """The different ones of further candidates, without those that a batch has asked for and test functions.
+
+        Raises:
+            DataError: If they are no Field on the pool's grid, of its channels.
+        """
+        alike = isinstance(candidates, Field) and candidates.grid == self.pool.grid and not self.pool.grid.is_batch
+        if not alike or candidates.channels != self.pool.channels:
+            raise DataError(
+                expected=f"candidates as a Field of {self.pool.channels} channels on the pool's one grid, {self.pool.grid!r}",
+                got=repr(candidates),
+                remedy="return a Field from candidates(predictor), for instance encode(posterior.theta)",
+            )
+        fields = candidates.detached().to("cpu").to(self.pool.dtype)
+        excluded = {self.keys[position] for batch in self.batches for position in batch.positions}
+        excluded |= set() if test is None else {*keys_of(self.store, test.inputs)}
+        first: dict[str, int] = {}
+        for position, key in enumerate(keys_of(self.store, fields)):
+            first.setdefault(key, position)
+        return fields[[position for key, position in first.items() if key not in excluded]]
+
+    def append(self, inputs: Field) -> tuple[int, ...]:
+        """Keep inputs of the next batch that are not in the pool, and return their positions."""
+        self.store.save_tensors(f"candidates-{len(self.batches):04d}", {"inputs": inputs.values})
+        return self._append(inputs)
+
+    def _append(self, inputs: Field) -> tuple[int, ...]:
+        start = len(self.pool)
+        self.pool = Field(torch.cat([self.pool.values, inputs.values]), self.pool.grid)
+        self.keys += keys_of(self.store, inputs)
+        return tuple(range(start, len(self.pool)))
 
     def round_of(self, number: int) -> list[tuple[SimulationBatch, BatchOutcome]]:
         """The closed batches of one round."""

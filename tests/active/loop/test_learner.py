@@ -94,6 +94,41 @@ def test_acquisitions_see_the_posterior_and_what_is_free(tmp_path: Path) -> None
     assert loop.history[1].chosen == tuple(reversed(free[-4:]))
 
 
+def test_candidates_of_the_last_predictor(tmp_path: Path) -> None:
+    """They replace the pool, without copies, functions that were asked for and test functions; ask and tell do the same."""
+    spy, seen = Spy(), []
+
+    def proposed(predictor: Any) -> Field:
+        known = [predictor.pairs.inputs.values, POOL.values, TEST.inputs.values]
+        mean = predictor(POOL[:9]).mean
+        seen.append(len(predictor.pairs))
+        return Field(torch.cat([*known, mean, mean]), GRID)
+
+    loop = learner(tmp_path / "one", acquisition=spy, candidates=proposed)
+    history = loop.run(rounds=3)
+    assert seen == [6, 10]
+    assert [len(call.pool) for call in spy.calls] == [50 + 9, 50 + 9]
+    assert [entry.chosen for entry in history.rounds][1:] == [(60, 61, 62, 63), (64, 65, 66, 67)]
+    assert torch.equal(loop.pairs.inputs.values[6:10], spy.calls[0].pool.values[-4:].flip(0))
+    asked = learner(tmp_path / "two", None, acquisition=Spy(), candidates=proposed)
+    while len(asked.history) < 3:
+        inputs = asked.ask()
+        asked.tell(FieldPairs(inputs, square(inputs)))
+    assert same_pairs(asked.pairs, loop.pairs)
+
+
+@pytest.mark.parametrize("values", [torch.zeros(3, 1, 6), torch.zeros(3, 2, 8), torch.zeros(0, 1, 8), "fields"])
+def test_candidates_that_are_none(tmp_path: Path, values: Any) -> None:
+    field = Field(values, loops.Grid.uniform(values.shape[-1])) if isinstance(values, torch.Tensor) else values
+    loop = learner(tmp_path, candidates=lambda predictor: field)
+    if isinstance(values, torch.Tensor) and not len(values):
+        with pytest.warns(RuntimeWarning, match="the pool is used up at 6 labels"):
+            loop.run(rounds=2)
+    else:
+        with pytest.raises(DataError, match="candidates as a Field of 1 channels on the pool's one grid"):
+            loop.run(rounds=2)
+
+
 @pytest.mark.parametrize(
     ("batch", "labels"),
     [(5, (6, 11, 16, 21)), (Growth(2.0), (6, 12, 24, 48)), (Growth(1.01), (6, 7, 8, 9)), (lambda n: n - 3, (6, 9, 15, 27))],

@@ -5,6 +5,7 @@ import itertools
 import math
 import multiprocessing
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 import probneural as pn
 from probneural.active import ActiveLearner, Growth, LearningPlan, OperatorTraining, SimulationOptions, StochasticSelection
 from probneural.active.simulation.store import ResultStore
+from probneural.distributions import Predictor
 from probneural.errors import FileError
 from tests.active import loops
 from tests.active.loops import POOL, TEST, Counted, Watched, interrupted, learner, same, square
@@ -21,19 +23,28 @@ from tests.active.loops import POOL, TEST, Counted, Watched, interrupted, learne
 pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
-def small_run(folder: Path, calls: Counted) -> ActiveLearner:
-    loop = learner(folder, calls, initial=2, batch=2, calibration=1)
-    loop.run(rounds=2)
+def proposed(predictor: Predictor) -> pn.Field:
+    """Candidates that depend on the predictor and on torch's global generator."""
+    mean = predictor(POOL[:8]).mean
+    return pn.Field(mean + torch.randn_like(mean), POOL.grid)
+
+
+def small_run(folder: Path, calls: Counted, candidates: Callable[[Predictor], pn.Field] | None) -> ActiveLearner:
+    loop = learner(folder, calls, initial=2, batch=2, calibration=1, candidates=candidates)
+    loop.run(rounds=2 if candidates is None else 3)
     return loop
 
 
+@pytest.mark.parametrize("candidates", [None, proposed])
 @pytest.mark.parametrize("after", [False, True])
-def test_dying_at_any_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
-    whole = small_run(tmp_path / "whole", Counted(tmp_path / "calls"))
+def test_dying_at_any_write_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool, candidates: Callable[[Predictor], pn.Field] | None
+) -> None:
+    whole = small_run(tmp_path / "whole", Counted(tmp_path / "calls"), candidates)
     for at in itertools.count():
         folder, calls = tmp_path / f"{at}", Counted(tmp_path / f"calls-{at}")
-        died = interrupted(monkeypatch, at, after, functools.partial(small_run, folder, calls))
-        again = small_run(folder, calls)
+        died = interrupted(monkeypatch, at, after, functools.partial(small_run, folder, calls, candidates))
+        again = small_run(folder, calls, candidates)
         assert same(again, whole)
         assert len(calls.calls) == len({*calls.calls})
         if not died:

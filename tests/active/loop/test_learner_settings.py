@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("no_syncing")
         ({"pool": POOL[:50]}, "pool size 60; got pool '.*', pool size 50"),
         ({"warm_start": False}, "warm_start True"),
         ({"test": TEST[:3]}, "test"),
+        ({"candidates": square}, "candidates None; got candidates 'square'"),
         ({"calibrate": pn.calibration.VarianceScale()}, "calibrate 'None'"),
         (
             {"simulator": pn.problems.Heat(0.02, dimension=1)},
@@ -97,6 +98,7 @@ class Greedy(Spy):
             "an integer of at least 4 as calibration",
         ),
         ({"test": TEST.inputs}, ArgumentError, "FieldPairs as test"),
+        ({"candidates": POOL}, ArgumentError, "a callable as candidates"),
         ({"initial": 1}, ArgumentError, "an integer of at least 2 as initial"),
         ({"initial": 4.0}, ArgumentError, "initial"),
         ({"calibration": -1}, ArgumentError, "an integer of at least 0 as calibration"),
