@@ -164,16 +164,14 @@ class InversePosterior(Undisturbed):
         return given_data(problem, field, generator)
 
     def to_arviz(self) -> arviz.InferenceData:
-        """The draws for ArviZ, with all chains of all targets side by side; needs the package arviz.
+        """The draws for ArviZ, with all chains of all targets side by side; needs the extra `arviz`.
 
         Raises:
-            ImportError: If arviz is not installed.
+            UnsupportedError: If ArviZ is not installed.
         """
-        try:
-            import arviz
-        except ModuleNotFoundError as error:
-            raise ImportError("to_arviz needs arviz: pip install arviz") from error
-        return arviz.from_dict({"posterior": {"theta": self.chains.flatten(0, 1).numpy()}})
+        library = optional("arviz", "to_arviz", extra="arviz")
+        data: arviz.InferenceData = library.from_dict({"theta": self.chains.flatten(0, 1).numpy()})
+        return data
 
     def __repr__(self) -> str:
         """Method, draws, mean and standard deviation of the first parameters, diagnostics and the novelty test."""
