@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,9 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField
+from probneural.distributions.mixture import choose, uniform_numbers
 from probneural.errors import UnsupportedError
+from probneural.functionals import Functional
 from probneural.linear_algebra.densities import LOG_TWO_PI
 
 
@@ -23,6 +26,11 @@ class GaussianNumbers(NamedTuple):
 
     mean: Float64[Tensor, "n q"]
     root: Float64[Tensor, "n q k"]
+
+    @classmethod
+    def exact(cls, values: Float64[Tensor, "n c m"]) -> GaussianNumbers:
+        """Values without uncertainty."""
+        return cls(values.flatten(1), values.new_zeros(len(values), values.shape[1] * values.shape[2], 0))
 
     @classmethod
     def of(cls, values: FieldDistribution) -> GaussianNumbers:
@@ -61,6 +69,32 @@ class GaussianNumbers(NamedTuple):
     def covariance(self, noise: Float64[Tensor, " q"]) -> Float64[Tensor, "n q q"]:
         """The matrices root root^T + diag(noise)."""
         return self.root @ self.root.mT + torch.diag(noise)
+
+
+def operator_draws(field: FieldDistribution, functional: Functional, seeds: Sequence[int]) -> GaussianNumbers:
+    """A functional's values of the operators of seeds, one for each sample.
+
+    A discrepancy is not part of the operator: it is independent between inputs, so its covariance stays.
+    """
+    if isinstance(field, MixtureField):
+        rows = torch.arange(len(seeds))
+        parts = [operator_draws(component, functional, seeds) for component in field.components]
+        uniform = uniform_numbers(seeds, field.source or "operator draws")
+        chosen = choose(field.weights.detach().cpu(), uniform, len(field))[rows, rows]
+        rank = max(part.root.shape[2] for part in parts)
+        roots = torch.stack([torch.nn.functional.pad(part.root, (0, rank - part.root.shape[2])) for part in parts])
+        return GaussianNumbers(torch.stack([part.mean for part in parts])[chosen, rows], roots[chosen, rows])
+    if not isinstance(field, GaussianField):
+        return GaussianNumbers.exact(functional(field.draw(seeds, each=True).to(torch.float64)))
+    values = GaussianNumbers.exact(functional(operator_values(field, seeds).to(torch.float64)))
+    if field.discrepancy is None:
+        return values
+    return values._replace(root=field.discrepancy.push(functional).dense().to(torch.float64).flatten(1, 2))
+
+
+def operator_values(field: GaussianField, seeds: Sequence[int]) -> Tensor:
+    """Fields of the operators of seeds, one for each sample, without discrepancy."""
+    return GaussianField(field.mean, field.root, latent=field.latent, grid=field.grid).draw(seeds, each=True)
 
 
 def log_density(values: FieldDistribution, data: Float64[Tensor, " q"], noise: Float64[Tensor, " q"]) -> Float64[Tensor, " n"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Float64
@@ -22,12 +21,12 @@ from probneural.checks import (
     real_tensor,
 )
 from probneural.contexts import Undisturbed
-from probneural.distributions import FieldDistribution, GaussianField, Predictor
+from probneural.distributions import FieldDistribution, Predictor
 from probneural.errors import ArgumentError, ConstraintError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.functionals.base import check_functional
-from probneural.inverse.likelihoods import GaussianNumbers, log_density
+from probneural.inverse.likelihoods import GaussianNumbers, log_density, operator_draws
 from probneural.inverse.priors import Prior, PriorLike
 
 Solver = Callable[[Field], Field]
@@ -113,40 +112,34 @@ class InverseModel(Undisturbed):
         parts = []
         for part in self.chunks(theta):
             values = self.values(part)
-            if isinstance(values, Tensor):
-                residual = self.data - values
-                squares = (residual.square() / self._variance).sum(-1)
-                parts.append(-0.5 * (squares + self._variance.log().sum() + len(self.data) * math.log(2.0 * math.pi)))
+            if isinstance(values, FieldDistribution):
+                logs = log_density(values, self.data, self.noise)
             else:
-                parts.append(log_density(values, self.data, self.noise).view(part.shape[:2]))
+                logs = values.log_prob(self.data, self.noise)
+            parts.append(logs.view(part.shape[:2]))
         return torch.cat(parts, dim=1)
 
     def moments(self, theta: Float64[Tensor, "t n d"]) -> tuple[Float64[Tensor, "t n q"], Float64[Tensor, "t n q q"]]:
         """Mean and covariance of the data given parameters, noise included; that of mixtures by their moments."""
-        values = self.values(theta)
-        if isinstance(values, Tensor):
-            return values, torch.diag_embed(self._variance).expand(*values.shape, -1)
-        numbers = GaussianNumbers.of(values)
-        shape = theta.shape[:2]
+        values, shape = self.values(theta), theta.shape[:2]
+        numbers = GaussianNumbers.of(values) if isinstance(values, FieldDistribution) else values
         return numbers.mean.unflatten(0, shape), numbers.covariance(self.noise).unflatten(0, shape)
 
-    def values(self, theta: Float64[Tensor, "t n d"]) -> FieldDistribution | Float64[Tensor, "t n q"]:
-        """The functional's values: their distribution for `"joint"`, else the values that are taken as exact."""
+    def values(self, theta: Float64[Tensor, "t n d"]) -> FieldDistribution | GaussianNumbers:
+        """The functional's values: their distribution for `"joint"`, else the predicted ones or those of operator draws."""
         flat = theta.flatten(0, 1)
         fields = self.inputs_of(flat)
         self.evaluations += len(flat)
-        query = self.functional.grid
         if not isinstance(self.predictor, Predictor):
             outputs = check_instance(self.predictor(fields), Field, "the solver's result", remedy="return a Field")
-            numbers = self.functional(outputs.values.to(torch.float64))
-        elif self.likelihood == "draws":
+            return GaussianNumbers.exact(self.functional(outputs.values.to(torch.float64)))
+        predicted = self.predictor(fields, self.functional.grid)
+        if self.likelihood == "joint":
+            return predicted.apply(self.functional)
+        if self.likelihood == "draws":
             seeds = [seed for seed in range(self.targets) for _ in range(theta.shape[1])]
-            numbers = self.functional(self.predictor.evaluate_draws(fields, query, seeds=seeds, each=True).to(torch.float64))
-        elif self.likelihood == "joint":
-            return self.predictor(fields, query).apply(self.functional)
-        else:
-            numbers = self.functional(self.predictor(fields, query).mean.to(torch.float64))
-        return numbers.flatten(1).unflatten(0, theta.shape[:2])
+            return operator_draws(predicted, self.functional, seeds)
+        return GaussianNumbers.exact(self.functional(predicted.mean.to(torch.float64)))
 
     def inputs_of(self, theta: Float64[Tensor, "n d"]) -> Field:
         """The input fields of parameters, checked."""
@@ -162,21 +155,6 @@ class InverseModel(Undisturbed):
     def chunks(self, theta: Float64[Tensor, "t n d"]) -> tuple[Tensor, ...]:
         """The parameters in parts along n, of a size that limits memory."""
         return theta.split(max(1, _CHUNK_VALUES // (self.functional.grid.size * len(theta))), dim=1)
-
-    @cached_property
-    def _variance(self) -> Float64[Tensor, " q"]:
-        """Variances of the data given the outputs: noise, and for operator draws the white noise that these leave out."""
-        if self.likelihood != "draws" or not isinstance(self.predictor, Predictor):
-            return self.noise
-        centre = self.prior.from_normal(torch.zeros(1, self.size, dtype=torch.float64))
-        with torch.no_grad():
-            field = self.predictor(self.inputs_of(centre), self.functional.grid)
-        if not isinstance(field, GaussianField) or field.discrepancy is None:
-            return self.noise
-        # the variances of A w, for white noise w: A² times those of w
-        squares = self.functional.adjoint(torch.eye(self.functional.size, dtype=torch.float64)).flatten(1).square()
-        white = field.discrepancy.without_white()[1][0].to(self.noise)
-        return self.noise + (white @ squares.mT).flatten()
 
     def _checked_parameters(self, theta: Float[Tensor, "*n d"]) -> Float64[Tensor, "*n d"]:
         rows = real_tensor(theta, "theta", dtype=torch.float64)

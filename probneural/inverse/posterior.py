@@ -16,7 +16,7 @@ from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField, Predictor
 from probneural.distributions.intervals import Interval, tails
 from probneural.errors import ArgumentError, DataWarning, UnsupportedError, warn
-from probneural.inverse.likelihoods import GaussianNumbers
+from probneural.inverse.likelihoods import GaussianNumbers, operator_values
 from probneural.inverse.model import InverseModel
 from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream
@@ -140,9 +140,9 @@ class InversePosterior(Undisturbed):
     def outputs(self) -> EmpiricalField:
         """Posterior of the output: one field per draw of the parameters, with the predictor's uncertainty given the data.
 
-        With `"draws"` a field is that of its operator draw. With `"joint"` it is a draw u + C A^T S^-1 (data + e - A u) from
-        the prediction given the data, with e of the noise's variance and S = A C A^T + noise (Matheron's rule). With `"mean"`
-        it is the predicted mean.
+        With `"draws"` a field is that of its operator draw, with its discrepancy given the data. With `"joint"` it is a draw
+        u + C A^T S^-1 (data + e - A u) from the prediction given the data, with e of the noise's variance and S = A C A^T +
+        noise (Matheron's rule). With `"mean"` it is the predicted mean.
         """
         problem, parts = self.problem, []
         with torch.no_grad():
@@ -156,9 +156,12 @@ class InversePosterior(Undisturbed):
         query, predictor = problem.functional.grid, problem.predictor
         if not isinstance(predictor, Predictor):
             return predictor(inputs).values
-        if problem.likelihood == "draws":
-            return predictor.evaluate_draws(inputs, query, seeds=[target])[0]
-        field = predictor(inputs, query)
+        field, seeds = predictor(inputs, query), [target] * len(theta)
+        if problem.likelihood == "draws" and isinstance(field, GaussianField) and field.discrepancy is not None:
+            drawn = operator_values(field, seeds)
+            field = GaussianField(drawn, field.discrepancy, latent="discrepancy", grid=field.grid)
+        elif problem.likelihood == "draws":
+            return field.draw(seeds, each=True)
         if problem.likelihood == "mean":
             return field.mean
         return given_data(problem, field, generator)

@@ -53,7 +53,7 @@ class InverseProblem(InverseModel):
     * `"joint"`: N(data; A m(theta), A C(theta) A^T + noise) with the predicted joint covariance C. It is the expected
       likelihood over operators, so its posterior is the expected unnormalised one.
     * `"draws"`: s coherent draws of the operator, each with a normalised posterior; the result is their average. One operator
-      makes the errors at all theta.
+      makes the errors at all theta; a discrepancy, which is independent between inputs, stays in the covariance.
 
     Both account for the predictor's uncertainty. `"draws"` takes all operators as equally probable, whatever the data;
     `"joint"` weighs operators by their evidence. They agree where the predictor is accurate.

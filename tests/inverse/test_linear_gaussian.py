@@ -71,12 +71,12 @@ def test_the_gauss_newton_approximation_is_exact_where_the_covariance_is_constan
         origin = torch.zeros(1, 1, 4).double()
         shift = torch.cat([predictor.draw(seed)(origin, grid=predictor.domain)[:, 0] @ rows.mT for seed in range(6)])
         maps = [map_ - part[:, None] for map_, part in zip(drawn_maps(problem, predictor, rows), shift, strict=True)]
-    elif likelihood == "joint" and discrepancy is not None:
+    if discrepancy is not None and likelihood != "mean":
         covariance = covariance + rows @ discrepancy[0, 0] @ discrepancy[0, 0].mT @ rows.mT
     result = problem.approximation()
     data = problem.data
     for number, map_ in enumerate(maps):
-        problem.data = data - shift[number]
+        problem.data = data
         mean, spread, evidence = gaussian_posterior(problem, map_, covariance)
         prior = problem.prior.factors[0]
         assert isinstance(prior, torch.distributions.MultivariateNormal)
