@@ -339,7 +339,7 @@ def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
             "Surrogates are kernel operators on draws from the prior; half of the pairs, at most 50, scale their variances. "
             "distance: Wasserstein distance of marginals to the exact posterior in exact standard deviations, mean over "
             f"parameters and {DATA_SETS} data sets; {DRAWS} independent exact draws have about .04. error of mean: in exact "
-            f"standard deviations, root mean square. calibration: {SIMULATIONS} data sets (Darcy: a quarter), with a new surrogate "
+            f"standard deviations, root mean square. calibration: {SIMULATIONS} data sets (Darcy: a quarter), a new surrogate "
             f"every {PER_SURROGATE}; p: Kolmogorov-Smirnov test of ranks, Bonferroni over parameters.",
             *inverse_active.NOTES,
         ],
