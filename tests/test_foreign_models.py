@@ -69,8 +69,7 @@ def test_heads_calibrate_score_and_become_models(name: str) -> None:
     assert pn.metrics.score(u, test.outputs, noise=predictor.noise).functions == 4
     assert predictor(fine.inputs).mean.shape == fine.outputs.values.shape
     probe = pn.functionals.sensors(test.outputs.grid, [[0.25], [0.75]])
-    matched = {"moment_matched": True} if name == "ensemble" else {}
-    model = pn.active.OperatorModel(predictor, encode=encode, functional=probe, **matched)
+    model = pn.active.OperatorModel(predictor, encode=encode, functional=probe)
     design = torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mean = model.posterior(design).mean.detach().reshape(3, 2).float()
     torch.testing.assert_close(mean, predictor(encode(design)).apply(probe).mean[:, 0].detach().float(), rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ from torch import Tensor
 from probneural.errors import FileError
 from probneural.fingerprints import identity_of
 from probneural.processes import first_says, gathered, rank, world_size
-from probneural.randomness import global_generator
+from probneural.randomness import global_generator, stream
 from probneural.training import atomic, files, optimizers, schema, weights
 from probneural.training.options import WITH_DECAY, Checkpoint
 from probneural.training.run import Run
@@ -171,7 +171,7 @@ class Keeper:
                 _check_moments(moments, run.optimizer)
             for name, state in stored["random"].items():
                 if (kind := name.partition(".")[2]) in ("cpu", run.device.type):
-                    torch.Generator(kind).set_state(state)
+                    stream(0, "checked state", device=kind).set_state(state)  # raises if it is no state
             run.optimizer.load_state_dict({"state": moments, "param_groups": groups})
             run.schedule.load_state_dict({**run.schedule.state_dict(), **schedule})
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -297,7 +297,7 @@ def test_counts_that_cannot_be_met(name: str, count: int, labelled: int) -> None
 def test_pools_with_nothing_to_choose(name: str) -> None:
     with pytest.raises(DataError, match="the pool is empty"):
         SELECTORS[name].select(build_predictor(), pool()[:0], count=1, seed=0)
-    with pytest.raises(DataError, match="the pool is fully labelled"):
+    with pytest.raises(DataError, match="a fully labelled pool"):
         SELECTORS[name].select(build_predictor(), pool(), count=1, seed=0, labelled=pool())
 
 

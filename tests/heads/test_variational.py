@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.curvature.weights import LowRankPlusDiagonalWeights
 from probneural.distributions import GaussianField
-from probneural.errors import ArgumentError, ConvergenceWarning, ShapeError
+from probneural.errors import ArgumentError, ConvergenceWarning
 from probneural.heads import BayesianOperator, Laplace
 from probneural.heads.laplace.laplace import LaplacePredictor
 from probneural.storage import load, save
@@ -126,8 +126,6 @@ def test_the_low_rank_root_is_a_diagonal_beside_columns() -> None:
     vectors = normal(4, 5, seed=3)
     torch.testing.assert_close(root.transposed_product(vectors), vectors @ root.dense())
     assert (root.size, root.rank) == (5, 8)
-    with pytest.raises(ShapeError, match="columns of 2 parameters"):
-        LowRankPlusDiagonalWeights(torch.ones(2), torch.ones(3, 1))
 
 
 def test_too_few_steps_are_told() -> None:

@@ -60,7 +60,7 @@ MISFITS: list[tuple[Any, Any, str]] = [
     ({"a": {"b": "c"}}, Mapping[str, Mapping[str, int]], "an integer as it.a.b"),
     ("c", Literal["a", "b"], "one of 'a', 'b'"),
     (1, Literal[True], "one of True"),
-    ({"name": "x"}, Point, "expected it; got no at; load the file with the version"),
+    ({"name": "x"}, Point, "expected it; got no at; load it with the version"),
     ({"name": "x", "at": [], "to": 1}, Point, "got to beside it"),
     ({"nom": "x", "at": []}, Point, "got no name and nom beside it"),
     ({"name": 1, "at": []}, Point, "a text as it.name"),
