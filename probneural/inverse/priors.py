@@ -21,11 +21,9 @@ from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, UnsupportedError
 from probneural.problems import InputDistribution
 
-PriorLike = Distribution | InputDistribution | Sequence[Distribution]
-"""A distribution of event shape (d,) or (), a problem's input distribution, or several independent distributions."""
-_REMEDY = (
-    "give a torch.distributions.Distribution of event shape (d,), a problem's input_distribution, or a list of independent ones"
-)
+PriorLike = Distribution | InputDistribution | Sequence[Distribution | InputDistribution]
+"""A distribution of event shape (d,) or (), a problem's input distribution, or several independent ones of both kinds."""
+_REMEDY = "give a torch.distributions.Distribution of event shape (d,), a problem's input_distribution, or a list of these"
 
 
 class Prior(Undisturbed):
@@ -42,9 +40,9 @@ class Prior(Undisturbed):
     """
 
     def __init__(self, prior: PriorLike) -> None:
-        factors = prior.factors if isinstance(prior, InputDistribution) else prior
-        parts = tuple(factors) if isinstance(factors, list | tuple) else (factors,)
-        self.factors = tuple(map(_dense, parts))
+        parts = prior if isinstance(prior, list | tuple) else [prior]
+        factors = [factor for part in parts for factor in (part.factors if isinstance(part, InputDistribution) else [part])]
+        self.factors = tuple(map(_dense, factors))
         for factor in self.factors:
             if not isinstance(factor, Distribution) or len(factor.batch_shape) or len(factor.event_shape) > 1:
                 raise ArgumentError(

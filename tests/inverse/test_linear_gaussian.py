@@ -224,7 +224,7 @@ def test_the_gap_between_joint_and_draws() -> None:
         prior=torch.distributions.Normal(torch.tensor(0.0), torch.tensor(1.0)),
         encode=lambda theta: Field(theta[:, None].expand(-1, 1, 4), grid),
         functional=problem.functional.__class__(grid, torch.eye(4).double()[:1]),  # type: ignore[call-arg]
-        data=[data],
+        data=torch.tensor([data]),
         noise=noise,
     )
     theta = torch.linspace(-6, 6, 4001).double()

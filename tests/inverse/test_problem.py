@@ -44,6 +44,7 @@ PRIORS: dict[str, Any] = {
         distributions.MultivariateNormal(torch.zeros(2), CORRELATED),
     ],
     "random field": pn.problems.GaussianRandomField(1, 3),
+    "field and scalar": [pn.problems.GaussianRandomField(1, 2), distributions.LogNormal(0.0, 0.5)],
     "two parts": pn.problems.IndependentDistributions(
         (pn.problems.UniformParameters((0.0,), (2.0,)), pn.problems.GaussianRandomField(1, 1))
     ),
