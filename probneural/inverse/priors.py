@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Float64
@@ -40,7 +41,7 @@ class Prior(Undisturbed):
     """
 
     def __init__(self, prior: PriorLike) -> None:
-        parts = prior if isinstance(prior, list | tuple) else [prior]
+        parts: Sequence[Any] = prior if isinstance(prior, list | tuple) else [prior]
         factors = [factor for part in parts for factor in (part.factors if isinstance(part, InputDistribution) else [part])]
         self.factors = tuple(map(_dense, factors))
         for factor in self.factors:
