@@ -121,11 +121,11 @@ class Accuracy(kept_units.Unit):
                     "pairs": self.pairs,
                     "likelihood": likelihood,
                     "distance": gap,
-                    "error_of_mean": shift,
-                    "sd_ratio": width,
+                    "error of mean": shift,
+                    "sd ratio": width,
                     "evaluations": evaluations // sets,
-                    "fit_cpu_seconds": fitted,
-                    "cpu_seconds": (time.process_time() - start) / sets,
+                    "fit cpu seconds": fitted,
+                    "cpu seconds": (time.process_time() - start) / sets,
                 }
             )
         return {"rows": rows}
@@ -184,9 +184,9 @@ class Calibration(kept_units.Unit):
             "pairs": CALIBRATED[self.task],
             "likelihood": self.likelihood,
             "p": min(1.0, float(least)),
-            "coverage_90": float(covered),
-            "outside_99": float(((ranks < 0.005) | (ranks > 0.995)).double().mean()),
-            "effective_fraction": float(torch.tensor(sizes).median()),
+            "coverage 90": float(covered),
+            "outside 99": float(((ranks < 0.005) | (ranks > 0.995)).double().mean()),
+            "effective fraction": float(torch.tensor(sizes).median()),
         }
         return {"rows": [row]}
 
@@ -220,7 +220,7 @@ class Delayed(kept_units.Unit):
             least, gap = float(posterior.effective_samples.min()), distance(posterior.theta, exact)
             rows.append(self._row("delayed acceptance", posterior.solver_calls, least, gap, pairs))
         for row in rows:
-            row["calls_relative"] = row["calls_per_sample"] / rows[0]["calls_per_sample"]
+            row["calls relative"] = row["calls per sample"] / rows[0]["calls per sample"]
         return {"rows": rows}
 
     def _row(self, method: str, calls: int, size: float, gap: float, pairs: int | str) -> dict[str, Any]:
@@ -229,8 +229,8 @@ class Delayed(kept_units.Unit):
             "method": method,
             "pairs": pairs,
             "calls": calls,
-            "effective_samples": size,
-            "calls_per_sample": calls / size,
+            "effective samples": size,
+            "calls per sample": calls / size,
             "distance": gap,
         }
 
@@ -277,9 +277,9 @@ def gap_rows(*, small: bool) -> Iterator[dict[str, Any]]:
             distances.append(operator.total_variation(data))
             widths.append(float((joint.covariance[0, 0] / draws.covariance[0, 0]).sqrt()))
         yield {
-            "operator_sd": spread,
-            "total_variation": sum(distances) / len(distances),
-            "sd_joint_over_draws": math.exp(sum(map(math.log, widths)) / len(widths)),
+            "operator sd": spread,
+            "total variation": sum(distances) / len(distances),
+            "sd joint over draws": math.exp(sum(map(math.log, widths)) / len(widths)),
             "least": min(widths),
             "largest": max(widths),
         }
@@ -300,8 +300,8 @@ def tempered_rows(*, small: bool) -> Iterator[dict[str, Any]]:
     ):
         yield {
             "parameter": name,
-            "exact_sd": float(std[part].mean()),
-            "tempered_sd": float(wide[part].mean()),
+            "exact sd": float(std[part].mean()),
+            "tempered sd": float(wide[part].mean()),
             "ratio": float((wide[part] / std[part]).mean()),
         }
     column = task.matrix[:, :1] * task.eigenvalues(torch.zeros(2, dtype=torch.float64)).sqrt()[0]
