@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField
@@ -79,21 +79,26 @@ def operator_draws(field: FieldDistribution, functional: Functional, seeds: Sequ
     if isinstance(field, MixtureField):
         rows = torch.arange(len(seeds))
         parts = [operator_draws(component, functional, seeds) for component in field.components]
-        uniform = uniform_numbers(seeds, field.source or "operator draws")
-        chosen = choose(field.weights.detach().cpu(), uniform, len(field))[rows, rows]
+        chosen = components_of(field, seeds)
         rank = max(part.root.shape[2] for part in parts)
         roots = torch.stack([torch.nn.functional.pad(part.root, (0, rank - part.root.shape[2])) for part in parts])
         return GaussianNumbers(torch.stack([part.mean for part in parts])[chosen, rows], roots[chosen, rows])
-    if not isinstance(field, GaussianField):
-        return GaussianNumbers.exact(functional(field.draw(seeds, each=True).to(torch.float64)))
     values = GaussianNumbers.exact(functional(operator_values(field, seeds).to(torch.float64)))
-    if field.discrepancy is None:
+    if not isinstance(field, GaussianField) or field.discrepancy is None:
         return values
     return values._replace(root=field.discrepancy.push(functional).dense().to(torch.float64).flatten(1, 2))
 
 
-def operator_values(field: GaussianField, seeds: Sequence[int]) -> Tensor:
+def components_of(field: MixtureField, seeds: Sequence[int]) -> Int64[Tensor, " n"]:
+    """The component of each sample's operator, by seed."""
+    rows, uniform = torch.arange(len(seeds)), uniform_numbers(seeds, field.source or "operator draws")
+    return choose(field.weights.detach().cpu(), uniform, len(field))[rows, rows]
+
+
+def operator_values(field: FieldDistribution, seeds: Sequence[int]) -> Tensor:
     """Fields of the operators of seeds, one for each sample, without discrepancy."""
+    if not isinstance(field, GaussianField):
+        return field.draw(seeds, each=True)
     return GaussianField(field.mean, field.root, latent=field.latent, grid=field.grid).draw(seeds, each=True)
 
 

@@ -168,8 +168,10 @@ class InverseModel(Undisturbed):
     def _checked_data(self, data: object, noise: object) -> tuple[Float64[Tensor, " q"], Float64[Tensor, " q"]]:
         """Data and noise variances as vectors, channel by channel."""
         values = torch.atleast_1d(real_tensor(data, "data", dtype=torch.float64))
-        channels = self.predictor.out_channels if isinstance(self.predictor, Predictor) else values[..., 0].numel()
-        shape = (channels, self.functional.size)
+        channels = (
+            self.predictor.out_channels if isinstance(self.predictor, Predictor) else values.numel() // self.functional.size
+        )
+        shape = (max(1, channels), self.functional.size)
         if not values.numel() or tuple(values.shape) not in {shape, (1, *shape), shape[channels == 1 :]}:
             raise ShapeError(
                 expected=f"data of shape {shape}: channels, then the functional's {shape[1]} numbers",

@@ -16,7 +16,7 @@ from probneural.contexts import Undisturbed
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, MixtureField, Predictor
 from probneural.distributions.intervals import Interval, tails
 from probneural.errors import ArgumentError, DataWarning, UnsupportedError, warn
-from probneural.inverse.likelihoods import GaussianNumbers, operator_values
+from probneural.inverse.likelihoods import GaussianNumbers, components_of, operator_values
 from probneural.inverse.model import InverseModel
 from probneural.pairs import evenly_spread_rows
 from probneural.randomness import stream
@@ -157,14 +157,21 @@ class InversePosterior(Undisturbed):
         if not isinstance(predictor, Predictor):
             return predictor(inputs).values
         field, seeds = predictor(inputs, query), [target] * len(theta)
-        if problem.likelihood == "draws" and isinstance(field, GaussianField) and field.discrepancy is not None:
-            drawn = operator_values(field, seeds)
-            field = GaussianField(drawn, field.discrepancy, latent="discrepancy", grid=field.grid)
-        elif problem.likelihood == "draws":
-            return field.draw(seeds, each=True)
         if problem.likelihood == "mean":
             return field.mean
-        return given_data(problem, field, generator)
+        if problem.likelihood == "joint":
+            return given_data(problem, field, generator)
+        chosen = components_of(field, seeds) if isinstance(field, MixtureField) else torch.zeros(len(theta), dtype=torch.long)
+        outputs = torch.zeros_like(field.mean)
+        for number in chosen.unique().tolist():
+            rows = (chosen == number).nonzero()[:, 0]
+            part = (field.components[number] if isinstance(field, MixtureField) else field)[rows]
+            drawn = operator_values(part, [target] * len(rows))
+            if isinstance(part, GaussianField) and part.discrepancy is not None:
+                discrepant = GaussianField(drawn, part.discrepancy, latent="discrepancy", grid=part.grid)
+                drawn = given_data(problem, discrepant, generator)
+            outputs[rows] = drawn
+        return outputs
 
     def to_arviz(self) -> arviz.InferenceData:
         """The draws for ArviZ, with all chains of all targets side by side; needs the extra `arviz`.
@@ -186,8 +193,8 @@ class InversePosterior(Undisturbed):
             lines.append(f"  theta[{index}] = {self.mean[index]:.4g} ± {self.std[index]:.2g}")
         if self.acceptance is not None:
             lines.append(f"  acceptance {self.acceptance:.2f}")
-        tested = "not tested: give novelty= or a predictor from calibrate" if self.novelty is None else "as in training"
-        lines.append(f"  inputs {'unlike those of training' if self.is_unusual else tested}; {self.seconds:.1f} s")
+        similarity = "not tested: give novelty= or a predictor from calibrate" if self.novelty is None else "as in training"
+        lines.append(f"  inputs {'unlike those of training' if self.is_unusual else similarity}; {self.seconds:.1f} s")
         return "\n".join(lines)
 
     @property

@@ -183,21 +183,21 @@ class InverseProblem(InverseModel):
         else:
             likelihood = None if exact is None else partial(self._exact_log_likelihood, exact)
             sampler = PreconditionedCrankNicolson(problem=self, reference=reference, warm_up=warm_up, exact=likelihood)
-        each = math.ceil(draws / (self.targets * chains))
-        sizes = [0, *(len(part) for part in torch.arange(each).chunk(min(_BLOCKS, each)))]
+        length = math.ceil(draws / (self.targets * chains))
+        sizes = [0, *(len(part) for part in torch.arange(length).chunk(min(_BLOCKS, length)))]
         key = {"arguments": [method, draws, chains, warm_up, seed, exact is not None], "problem": self._key}
-        state, kept = _read(path, key) or (sampler.start(chains, seed), [])
-        with tqdm(total=each, initial=sum(sizes[: len(kept)]), desc=method, unit="draw", disable=silent) as bar:
-            for number in range(len(kept), len(sizes)):
+        state, blocks = _read(path, key) or (sampler.start(chains, seed), [])
+        with tqdm(total=length, initial=sum(sizes[: len(blocks)]), desc=method, unit="draw", disable=silent) as bar:
+            for number in range(len(blocks), len(sizes)):
                 with torch.set_grad_enabled(method == "nuts"):
                     state, block = sampler.block(state, sizes[number], stream(seed, "posterior blocks", number))
-                kept.append(block)
+                blocks.append(block)
                 if path is not None:
-                    _write(path, key, state, kept)
+                    _write(path, key, state, blocks)
                 bar.update(sizes[number])
         return self._posterior(
             method,
-            torch.cat(kept, dim=2),
+            torch.cat(blocks, dim=2),
             start,
             chi2=reference.chi2,
             log_evidence=reference.log_evidence if exact is None else None,
@@ -284,7 +284,7 @@ def _read(path: str | os.PathLike[str] | None, key: dict[str, Any]) -> tuple[Sta
     return {name: part for name, part in tensors.items() if name not in blocks}, [tensors[name] for name in blocks]
 
 
-def _write(path: str | os.PathLike[str], key: dict[str, Any], state: State, kept: list[Tensor]) -> None:
+def _write(path: str | os.PathLike[str], key: dict[str, Any], state: State, blocks: list[Tensor]) -> None:
     """Write a chain file, atomically."""
-    blocks = {f"block-{number}": block for number, block in enumerate(kept)}
-    files.write(path, {**state, **blocks}, metadata={"chains of": key})
+    named = {f"block-{number}": block for number, block in enumerate(blocks)}
+    files.write(path, {**state, **named}, metadata={"chains of": key})

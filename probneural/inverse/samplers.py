@@ -1,7 +1,7 @@
 """Samplers of the posterior in standard normal coordinates: pCN, NUTS, tempered SMC and ensemble Kalman inversion.
 
-Each advances a state, a dictionary of tensors, by one block of steps. A block draws from a stream of its own, so that a chain
-that continues from a file is the chain that was not interrupted.
+pCN and NUTS advance a state, a dictionary of tensors, by blocks of steps. Each block has a separate random stream, so a chain
+that continues from a file has the same draws as a chain without interruption.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from probneural.checks import optional
+from probneural.checks import check_finite, optional
 from probneural.inverse.gauss_newton import GaussianApproximation, potential
 from probneural.inverse.model import InverseModel
 from probneural.randomness import seeded, stream
@@ -84,7 +84,7 @@ class PreconditionedCrankNicolson:
         exact, calls = state.get("exact"), state.get("solver_calls", torch.zeros(1))
         if self.exact is not None and exact is None:
             exact, calls = self.exact(z), calls + z.shape[0] * z.shape[1]
-        kept, accepted, most = [], [], int(state["steps"]) * (1 if exact is None else 3)
+        positions, accepted, most = [], [], int(state["steps"]) * (1 if exact is None else 3)
         for _ in range(draws):
             before, before_logs = z, logs
             count = most if exact is None else math.ceil(most ** float(torch.rand((), generator=generator)))
@@ -98,10 +98,10 @@ class PreconditionedCrankNicolson:
                 z = torch.where(accepts[..., None], z, before)
                 logs, exact = torch.where(accepts, logs, before_logs), torch.where(accepts, proposed, exact)
                 accepted.append(change.exp().clamp_max(1.0))
-            kept.append(z)
+            positions.append(z)
         rate = torch.cat([state["accepted"], torch.stack(accepted).mean().reshape(1)])
         solver = {} if exact is None else {"exact": exact, "solver_calls": calls}
-        return state | solver | {"z": z, "accepted": rate}, torch.stack(kept, dim=2)
+        return state | solver | {"z": z, "accepted": rate}, torch.stack(positions, dim=2)
 
     def _log_likelihood(self, z: Tensor) -> Tensor:
         return self.problem.log_densities(self.problem.prior.from_normal(z))
@@ -113,8 +113,8 @@ class PreconditionedCrankNicolson:
         noise = torch.randn(z.shape, dtype=z.dtype, generator=generator)
         if kind:  # in the eigenbasis of C
             variances, basis = self._eigenpairs
-            kept = (1.0 - step.square() * variances[:, None]).clamp_min(0.0).sqrt()
-            proposal = (kept * (z @ basis) + step * variances.sqrt()[:, None] * noise) @ basis.mT
+            shrinkage = (1.0 - step.square() * variances[:, None]).clamp_min(0.0).sqrt()
+            proposal = (shrinkage * (z @ basis) + step * variances.sqrt()[:, None] * noise) @ basis.mT
             reference = torch.zeros_like(logs)
         else:
             white = self.reference.whitened(z)
@@ -172,21 +172,21 @@ class NoUTurn:
             adapt_mass_matrix=False,
             max_tree_depth=_NUTS_DEPTH,
         )
-        parameters, kept = {"white": state["white"]}, []
+        parameters, positions = {"white": state["white"]}, []
         number = int(state["block"])
         with seeded(self.seed, "posterior steps", number):
             kernel.initial_params = parameters
             kernel.setup(self.warm_up if adapts else 0)
             for _ in range(self.warm_up if adapts else draws):
                 parameters = kernel.sample(parameters)
-                kept.append(self.reference.moved(parameters["white"].detach()))
+                positions.append(self.reference.moved(parameters["white"].detach()))
             rate = torch.tensor([kernel._mean_accept_prob])
             step = torch.tensor([float(kernel.step_size)], dtype=torch.float64)
             kernel.cleanup()
         white = parameters["white"].detach()
         moved = {"white": white, "step": step if adapts else state["step"], "block": torch.tensor([number + 1.0])}
         moved["accepted"] = state["accepted"] if adapts else torch.cat([state["accepted"], rate])
-        return moved, white[:, :, None][:, :, :0] if adapts else torch.stack(kept, dim=2)
+        return moved, white[:, :, None][:, :, :0] if adapts else torch.stack(positions, dim=2)
 
 
 @torch.no_grad()
@@ -205,6 +205,7 @@ def tempered(
     generator = stream(seed, "posterior sampling")
     z = torch.randn(problem.targets, particles, problem.size, dtype=torch.float64, generator=generator)
     logs = problem.log_densities(problem.prior.from_normal(z))
+    check_finite(logs, "log likelihoods of draws from the prior", remedy="check the predictor or solver on such draws")
     temperature = torch.zeros(len(z), 1, dtype=torch.float64)
     evidence, log_step, rates = torch.zeros(len(z), dtype=torch.float64), torch.zeros(len(z), 1, dtype=torch.float64), []
     while bool((temperature < 1.0).any()):
@@ -224,6 +225,7 @@ def tempered(
             proposed = problem.log_densities(problem.prior.from_normal(proposal))
             reference = 0.5 * (moved.square().sum(-1) - white.square().sum(-1))
             change = temperature * (proposed - logs) - 0.5 * (proposal.square().sum(-1) - z.square().sum(-1)) + reference
+            change = torch.nan_to_num(change, nan=-math.inf)
             accepts = torch.rand(change.shape, dtype=z.dtype, generator=generator).log() < change
             z, logs = torch.where(accepts[..., None], proposal, z), torch.where(accepts, proposed, logs)
             rate = change.exp().clamp_max(1.0).mean(1, keepdim=True)
@@ -253,9 +255,9 @@ def kalman_inverted(problem: InverseModel, *, members: int, seed: int) -> Float6
         noise = torch.randn(predicted.shape, dtype=z.dtype, generator=generator)
         errors = math.sqrt(_KALMAN_STEPS) * noise @ torch.linalg.cholesky(covariance).mT
         deviations, spread = z - z.mean(1, keepdim=True), predicted - predicted.mean(1, keepdim=True)
-        cross, own = deviations.mT @ spread / (members - 1), spread.mT @ spread / (members - 1)
+        cross, between = deviations.mT @ spread / (members - 1), spread.mT @ spread / (members - 1)
         residual = problem.data + errors - predicted
-        z = z + torch.linalg.solve(own + _KALMAN_STEPS * covariance, residual.mT).mT @ cross.mT
+        z = z + torch.linalg.solve(between + _KALMAN_STEPS * covariance, residual.mT).mT @ cross.mT
     return z
 
 

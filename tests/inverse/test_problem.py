@@ -235,6 +235,34 @@ def test_every_predictor_infers_its_input(name: str, likelihood: str) -> None:
         assert float((observed - problem.data).abs().max()) < 0.01
 
 
+def test_outputs_of_operator_draws_agree_with_the_data() -> None:
+    """A calibrated predictor is a mixture with a discrepancy, which takes up what the drawn operator does not explain."""
+    problem, _ = inverse_darcy(calibrated(), "draws")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", DataWarning)
+        posterior = problem.laplace(draws=60)
+    residual = problem.functional(posterior.outputs.samples[:, 0].double())[:, 0] - problem.data
+    assert float(residual.square().mean()) < 4 * float(problem.noise[0])
+
+
+def test_a_solver_that_fails_raises_a_typed_error() -> None:
+    problem, _ = inverse_darcy(lambda inputs: Field(inputs.values * torch.nan, inputs.grid), "mean")  # type: ignore[arg-type]
+    for solve in (lambda: problem.sample("smc", draws=20, **QUIET), problem.map):
+        with pytest.raises(DataError, match="log likelihood"):
+            solve()
+    with pytest.raises(ShapeError, match="data of shape"):
+        InverseProblem(
+            darcy()[0].solve,
+            prior=PRIORS["normal"],
+            encode=problem.encode,
+            functional=problem.functional,
+            data=[],  # type: ignore[arg-type]
+            noise=1.0,
+            likelihood="mean",
+        )
+
+
 def test_an_exact_solver_takes_the_place_of_a_predictor() -> None:
     problem, theta = inverse_darcy(darcy()[0].solve, "mean")  # type: ignore[arg-type]
     posterior = problem.laplace(draws=500)
