@@ -15,7 +15,7 @@ from probneural.contexts import Undisturbed
 from probneural.errors import ArgumentError, DataError, DataWarning, ProbneuralError, ShapeError, warn
 from probneural.fields import Field, check_field, check_parts, select_rows
 from probneural.fingerprints import fingerprint_of, row_fingerprints
-from probneural.grids import Grid
+from probneural.grids import Axis, Grid, check_grid
 from probneural.pairs import FieldPairs, Rows, split_rows
 from probneural.pairs.clocks import UNEVEN, WindowClock, even_step, joined_clocks, rounding_of
 from probneural.pairs.splits import check_clock
@@ -199,6 +199,31 @@ class FieldTrajectories(Undisturbed):
         clock = WindowClock(states, identities, history=history, lead=lead, step=even_step(self.lead_times))
         owners = groups if len(self) > 1 else None
         return FieldPairs(Field(inputs, self.grid), Field(outputs, self.grid), groups=owners, clock=clock)
+
+    def space_time(self) -> FieldPairs:
+        """Make pairs on a grid of space and time, on which equations of `pn.physics` are defined.
+
+        Returns:
+            Starts, repeated over the first axis, which is time and named "t", to states `(n, c, times + 1, *grid)` that begin
+            with the start.
+
+        Raises:
+            ArgumentError: If the times are not equally spaced from the start on.
+            GridError: If the grid of space is not uniform.
+        """
+        times = self.lead_times
+        grid = check_grid(self.grid, uniform=True)
+        if even_step(times) is None:
+            raise ArgumentError(
+                expected="times equally spaced from the start on",
+                got=f"steps from {float(times.diff().min()):g} to {float(times.diff().max()):g}",
+                remedy="interpolate to equal steps",
+            )
+        time = Axis(len(times), float(times[-1]), periodic=False, endpoint=True, name="t")
+        where = Grid.of_axes([time, *grid.axes])
+        states = torch.cat([self.start.values[:, None, : self.channels], self.values], 1).movedim(1, 2)
+        starts = self.start.values[:, :, None].expand(-1, -1, len(times), *(-1,) * grid.dimension)
+        return FieldPairs(Field(starts.contiguous(), where), Field(states.contiguous(), where))
 
     def split(self, count: int, *, seed: int) -> tuple[FieldTrajectories, FieldTrajectories]:
         """Split at random into `count` trajectories and the rest.

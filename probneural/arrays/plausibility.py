@@ -42,9 +42,13 @@ def jumping_axes(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, .
         >>> jumping_axes(torch.stack([x, 2 * x])[:, None], grid), jumping_axes(torch.stack([x.cos(), x.sign()])[:, None], grid)
         ((0,), ())
     """
-    varying = values[:, (values != values[:1]).flatten(2).any(2).any(0)]
+    return seam_jumps(values[:, (values != values[:1]).flatten(2).any(2).any(0)], grid)
+
+
+def seam_jumps(values: Float[Tensor, "n c *grid"], grid: Grid) -> tuple[int, ...]:
+    """The same of all channels, one sample alone included."""
     axes = []
-    for axis, lines in _periodic_lines(varying, grid):
+    for axis, lines in _periodic_lines(values, grid):
         step = lines.diff(dim=-1).abs().flatten(2).amax(2)
         jump = (lines[..., :1] - lines[..., -1:]).abs().flatten(2).amax(2)
         if bool(((jump > _FACTOR * step).double().mean(0) > 0.5).any()):

@@ -16,9 +16,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from probneural.arrays import reading
 from probneural.arrays.layouts import layouts_of
-from probneural.arrays.plausibility import check_plausible, rows_to_check, warn_of_fill_values
+from probneural.arrays.plausibility import check_plausible, jumping_axes, rows_to_check, warn_of_fill_values
 from probneural.checks import assign, check_finite, check_flag, check_sequence, described, optional, real_tensor
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.contexts import is_transformed
+from probneural.errors import ArgumentError, DataError, DataWarning, ShapeError, warn
 from probneural.fields import MISSING, Field, check_field, check_parts
 from probneural.fingerprints import fingerprint_of
 from probneural.grids import Grid, check_grid
@@ -185,6 +186,8 @@ class FieldPairs(Paired):
         check_field(self.inputs, "inputs")
         check_field(self.outputs, "outputs")
         super().__post_init__()
+        for side, name in ((self.inputs, "inputs"), (self.outputs, "outputs")):
+            _warn_of_jump(side, name)
 
     @classmethod
     def cat(cls, parts: Sequence[FieldPairs]) -> FieldPairs:
@@ -211,6 +214,26 @@ class FieldPairs(Paired):
         inputs, outputs = Field.cat([part.inputs for part in pairs]), Field.cat([part.outputs for part in pairs])
         clock = joined_clocks([part.clock for part in pairs])
         return cls(inputs, outputs, groups=joined_groups(pairs, clock), clock=clock)
+
+    @classmethod
+    def unlabelled(cls, inputs: Field, *, grid: Grid | None = None) -> FieldPairs:
+        """Make a data set of inputs alone, for training with the residual of an equation: `pn.fit` only takes it.
+
+        Args:
+            inputs: Input samples.
+            grid: Grid of the predictions; the inputs' grid by default.
+
+        Returns:
+            Pairs whose outputs have no channels.
+        """
+        check_field(inputs, "inputs")
+        where = inputs.grid if grid is None else check_grid(grid)
+        return cls(inputs, Field(inputs.values.new_zeros(len(inputs), 0, *where.shape), where))
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether outputs have channels."""
+        return self.outputs.channels > 0
 
     @classmethod
     def from_numpy(
@@ -524,6 +547,24 @@ class FieldPairs(Paired):
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
 
 
+def _warn_of_jump(field: Field, name: str) -> None:
+    """Give a DataWarning, once per grid, if most samples jump at the end of a periodic axis."""
+    values, grid = field.values.detach(), field.grid
+    seen = vars(grid).setdefault("_sides_with_checked_seams", set())
+    rows = rows_to_check(len(values), field.channels, grid)
+    if name in seen or not rows or is_transformed() or torch.compiler.is_compiling():
+        return
+    seen.add(name)
+    axes = jumping_axes(values[:rows], grid)
+    if axes:
+        names = ", ".join(grid.axes[axis].name or str(axis) for axis in axes)
+        warn(
+            f"most {name} jump from the last point of periodic axis {names} to the first: errors are larger than with walls. "
+            "Say periodic=False; pn.Grid.uniform(shape) alone is periodic",
+            DataWarning,
+        )
+
+
 def _looked_at(pairs: FieldPairs, *, may_be_equal: bool = False) -> FieldPairs:
     """The pairs, if their first samples are plausible, with a warning of fill values."""
     warn_of_fill_values({"inputs": pairs.inputs.values, "outputs": pairs.outputs.values})
@@ -534,7 +575,7 @@ def _looked_at(pairs: FieldPairs, *, may_be_equal: bool = False) -> FieldPairs:
     return pairs
 
 
-def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Dataset:
+def check_dataset(data: object, name: str = "training", *, least: int = 1, may_be_unlabelled: bool = False) -> Dataset:
     """Return a data set of at least `least` pairs, or raise a DataError; values in memory must be finite.
 
     Lazy sources check values as they are read.
@@ -552,6 +593,12 @@ def check_dataset(data: object, name: str = "training", *, least: int = 1) -> Da
     checked = cast(Dataset, data)
     if len(checked) < least:
         raise DataError(expected=f"{least} or more {name} pairs", got=str(len(checked)), remedy="give more data")
+    if not (checked.outputs.channels or may_be_unlabelled):
+        raise DataError(
+            expected=f"{name} pairs with outputs",
+            got="inputs alone",
+            remedy="only pn.fit takes them, with the loss of a residual: pn.physics.Residual(equation).loss()",
+        )
     if isinstance(checked, FieldPairs):
         check_finite(checked.inputs.values, f"{name} inputs", remedy=MISSING)
         check_finite(checked.outputs.values, f"{name} outputs", remedy=MISSING)

@@ -1,12 +1,7 @@
 """Training."""
 
 from probneural.training.callbacks import Callback, CSVLog, EachEpoch, MLflowLog, TensorBoardLog, WandbLog
-from probneural.training.losses import (
-    PDEResidual,
-    RelativeL2,
-    WeightedSum,
-    relative_l2,
-)
+from probneural.training.losses import RelativeL2, WeightedSum, relative_l2
 from probneural.training.optimizers import Muon
 from probneural.training.options import Checkpoint, DataOptions, EarlyStopping, Optimization, RunOptions
 from probneural.training.trainer import fit
@@ -22,7 +17,6 @@ __all__ = [
     "MLflowLog",
     "Muon",
     "Optimization",
-    "PDEResidual",
     "RelativeL2",
     "RunOptions",
     "TensorBoardLog",

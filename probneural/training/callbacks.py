@@ -28,12 +28,14 @@ class History:
         seconds: Wall time of each epoch.
         restored: Epoch, from 1, of the restored weights, those of the smallest validation loss; None if it
             kept the last ones.
+        weights: Weights of the terms of a balanced loss by name, after each epoch; empty otherwise.
     """
 
     train: tuple[float, ...]
     validation: tuple[float, ...]
     seconds: tuple[float, ...]
     restored: int | None = None
+    weights: tuple[Mapping[str, float], ...] = ()
 
     @property
     def epochs(self) -> int:
@@ -52,7 +54,7 @@ class Progress:
         epochs: Total number of epochs.
         step: Number of optimiser steps so far.
         losses: Losses by name: `"step"` after a step; `"train"` and `"validation"`, if there is a split, after an
-            epoch. In distributed runs, the loss of a step is that of rank 0's part.
+            epoch, with the weights of a balanced loss. In distributed runs, the loss of a step is that of rank 0's part.
         learning_rate: Learning rate of the last step; at the start and after resuming, of the next step.
         seconds: Wall time of the epoch so far; within an epoch, too.
     """
@@ -137,7 +139,8 @@ class CSVLog(Callback):
         """Add a row."""
         self.rows.append(_numbers(progress) | {"epoch": progress.epoch})
         text = io.StringIO()
-        table = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        columns = dict.fromkeys([*_COLUMNS, *(name for row in self.rows for name in row)])
+        table = csv.DictWriter(text, columns, lineterminator="\n")
         table.writeheader()
         table.writerows(self.rows)
         atomic.write(self.path, text.getvalue().encode())

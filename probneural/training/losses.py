@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
@@ -39,6 +39,24 @@ def takes_inputs(loss: Loss) -> bool:
         return "inputs" in inspect.signature(getattr(loss, "forward", loss)).parameters
     except ValueError:  # some built-in callables have no signature
         return False
+
+
+class BalancedLoss(Protocol):
+    """A loss of several terms whose weights `pn.fit` chooses, such as `pn.physics.ResidualLoss`."""
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether `pn.fit` chooses the weights."""
+
+    def terms(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+    ) -> dict[str, Tensor]:
+        """The terms by name; "data" is the one that the others are balanced against, where the batch has labels."""
+
+
+def balanced(loss: object) -> BalancedLoss | None:
+    """A loss, if `pn.fit` chooses the weights of its terms."""
+    return cast(BalancedLoss, loss) if getattr(loss, "is_balanced", False) is True else None
 
 
 def check_loss(loss: Loss | None) -> Loss | None:
@@ -121,53 +139,6 @@ class RelativeL2:
 
 
 @dataclass(frozen=True)
-class PDEResidual:
-    """The mean square PDE residual of a prediction, by quadrature.
-
-    Args:
-        residual: Called as `residual(predicted, inputs, grid)` with predictions `(n, c, *grid)`, the inputs (a
-            `Field`) and the predictions' grid; returns `(n, k, *grid)`, without use of the target.
-
-    Raises:
-        ArgumentError: If it cannot be called.
-
-    Reference:
-        Li et al. (2024), Physics-informed neural operator for learning partial differential equations.
-    """
-
-    residual: Callable[[Tensor, Field, Grid], Tensor]
-
-    def __post_init__(self) -> None:
-        """Check the residual."""
-        check_callable(self.residual, "residual", remedy="give a function of prediction, inputs and grid")
-
-    def __call__(
-        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
-    ) -> Float[Tensor, ""]:
-        """The loss, in the residual's units squared.
-
-        Raises:
-            ShapeError: If the residual has no value at each point of each function.
-        """
-        _check_values(predicted, target)
-        if predicted.ndim < 3 or tuple(predicted.shape[2:]) != check_grid(grid).shape:
-            raise ShapeError(
-                expected=f"predictions (n, c, *{grid.shape})", got=str(tuple(predicted.shape)), remedy="give their own grid"
-            )
-        residual = check_instance(
-            self.residual(predicted, check_field(inputs, "inputs"), grid), Tensor, "residual", remedy="return a tensor"
-        )
-        shapes = [(tensor.ndim, tensor.shape[:1], tensor.shape[2:]) for tensor in (residual, predicted)]
-        if shapes[0] != shapes[1]:
-            raise ShapeError(
-                expected=f"a residual of shape ({predicted.shape[0]}, k, {', '.join(map(str, grid.shape))})",
-                got=str(tuple(residual.shape)),
-                remedy="return its values on the predictions' grid",
-            )
-        return grid.mean(grid.fill(residual).square().flatten(2)).mean()
-
-
-@dataclass(frozen=True)
 class WeightedSum:
     """A sum of losses, each times its weight.
 
@@ -185,7 +156,7 @@ class WeightedSum:
 
     def __post_init__(self) -> None:
         """Check the terms."""
-        remedy = "give pairs: [(1.0, RelativeL2()), (1e-3, PDEResidual(residual))]"
+        remedy = "give pairs: [(1.0, RelativeL2()), (0.1, loss)]"
         terms = check_sequence(self.terms, "terms", remedy=remedy)
         pairs = [check_sequence(term, "each term", remedy=remedy) for term in terms]
         if not pairs or any(len(pair) != 2 for pair in pairs):

@@ -44,6 +44,8 @@ class _Checkpoint(TypedDict):
         step: Steps done in the epoch that has begun.
         totals: Sum of its losses so far, by process.
         elapsed: Its duration so far, in seconds.
+        norms: Norms of the gradients of the terms of a balanced loss.
+        weights: Their weights after every finished epoch.
     """
 
     kind: Literal["checkpoint"]
@@ -60,6 +62,8 @@ class _Checkpoint(TypedDict):
     step: int
     totals: list[float]
     elapsed: float
+    norms: dict[str, float]
+    weights: list[dict[str, float]]
 
 
 class Keeper:
@@ -134,6 +138,8 @@ class Keeper:
             "step": run.step,
             "totals": totals,
             "elapsed": time.perf_counter() - run.started if run.step else 0.0,
+            "norms": run.norms,
+            "weights": run.weights,
         }
         tensors = {f"{owner}.{name}": value for owner, part in parts.items() for name, value in part.items()}
         files.write(self.path, tensors, metadata=metadata)
@@ -186,7 +192,8 @@ class Keeper:
         run.best = {name: value.to(run.device) for name, value in stored["best"].items()}
         run.begin = metadata["begin"]
         run.losses, run.watched = list(metadata["losses"]), list(metadata["watched"])
-        run.seconds = list(metadata["seconds"])
+        run.seconds, run.weights = list(metadata["seconds"]), list(metadata["weights"])
+        run.norms.update(metadata["norms"])
         run.step, run.elapsed = metadata["step"], metadata["elapsed"]
         totals = metadata["totals"]
         if len(totals) != world_size():  # of another number of processes: the first takes all
@@ -275,6 +282,7 @@ def _check_progress(
     count, now, step = len(metadata["losses"]), metadata["schedule"], metadata["step"]
     is_alike = _same_form({name: metadata[name] for name in ours}, ours)
     lengths = (len(metadata["seconds"]), len(metadata["watched"])) == (count, count if has_validation else 0)
+    lengths &= len(metadata["weights"]) in (0, count)
     done = steps * count + step
     reached = (now.get("last_epoch"), now.get("_step_count")) == (done, done + 1) or not is_builtin
     within = 0 <= step < steps and (step == 0 or count < epochs) and len(metadata["totals"]) > 0

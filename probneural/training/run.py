@@ -23,9 +23,10 @@ from probneural.pairs import Dataset, FieldPairs
 from probneural.processes import rank, summed, take_from_first, world_size
 from probneural.randomness import seeded
 from probneural.training import optimizers, weights
+from probneural.training.balancing import Balance
 from probneural.training.callbacks import History, Progress
 from probneural.training.loading import BatchOrder, Loader
-from probneural.training.losses import Loss, relative_l2, takes_inputs
+from probneural.training.losses import Loss, balanced, relative_l2, takes_inputs
 from probneural.training.options import PRECISIONS, DataOptions, Optimization
 from probneural.training.unrolling import Unroll
 
@@ -46,6 +47,8 @@ class Objective(nn.Module):
         self.loss = loss
         self.set_precision(precision)
         self.unroll = unroll
+        self.balance = Balance() if balanced(loss) is not None and unroll is None else None
+        self.step = 0
 
     def set_precision(self, precision: str | None) -> None:
         """Autocast from now on, or not."""
@@ -68,7 +71,20 @@ class Objective(nn.Module):
         if self.unroll is not None:
             return self._unrolled(batch, self.unroll, is_cut=self.unroll.pushforward and not is_watched)
         predicted = self._predicted(batch.inputs, batch.outputs.grid, batch.outputs.dtype)
+        if self.balance is not None:
+            return self._balanced(predicted, batch, self.balance, is_watched=is_watched)
         return self._loss(predicted, batch.outputs, batch.inputs)
+
+    def _balanced(self, predicted: Tensor, batch: FieldPairs, balance: Balance, *, is_watched: bool) -> Tensor:
+        """The weighted sum of the loss's terms; of watched pairs with outputs, the loss of the data alone."""
+        loss = balanced(self.loss)
+        assert loss is not None
+        terms = loss.terms(predicted, batch.outputs.values, batch.outputs.grid, inputs=batch.inputs)
+        if is_watched:
+            return terms["data"] if "data" in terms else balance.total(terms)
+        if balance.is_due(terms, self.step):
+            balance.update(terms, [parameter for parameter in self.parameters() if parameter.requires_grad])
+        return _checked(balance.total(terms))
 
     def _unrolled(self, batch: FieldPairs, unroll: Unroll, *, is_cut: bool) -> Tensor:
         """The mean loss of several steps, each from the previous step's output."""
@@ -172,6 +188,7 @@ class Run:
         self.begin: float | None = None
         self.losses: list[float] = []
         self.watched: list[float] = []
+        self.weights: list[dict[str, float]] = []
         self.seconds: list[float] = []
         self.step, self.elapsed = 0, 0.0
         self.total = torch.zeros((), dtype=torch.float64, device="cpu")
@@ -227,6 +244,8 @@ class Run:
             self._check(before, mean)
             watched = self._watch() if self.validation_order.lengths else None
         self.losses.append(mean)
+        if self._judge.balance is not None:
+            self.weights.append(self._judge.balance.weights)
         self.seconds.append(time.perf_counter() - self.started)
         self.step, self.elapsed = 0, 0.0
         self.total = torch.zeros((), dtype=torch.float64, device="cpu")
@@ -251,6 +270,7 @@ class Run:
     def _step(self, batches: Iterator[FieldPairs | None], sizes: list[int]) -> None:
         """Move the weights once, by the gradient of the mean loss over the pairs of some batches."""
         self.last_rate = self._rate()
+        self._judge.step = self.step
         if isinstance(self.optimizer, torch.optim.LBFGS):
             group = list(batches)
             values: list[Tensor] = []
@@ -336,6 +356,11 @@ class Run:
             yield
 
     @property
+    def norms(self) -> dict[str, float]:
+        """Norms of the gradients of the loss's terms, where the loss is balanced."""
+        return {} if self._judge.balance is None else self._judge.balance.norms
+
+    @property
     def _judge(self) -> Objective:
         """The objective without its wrapper for distributed training."""
         held = self.objective.module if isinstance(self.objective, DistributedDataParallel) else self.objective
@@ -362,6 +387,7 @@ class Run:
             validation=tuple(self.watched),
             seconds=tuple(self.seconds),
             restored=stop.best(self.watched) + 1 if stop is not None and self.best else None,
+            weights=tuple(self.weights),
         )
 
     def warn_if_worse(self) -> None:
@@ -395,6 +421,8 @@ class Run:
         shown = {"train": self.losses[-1]} if self.losses else {}
         if self.watched:
             shown["validation"] = self.watched[-1]
+        if self.weights:
+            shown |= {f"weight of {name}": weight for name, weight in self.weights[-1].items()}
         return shown
 
 

@@ -13,9 +13,9 @@ from tqdm.auto import tqdm
 
 from probneural.checks import check_flag, check_instance, check_integer, check_module, check_positive, checks_keywords
 from probneural.contexts import undisturbed
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import ArgumentError, DataError, DataWarning, warn
 from probneural.operators import Operator
-from probneural.pairs import Dataset, check_dataset
+from probneural.pairs import Dataset, FieldPairs, check_dataset
 from probneural.pairs.clocks import WindowClock, split_in_time
 from probneural.pairs.provenance import joined_record, operator_record, record_of, row_keys
 from probneural.processes import check_batch, join, own_device, own_rows, rank, sum_over_processes, together, world_size
@@ -69,13 +69,14 @@ def fit(
     Args:
         operator: Any module from `(n, c, *grid)` to `(n, c', *grid)`.
         train: Training pairs, in memory or read by rows; or several data sets side by side, of several resolutions for
-            example: each batch comes from one of them, and each gives its part to the validation split.
+            example: each batch comes from one of them, and each gives its part to the validation split. Data sets of inputs
+            alone (`FieldPairs.unlabelled`) train with the residual of an equation as loss, and are not watched beside others.
         epochs: Passes over the training part.
         seed: Names the split and the order of the batches, a non-negative integer; the same seed, data, thread count and
             number of processes give the same bits.
         learning_rate: The schedule's peak, dimensionless.
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
-            channels and samples. See `probneural.training.losses` for others. For operators of one time step
+            channels and samples. `pn.physics.Residual(equation).loss()` adds the residual of an equation. For operators of one time step
             that will be rolled out, `Unroll(steps=4)` trains on their outputs; pairs then have 4 following states, as
             `trajectories.windows(steps=4)` makes them.
         optimization: Optimiser, schedule, precision and early stopping.
@@ -128,7 +129,7 @@ def fit(
     join()
     check_batch(plan.batch_size)
     operator.to(own_device(resolve_device(running.device, operator)))
-    sets = _checked_data(train)
+    sets = _checked_data(train, has_loss=plan.loss is not None)
     if unroll is not None:
         unroll.check(sets)
     if isinstance(validation, float):
@@ -218,11 +219,25 @@ def _checked_option(value: Option | None, kind: type[Option], name: str, *, reme
     return kind() if value is None else check_instance(value, kind, name, remedy=remedy, error=ArgumentError)
 
 
-def _checked_data(train: object) -> list[Dataset]:
+def _checked_data(train: object, *, has_loss: bool) -> list[Dataset]:
     """Return data sets, of two pairs or more together, detached; or raise a DataError."""
     parts = list(train) if isinstance(train, list | tuple) and train else [train]
     least = 2 if len(parts) == 1 else 1
-    return [check_dataset(part, least=least).detached() for part in parts]
+    sets = [check_dataset(part, least=least, may_be_unlabelled=has_loss).detached() for part in parts]
+    channels = {data.outputs.channels for data in sets} - {0}
+    for data in sets:
+        if not has_loss and channels and _are_zero(data):
+            warn(
+                "the outputs of the training data are zero: the operator learns to predict zero. For inputs without outputs, "
+                "use FieldPairs.unlabelled(inputs) with the loss of a residual",
+                DataWarning,
+            )
+    return sets
+
+
+def _are_zero(data: Dataset) -> bool:
+    """Whether the outputs of a data set in memory are all zero."""
+    return isinstance(data, FieldPairs) and not bool(data.outputs.values.any())
 
 
 def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Dataset], list[Dataset]]:
@@ -233,8 +248,9 @@ def _split(sets: Sequence[Dataset], fraction: float, seed: int) -> tuple[list[Da
     """
     first: list[Dataset] = []
     second: list[Dataset] = []
+    has_labels = any(data.outputs.channels for data in sets)
     for data in sets:
-        count = round(fraction * len(data))
+        count = round(fraction * len(data)) if data.outputs.channels or not has_labels else 0
         if count == len(data):
             raise ArgumentError(
                 expected="a validation fraction that leaves pairs to train on",
@@ -282,7 +298,7 @@ def _split_series(data: Dataset, clock: WindowClock, fraction: float) -> tuple[D
 
 def _check_watched(validation: Dataset, sets: Sequence[Dataset]) -> Dataset:
     """Return validation pairs with the channels of the training pairs, or raise a DataError."""
-    channels = sets[0].inputs.channels, sets[0].outputs.channels
+    channels = sets[0].inputs.channels, max(data.outputs.channels for data in sets)
     watched = validation.inputs.channels, validation.outputs.channels
     if watched != channels:
         raise DataError(

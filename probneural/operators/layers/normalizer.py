@@ -43,12 +43,15 @@ class ChannelNormalizer(nn.Module):
         bits that one process would.
 
         Args:
-            fields: One source, or several with different grids.
+            fields: One source, or several with different grids; those of no channels, outputs of unlabelled data, do not count.
 
         Raises:
             DataError: If the fields have another number of channels, or a scale that the normaliser's dtype does not hold.
         """
         channels = self.mean.shape[0]
+        fields = tuple(source for source in fields if source.channels)
+        if not fields:
+            return
         for source in fields:
             if source.channels != channels:
                 raise DataError(

@@ -1,0 +1,24 @@
+"""Physics: derivatives of fields, equations, residuals and boundary conditions."""
+
+from probneural.physics import equations
+from probneural.physics.conditions import Channel, Dirichlet, Neumann, initial
+from probneural.physics.construction import ByConstruction
+from probneural.physics.derivatives import curl, divergence, gradient, laplacian, partial, time_derivative
+from probneural.physics.residual import Residual, ResidualLoss
+
+__all__ = [
+    "ByConstruction",
+    "Channel",
+    "Dirichlet",
+    "Neumann",
+    "Residual",
+    "ResidualLoss",
+    "curl",
+    "divergence",
+    "equations",
+    "gradient",
+    "initial",
+    "laplacian",
+    "partial",
+    "time_derivative",
+]

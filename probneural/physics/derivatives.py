@@ -1,0 +1,291 @@
+"""Derivatives of fields that depend on the grid's boundary.
+
+On a periodic axis the trigonometric interpolant is differentiated. On an axis with walls, polynomials of degree 5 through the
+six nearest points are differentiated, one-sided near the ends: first derivatives have an error O(h^5), second ones O(h^4). On
+a mesh, values are linear in each cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.arrays.plausibility import seam_jumps
+from probneural.checks import check_integer
+from probneural.contexts import is_transformed
+from probneural.errors import DataWarning, GridError, ShapeError, warn
+from probneural.fields import Field, check_field
+from probneural.grids import Grid
+from probneural.grids.axes import transfer
+from probneural.grids.mesh import boundary_facets, nodal_gradients
+
+TIME = "t"
+"""Name of the axis of time of a grid of space and time."""
+
+
+def time_axis(grid: Grid) -> int | None:
+    """Index of the axis named "t"; None without one."""
+    return next((number for number, axis in enumerate(grid.axes) if axis.name == TIME), None)
+
+
+def space_axes(grid: Grid) -> tuple[int, ...]:
+    """Indices of the axes of space."""
+    return tuple(number for number in range(grid.dimension) if number != time_axis(grid))
+
+
+def partial(field: Field, axis: int, *, order: int = 1) -> Field:
+    """The derivative of each channel along one axis of a uniform grid, or one coordinate of a mesh.
+
+    Args:
+        field: `(n, c, *grid)`.
+        axis: Index of the axis.
+        order: Order of the derivative, 1 to 4; only 1 on a mesh.
+
+    Returns:
+        `(n, c, *grid)`, in the field's units per length to the power of the order; differentiable.
+
+    Raises:
+        GridError: If the grid is a sphere's, masked, or has points without cells.
+        ArgumentError: If the axis does not exist.
+
+    Warns:
+        DataWarning: If values jump from the last point of a periodic axis to the first.
+
+    Examples:
+        >>> grid = Grid.uniform((9,), periodic=False)  # walls: nothing is wrapped around
+        >>> partial(Field(grid.points.T[None] ** 2, grid), 0).values[0, 0, [0, 4, 8]].round(decimals=9).tolist()
+        [-0.0, 1.0, 2.0]
+    """
+    grid = _check_grid(check_field(field, "field").grid)
+    axis = check_integer(axis, "axis", least=0, most=grid.dimension - 1)
+    order = check_integer(order, "order", most=4)
+    if grid.is_uniform:
+        return Field(_along(field, axis, order), grid)
+    if order > 1:
+        raise GridError(
+            expected="a first derivative on a mesh", got=f"order {order}", remedy="values are linear in each cell: use laplacian"
+        )
+    return Field(_mesh_gradient(field)[:, :, axis], grid)
+
+
+def gradient(field: Field, *, axes: Sequence[int] | None = None) -> Field:
+    """The first derivatives of each channel.
+
+    Args:
+        field: `(n, c, *grid)`.
+        axes: Axes of the derivatives; by default all axes of space.
+
+    Returns:
+        `(n, c * d, *grid)` for d axes: the derivatives of the first channel come first.
+
+    Raises:
+        GridError: As in `partial`.
+    """
+    return _of_parts([partial_values for partial_values in _first_derivatives(field, axes)], field)
+
+
+def divergence(field: Field, *, axes: Sequence[int] | None = None) -> Field:
+    """The divergence of vector fields, of d successive channels each, for d axes.
+
+    Args:
+        field: `(n, k * d, *grid)`.
+        axes: Axes of the components; by default all axes of space.
+
+    Returns:
+        `(n, k, *grid)`.
+
+    Raises:
+        ShapeError: If the number of channels is not a multiple of d.
+        GridError: As in `partial`.
+    """
+    axes = space_axes(check_field(field, "field").grid) if axes is None else tuple(axes)
+    if field.channels % len(axes):
+        raise ShapeError(
+            expected=f"a multiple of {len(axes)} channels, one per axis", got=str(field.channels), remedy="give axes="
+        )
+    components = field.values.unflatten(1, (-1, len(axes)))
+    parts = [
+        partial(Field(components[:, :, number], field.grid), axis).values for number, axis in enumerate(axes)
+    ]
+    return Field(torch.stack(parts).sum(0), field.grid)
+
+
+def curl(field: Field) -> Field:
+    """The curl of a vector field: dv/dx - du/dy of `(n, 2, *grid)`, or the vector of `(n, 3, *grid)`.
+
+    Returns:
+        `(n, 1, *grid)` or `(n, 3, *grid)`.
+
+    Raises:
+        ShapeError: If there is not one channel per axis of space, two or three.
+        GridError: As in `partial`.
+    """
+    axes = space_axes(check_field(field, "field").grid)
+    if len(axes) not in (2, 3) or field.channels != len(axes):
+        raise ShapeError(
+            expected="2 channels on 2 axes of space, or 3 on 3", got=f"{field.channels} on {len(axes)}", remedy="select channels"
+        )
+
+    def derivative(channel: int, number: int) -> Tensor:
+        return partial(Field(field.values[:, channel : channel + 1], field.grid), axes[number]).values
+
+    pairs = [(0, 1)] if len(axes) == 2 else [(1, 2), (2, 0), (0, 1)]
+    # (curl u)_k = d_i u_j - d_j u_i for (i, j, k) cyclic
+    return Field(torch.cat([derivative(j, i) - derivative(i, j) for i, j in pairs], 1), field.grid)
+
+
+def laplacian(field: Field, *, axes: Sequence[int] | None = None) -> Field:
+    """The Laplacian of each channel.
+
+    On a mesh it is weak: minus the integral of grad u . grad phi_i over the weight of point i, for the hat function phi_i. It
+    is zero on the boundary of the mesh, where it depends on the boundary condition. Its integrals against smooth functions
+    converge; its values converge on meshes of regular cells only.
+
+    Args:
+        field: `(n, c, *grid)`.
+        axes: Axes of the second derivatives; by default all axes of space.
+
+    Returns:
+        `(n, c, *grid)`, in the field's units per length squared.
+
+    Raises:
+        GridError: As in `partial`.
+    """
+    grid = _check_grid(check_field(field, "field").grid)
+    if not grid.is_uniform:
+        return Field(_weak_laplacian(field), grid)
+    axes = space_axes(grid) if axes is None else axes
+    return Field(torch.stack([_along(field, axis, 2) for axis in axes]).sum(0), grid)
+
+
+def time_derivative(field: Field, *, order: int = 1) -> Field:
+    """The derivative along the axis of time, which is named "t": see `FieldTrajectories.space_time`.
+
+    Raises:
+        GridError: If no axis has this name, or the axis is periodic.
+    """
+    grid = check_field(field, "field").grid
+    axis = time_axis(grid)
+    if axis is None or grid.periodic[axis]:
+        raise GridError(
+            expected='an axis of time that is named "t" and not periodic',
+            got=repr(grid),
+            remedy='make pairs by trajectories.space_time(), or name it: grid.named(["t", "x"])',
+        )
+    return partial(field, axis, order=order)
+
+
+def _first_derivatives(field: Field, axes: Sequence[int] | None) -> list[Tensor]:
+    """The derivatives `(n, c, *grid)` along each axis."""
+    grid = _check_grid(check_field(field, "field").grid)
+    axes = space_axes(grid) if axes is None else axes
+    if grid.is_uniform:
+        return [partial(field, axis).values for axis in axes]
+    return list(_mesh_gradient(field)[:, :, list(axes)].unbind(2))
+
+
+def _of_parts(parts: Sequence[Tensor], field: Field) -> Field:
+    """A field of channels (channel, axis)."""
+    return Field(torch.stack(parts, 2).flatten(1, 2), field.grid)
+
+
+def _along(field: Field, axis: int, order: int) -> Float[Tensor, "n c *grid"]:
+    """The derivative along an axis of a uniform grid."""
+    where = field.grid.axes[axis]
+    if where.size <= order:
+        raise GridError(
+            expected=f"more than {order} points along axis {axis}", got=str(where.size), remedy="use a finer grid"
+        )
+    if where.periodic:
+        _warn_of_jump(field, axis)
+    return transfer(field.values, where, where, dim=2 + axis, order=order)
+
+
+def _warn_of_jump(field: Field, axis: int) -> None:
+    """Give a DataWarning if values jump at the end of a periodic axis; tensors that autograd follows are not read."""
+    values = field.values
+    if values.requires_grad or is_transformed() or torch.compiler.is_compiling():
+        return
+    if axis in seam_jumps(values, field.grid):
+        name = field.grid.axes[axis].name or str(axis)
+        warn(
+            f"values jump from the last point of periodic axis {name} to the first: its derivative is wrong everywhere. Say "
+            "periodic=False where there are walls",
+            DataWarning,
+        )
+
+
+def _check_grid(grid: Grid) -> Grid:
+    """Return a grid on which derivatives are defined, or raise a GridError."""
+    if any(axis.latitudes is not None for axis in grid.axes):
+        raise GridError(
+            expected="Cartesian coordinates", got=repr(grid), remedy="derivatives on the sphere need the metric: project the field"
+        )
+    if grid.is_masked and not grid.has_points_per_sample:
+        raise GridError(
+            expected="a grid without a mask", got=repr(grid), remedy="differences at masked points are undefined: fill the values"
+        )
+    if not grid.is_uniform and grid.cells is None:
+        raise GridError(
+            expected="a uniform grid, or a mesh with cells", got=repr(grid), remedy="make it by Grid.mesh(points, cells)"
+        )
+    return grid
+
+
+def _mesh_gradient(field: Field) -> Float[Tensor, "n c d p"]:
+    """Gradients at the points of a mesh, averaged over the cells of each point."""
+
+    def of_one(values: Tensor, grid: Grid) -> Tensor:
+        return nodal_gradients(values, grid.points.to(values), _check_full(grid).to(values.device))
+
+    return _on_each(field, of_one)
+
+
+def _weak_laplacian(field: Field) -> Float[Tensor, "n c p"]:
+    """The weak Laplacian at interior points."""
+
+    def of_one(values: Tensor, grid: Grid) -> Tensor:
+        points, cells = grid.points.to(values), _check_full(grid).to(values.device)
+        edges = points[cells[:, 1:]] - points[cells[:, :1]]
+        volumes = torch.linalg.det(edges).abs() / torch.arange(1, grid.dimension + 1).prod()
+        # grad lambda_1 ... lambda_d are the columns of E^-1; those of all corners sum to zero
+        inner = torch.linalg.inv(edges).mT
+        slopes = torch.cat([-inner.sum(1, keepdim=True), inner], 1)  # (m, k, d)
+        gradients = torch.einsum("mkd,...mk->...md", slopes, values[..., cells])
+        # -integral of grad u . grad phi_i
+        flux = -torch.einsum("mkd,...md->...mk", slopes, gradients) * volumes[:, None]
+        total = torch.zeros_like(values).index_add(-1, cells.flatten(), flux.flatten(-2))
+        interior = torch.ones(grid.size, dtype=values.dtype, device=values.device)
+        interior[boundary_facets(cells.cpu()).unique().to(values.device)] = 0.0
+        return total / grid.weights.to(values).clamp_min(torch.finfo(values.dtype).tiny) * interior
+
+    return _on_each(field, of_one)
+
+
+def _on_each(field: Field, function: object) -> Tensor:
+    """A function of values `(..., p)` and one mesh, on one mesh for all samples or on each sample's own."""
+    assert callable(function)
+    if not field.grid.has_points_per_sample:
+        result: Tensor = function(field.values, field.grid)
+        return result
+    parts = []
+    for row, grid in enumerate(field.grid.singles()):
+        part = function(field.values[row, ..., : grid.size], grid)
+        parts.append(torch.nn.functional.pad(part, (0, field.grid.size - grid.size)))
+    return torch.stack(parts)
+
+
+def _check_full(grid: Grid) -> Tensor:
+    """Cells of full dimension, or a GridError."""
+    cells = grid.cells
+    assert cells is not None
+    if cells.shape[-1] != grid.dimension + 1:
+        raise GridError(
+            expected=f"cells of {grid.dimension + 1} points",
+            got=f"cells of {cells.shape[-1]} points",
+            remedy="curves and surfaces have no gradient in all coordinates",
+        )
+    return cells

@@ -1,0 +1,196 @@
+"""Residuals of equations with their boundary conditions: as loss, score, constraint and correction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probneural.checks import assign, check_callable, check_finite, check_instance, check_integer, check_real
+from probneural.errors import ArgumentError, ShapeError
+from probneural.fields import Field, check_field
+from probneural.grids import Grid, check_grid
+from probneural.physics.conditions import Condition, check_conditions
+from probneural.physics.equations import Equation
+from probneural.training.losses import Loss, RelativeL2, check_loss, takes_inputs
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The residual of an equation, and the misfit of its boundary and initial conditions.
+
+    Args:
+        equation: An equation of `pn.physics.equations`, or a function of the solution and the inputs, two fields, that returns
+            a tensor `(n, k, *grid)`.
+        boundary: Conditions `Dirichlet`, `Neumann` and `initial`; none where the operator satisfies them by construction.
+
+    Raises:
+        ArgumentError: If the equation is not callable, or a condition is of another class.
+
+    Examples:
+        >>> from probneural.physics.equations import Poisson
+        >>> from probneural.physics.conditions import Dirichlet
+        >>> grid = Grid.uniform((17,), periodic=False)
+        >>> x = grid.points.T[None]
+        >>> inputs = Field(torch.full_like(x, 2.0), grid)  # -u'' = 2, so u = x (1 - x)
+        >>> residual = Residual(Poisson(), Dirichlet(0.0))
+        >>> {name: round(float(value), 9) for name, value in residual.terms(x * (1 - x), inputs, grid).items()}
+        {'equation': 0.0, 'Dirichlet': 0.0}
+    """
+
+    equation: Equation
+    boundary: Condition | Sequence[Condition] = ()
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        remedy = "give an equation of pn.physics.equations, or a function of solution and inputs"
+        check_callable(self.equation, "equation", remedy=remedy)
+        assign(self, boundary=check_conditions(self.boundary))
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions."""
+        return check_conditions(self.boundary)
+
+    def __call__(
+        self, predicted: Float[Tensor, "n c *grid"], inputs: Field | None, grid: Grid
+    ) -> Float[Tensor, "n k *grid"]:
+        """The equation's residual at all points, in its units.
+
+        Args:
+            predicted: Solutions `(n, c, *grid)`.
+            inputs: Inputs of the solutions; None if the equation has none.
+            grid: Grid of the solutions.
+
+        Raises:
+            ShapeError: If the equation returns another shape.
+        """
+        u = Field(check_instance(predicted, Tensor, "predicted", remedy="give a tensor (n, c, *grid)"), check_grid(grid))
+        residual = self.equation(u, None if inputs is None else check_field(inputs, "inputs"))
+        residual = residual.values if isinstance(residual, Field) else residual
+        shape = tuple(residual.shape) if isinstance(residual, Tensor) else type(residual).__name__
+        if not isinstance(residual, Tensor) or residual.ndim != u.values.ndim or shape[:1] + shape[2:] != (len(u), *grid.shape):
+            raise ShapeError(
+                expected=f"an equation that returns ({len(u)}, k, {', '.join(map(str, grid.shape))})",
+                got=str(shape),
+                remedy="return the residual's values on the solution's grid",
+            )
+        return residual
+
+    def terms(self, predicted: Float[Tensor, "n c *grid"], inputs: Field | None, grid: Grid) -> dict[str, Tensor]:
+        """Mean squares of the equation's residual and of the misfit of each condition, averaged over samples.
+
+        Returns:
+            By name, "equation" first; each in its units squared.
+        """
+        residual = self(predicted, inputs, grid)
+        terms = {"equation": grid.mean(grid.fill(residual).square().flatten(2)).mean()}
+        for condition in self.conditions:
+            misfit = condition.misfit(Field(predicted, grid), inputs)
+            name = type(condition).__name__
+            terms[name if name not in terms else f"{name} {len(terms)}"] = misfit.square().mean()
+        return terms
+
+    def loss(self, *, weight: float | Literal["balanced"] = "balanced", data: Loss | None = None) -> ResidualLoss:
+        """Return a loss of `pn.fit`: the loss of the data, and the mean squares of the residual and the conditions.
+
+        Args:
+            weight: Factor of the mean squares, in the inverse of their units; or `"balanced"`, for which `pn.fit` chooses a
+                factor per term so that its gradient is as large as that of the data.
+            data: Loss of labelled pairs; by default the relative L2 error.
+        """
+        return ResidualLoss(self, weight=weight, data=data)
+
+    def at(self, inputs: Field | None, grid: Grid, *, points: int = 64) -> Callable[[Tensor], Tensor]:
+        """Return the residual as an argument of `u.constrain_residual`: values `(n, c, *grid)` to numbers `(n, m)`.
+
+        Args:
+            inputs: Inputs of the n samples.
+            grid: Grid of the samples.
+            points: Number of points, evenly spread over the grid, at which the equation constrains the samples; conditions
+                constrain them at all boundary points.
+
+        Raises:
+            ArgumentError: If the number of points is not positive.
+        """
+        count = min(check_integer(points, "points"), check_grid(grid).size)
+        chosen = torch.linspace(0, grid.size - 1, count).round().long()
+
+        def numbers(values: Tensor) -> Tensor:
+            residual = self(values, inputs, grid).flatten(2)[..., chosen.to(values.device)].flatten(1)
+            misfits = [condition.misfit(Field(values, grid), inputs).flatten(1) for condition in self.conditions]
+            return torch.cat([residual, *misfits], 1)
+
+        return numbers
+
+
+@dataclass(frozen=True)
+class ResidualLoss:
+    """The loss of the data, and weighted mean squares of a residual and its conditions.
+
+    Args:
+        residual: The residual.
+        weight: See `Residual.loss`.
+        data: Loss of labelled pairs; by default the relative L2 error.
+
+    Raises:
+        ArgumentError: If the weight is negative or another word, or the loss is not callable.
+
+    Reference:
+        Wang, Teng and Perdikaris (2021), Understanding and mitigating gradient flow pathologies in physics-informed neural
+        networks, section 2.4 (balanced weights; here from norms of gradients instead of their largest entries).
+    """
+
+    residual: Residual
+    _: KW_ONLY
+    weight: float | Literal["balanced"] = "balanced"
+    data: Loss | None = None
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        check_instance(self.residual, Residual, "residual", remedy="write Residual(equation).loss()", error=ArgumentError)
+        if self.weight != "balanced":
+            check_real(self.weight, "weight", least=0.0)
+        check_loss(self.data)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether `pn.fit` chooses the weights."""
+        return self.weight == "balanced"
+
+    def terms(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+    ) -> dict[str, Tensor]:
+        """The terms by name: "data" of labelled samples, then those of the residual."""
+        terms = self.residual.terms(predicted, inputs, grid)
+        if not target.shape[1]:
+            return terms
+        data = RelativeL2() if self.data is None else self.data
+        more = {"inputs": inputs} if takes_inputs(data) else {}
+        return {"data": data(predicted, target, grid, **more), **terms}
+
+    def __call__(
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+    ) -> Float[Tensor, ""]:
+        """The sum with a constant weight.
+
+        Raises:
+            ArgumentError: If the weights are balanced by `pn.fit`.
+        """
+        if isinstance(self.weight, str):
+            raise ArgumentError(
+                expected="a weight outside of pn.fit, and within Unroll",
+                got='"balanced"',
+                remedy="give residual.loss(weight=1e-3), or weigh loss.terms(...) yourself",
+            )
+        terms = self.terms(predicted, target, grid, inputs=inputs)
+        return torch.stack([value if name == "data" else self.weight * value for name, value in terms.items()]).sum()
+
+
+def check_residual_values(values: Tensor, *, iteration: int) -> None:
+    """Raise a DataError if the residual is not finite at an iteration."""
+    check_finite(values.detach(), f"residuals at iteration {iteration}", remedy="check the inputs and the equation's domain")
