@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Float64
@@ -113,7 +113,7 @@ class Dirichlet:
         return _sides_of(self.sides, grid)
 
     def misfit(self, u: Field, inputs: Field | None) -> Float[Tensor, "n c m"]:
-        """u - g at the m boundary points, in the units of u."""
+        """U - g at the m boundary points, in the units of u."""
         g = evaluate_values(self.values, inputs, u.grid, u.values, name="values of the condition")
         difference = u.values - g
         if not u.grid.is_uniform:
@@ -138,7 +138,7 @@ class Dirichlet:
 
 
 def initial(values: Values | None = None) -> Dirichlet:
-    """u = u_0 at the start of the first axis, which is time.
+    """U = u_0 at the start of the first axis, which is time.
 
     Args:
         values: u_0, as in `Dirichlet`: by default the first channel of the inputs.
@@ -182,7 +182,9 @@ class Neumann:
         """
         if not u.grid.is_uniform:
             raise GridError(
-                expected="a uniform grid", got=repr(u.grid), remedy="on a mesh, a zero normal derivative is the natural condition"
+                expected="a uniform grid",
+                got=repr(u.grid),
+                remedy="on a mesh, a zero normal derivative is the natural condition",
             )
         g = evaluate_values(self.values, inputs, u.grid, u.values, name="values of the condition")
         parts = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from probneural.checks import check_instance, check_sequence
 from probneural.errors import ArgumentError
-from probneural.fields import Field, evaluate
+from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators.base import Operator
 from probneural.pairs import Dataset

@@ -66,7 +66,9 @@ def partial(field: Field, axis: int, *, order: int = 1) -> Field:
         return Field(_along(field, axis, order), grid)
     if order > 1:
         raise GridError(
-            expected="a first derivative on a mesh", got=f"order {order}", remedy="values are linear in each cell: use laplacian"
+            expected="a first derivative on a mesh",
+            got=f"order {order}",
+            remedy="values are linear in each cell: use laplacian",
         )
     return Field(_mesh_gradient(field)[:, :, axis], grid)
 
@@ -84,7 +86,7 @@ def gradient(field: Field, *, axes: Sequence[int] | None = None) -> Field:
     Raises:
         GridError: As in `partial`.
     """
-    return _of_parts([partial_values for partial_values in _first_derivatives(field, axes)], field)
+    return _of_parts(_first_derivatives(field, axes), field)
 
 
 def divergence(field: Field, *, axes: Sequence[int] | None = None) -> Field:
@@ -107,9 +109,7 @@ def divergence(field: Field, *, axes: Sequence[int] | None = None) -> Field:
             expected=f"a multiple of {len(axes)} channels, one per axis", got=str(field.channels), remedy="give axes="
         )
     components = field.values.unflatten(1, (-1, len(axes)))
-    parts = [
-        partial(Field(components[:, :, number], field.grid), axis).values for number, axis in enumerate(axes)
-    ]
+    parts = [partial(Field(components[:, :, number], field.grid), axis).values for number, axis in enumerate(axes)]
     return Field(torch.stack(parts).sum(0), field.grid)
 
 
@@ -126,7 +126,9 @@ def curl(field: Field) -> Field:
     axes = space_axes(check_field(field, "field").grid)
     if len(axes) not in (2, 3) or field.channels != len(axes):
         raise ShapeError(
-            expected="2 channels on 2 axes of space, or 3 on 3", got=f"{field.channels} on {len(axes)}", remedy="select channels"
+            expected="2 channels on 2 axes of space, or 3 on 3",
+            got=f"{field.channels} on {len(axes)}",
+            remedy="select channels",
         )
 
     def derivative(channel: int, number: int) -> Tensor:
@@ -187,7 +189,7 @@ def _first_derivatives(field: Field, axes: Sequence[int] | None) -> list[Tensor]
     return list(_mesh_gradient(field)[:, :, list(axes)].unbind(2))
 
 
-def _of_parts(parts: Sequence[Tensor], field: Field) -> Field:
+def _of_parts(parts: list[Tensor], field: Field) -> Field:
     """A field of channels (channel, axis)."""
     return Field(torch.stack(parts, 2).flatten(1, 2), field.grid)
 
@@ -196,9 +198,7 @@ def _along(field: Field, axis: int, order: int) -> Float[Tensor, "n c *grid"]:
     """The derivative along an axis of a uniform grid."""
     where = field.grid.axes[axis]
     if where.size <= order:
-        raise GridError(
-            expected=f"more than {order} points along axis {axis}", got=str(where.size), remedy="use a finer grid"
-        )
+        raise GridError(expected=f"more than {order} points along axis {axis}", got=str(where.size), remedy="use a finer grid")
     if where.periodic:
         _warn_of_jump(field, axis)
     return transfer(field.values, where, where, dim=2 + axis, order=order)
@@ -222,11 +222,15 @@ def _check_grid(grid: Grid) -> Grid:
     """Return a grid on which derivatives are defined, or raise a GridError."""
     if any(axis.latitudes is not None for axis in grid.axes):
         raise GridError(
-            expected="Cartesian coordinates", got=repr(grid), remedy="derivatives on the sphere need the metric: project the field"
+            expected="Cartesian coordinates",
+            got=repr(grid),
+            remedy="derivatives on the sphere need the metric: project the field",
         )
     if grid.is_masked and not grid.has_points_per_sample:
         raise GridError(
-            expected="a grid without a mask", got=repr(grid), remedy="differences at masked points are undefined: fill the values"
+            expected="a grid without a mask",
+            got=repr(grid),
+            remedy="differences at masked points are undefined: fill the values",
         )
     if not grid.is_uniform and grid.cells is None:
         raise GridError(

@@ -36,6 +36,7 @@ __all__ = [
     "Wave",
 ]
 
+_FIRST = Channel(0)
 Equation = Callable[[Field, Field | None], Tensor]
 """Residual `(n, k, *grid)` of a solution `(n, c, *grid)` and its inputs."""
 
@@ -216,7 +217,7 @@ class Poisson:
         source: f, in the units of u per length squared; by default the first channel of the inputs.
     """
 
-    source: Values = Channel(0)
+    source: Values = _FIRST
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """−Δu − f."""
@@ -238,7 +239,7 @@ class Helmholtz:
 
     wavenumber: float
     _: KW_ONLY
-    source: Values = Channel(0)
+    source: Values = _FIRST
 
     def __post_init__(self) -> None:
         """Validate."""
@@ -259,7 +260,7 @@ class Darcy:
         source: f, in the units of a u per length squared.
     """
 
-    coefficient: Values = Channel(0)
+    coefficient: Values = _FIRST
     _: KW_ONLY
     source: Values = 1.0
 

@@ -10,11 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.checks import assign, check_callable, check_finite, check_instance, check_integer, check_real
+from probneural.checks import assign, check_callable, check_instance, check_integer, check_real
+from probneural.distributions.base import FieldDistribution
+from probneural.distributions.predictors.base import Predictor
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field, check_field
 from probneural.grids import Grid, check_grid
 from probneural.physics.conditions import Condition, check_conditions
+from probneural.physics.correction import CorrectedPredictor, corrected
 from probneural.physics.equations import Equation
 from probneural.training.losses import Loss, RelativeL2, check_loss, takes_inputs
 
@@ -56,9 +59,7 @@ class Residual:
         """The conditions."""
         return check_conditions(self.boundary)
 
-    def __call__(
-        self, predicted: Float[Tensor, "n c *grid"], inputs: Field | None, grid: Grid
-    ) -> Float[Tensor, "n k *grid"]:
+    def __call__(self, predicted: Float[Tensor, "n c *grid"], inputs: Field | None, grid: Grid) -> Float[Tensor, "n k *grid"]:
         """The equation's residual at all points, in its units.
 
         Args:
@@ -70,13 +71,13 @@ class Residual:
             ShapeError: If the equation returns another shape.
         """
         u = Field(check_instance(predicted, Tensor, "predicted", remedy="give a tensor (n, c, *grid)"), check_grid(grid))
-        residual = self.equation(u, None if inputs is None else check_field(inputs, "inputs"))
-        residual = residual.values if isinstance(residual, Field) else residual
-        shape = tuple(residual.shape) if isinstance(residual, Tensor) else type(residual).__name__
-        if not isinstance(residual, Tensor) or residual.ndim != u.values.ndim or shape[:1] + shape[2:] != (len(u), *grid.shape):
+        result: object = self.equation(u, None if inputs is None else check_field(inputs, "inputs"))
+        residual = result.values if isinstance(result, Field) else result
+        shape = tuple(residual.shape) if isinstance(residual, Tensor) else ()
+        if not isinstance(residual, Tensor) or len(shape) != u.values.ndim or (shape[0], *shape[2:]) != (len(u), *grid.shape):
             raise ShapeError(
                 expected=f"an equation that returns ({len(u)}, k, {', '.join(map(str, grid.shape))})",
-                got=str(shape),
+                got=str(shape) if shape else type(residual).__name__,
                 remedy="return the residual's values on the solution's grid",
             )
         return residual
@@ -126,6 +127,44 @@ class Residual:
             return torch.cat([residual, *misfits], 1)
 
         return numbers
+
+    def correct(
+        self, u: FieldDistribution, *, inputs: Field | None = None, steps: int = 2, modes: int = 16
+    ) -> FieldDistribution:
+        """Correct predictions by Gauss-Newton steps on equation and conditions, the posterior included.
+
+        With smooth functions B on the grid, each step adds B z to the mean, z = -(J B)^+ F(u), for the residual and the misfits
+        of all conditions F and their Jacobian J. Covariances are pushed through the derivative I - B (J B)^+ J of the last
+        step, members of an ensemble too. Errors that B does not hold remain, as do those of the differences on the grid: call
+        `corrected` and calibrate for intervals that include them.
+
+        Args:
+            u: Predictions on one grid, with few points: a step takes a pseudo-inverse of size points x modes^d per sample.
+            inputs: The predictor's inputs, where equation or conditions depend on them.
+            steps: Gauss-Newton steps; one suffices for linear equations.
+            modes: Functions per axis: Fourier modes on periodic axes, Chebyshev polynomials on others.
+
+        Returns:
+            A Gaussian field for Gaussian fields and mixtures, members for ensembles; with another latent than `u`.
+
+        Raises:
+            GridError: If a wall, or the start of time, has no condition.
+            DataError: If the residual is not finite at an iteration.
+            UnsupportedError: If samples have different grids.
+
+        Reference:
+            Cao, O'Leary-Roseberry, Jha, Oden and Ghattas (2023), Residual-based error correction for neural operator
+            accelerated infinite-dimensional Bayesian inverse problems, section 3; here on a basis, with covariances.
+        """
+        return corrected(u, self, inputs=inputs, steps=steps, modes=modes)
+
+    def corrected(self, predictor: Predictor, *, steps: int = 2, modes: int = 16) -> Predictor:
+        """Return a predictor whose predictions are corrected: see `correct`.
+
+        Calibrate it on held-out pairs: `pn.calibration.calibrate(residual.corrected(predictor), held_out)`.
+        """
+        check_instance(predictor, Predictor, "predictor", remedy="fit a head first")
+        return CorrectedPredictor(predictor, self, steps=check_integer(steps, "steps"), modes=check_integer(modes, "modes"))
 
 
 @dataclass(frozen=True)
@@ -189,8 +228,3 @@ class ResidualLoss:
             )
         terms = self.terms(predicted, target, grid, inputs=inputs)
         return torch.stack([value if name == "data" else self.weight * value for name, value in terms.items()]).sum()
-
-
-def check_residual_values(values: Tensor, *, iteration: int) -> None:
-    """Raise a DataError if the residual is not finite at an iteration."""
-    check_finite(values.detach(), f"residuals at iteration {iteration}", remedy="check the inputs and the equation's domain")

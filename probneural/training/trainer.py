@@ -76,8 +76,8 @@ def fit(
             number of processes give the same bits.
         learning_rate: The schedule's peak, dimensionless.
         loss: Loss of a batch, `loss(predicted, target, grid)`; by default the relative L2 error by quadrature, averaged over
-            channels and samples. `pn.physics.Residual(equation).loss()` adds the residual of an equation. For operators of one time step
-            that will be rolled out, `Unroll(steps=4)` trains on their outputs; pairs then have 4 following states, as
+            channels and samples. `pn.physics.Residual(equation).loss()` adds the residual of an equation. For operators of one
+            time step that will be rolled out, `Unroll(steps=4)` trains on their outputs; pairs then have 4 following states, as
             `trajectories.windows(steps=4)` makes them.
         optimization: Optimiser, schedule, precision and early stopping.
         data: Batch size, validation split, workers and prefetching.
