@@ -31,7 +31,10 @@ EXCEPTIONS = {
     "probneural.curvature.products.functions.hessian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.jacobian_vector_product": PRODUCT,
     "probneural.curvature.products.functions.vector_jacobian_product": PRODUCT,
-    "probneural.training.losses.PDEResidual.__call__": LOSS,
+    "probneural.physics.residual.Residual.__call__": LOSS,
+    "probneural.physics.residual.Residual.terms": LOSS,
+    "probneural.physics.residual.ResidualLoss.__call__": LOSS,
+    "probneural.physics.residual.ResidualLoss.terms": LOSS,
     "probneural.training.losses.RelativeL2.__call__": LOSS,
     "probneural.training.losses.WeightedSum.__call__": LOSS,
 }

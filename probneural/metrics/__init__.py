@@ -10,6 +10,7 @@ from probneural.metrics.comparison import compare, relative_l2, rmse
 from probneural.metrics.member_pool import rank_histogram
 from probneural.metrics.proper_scores import crps, energy_score, joint_nll, nll
 from probneural.metrics.reliability import calibration_error, chi2, coverage, interval_width, pit, simultaneous_coverage
+from probneural.metrics.residuals import residual
 from probneural.metrics.scores import score, score_pairs
 from probneural.metrics.spectra import power_spectrum
 from probneural.metrics.spread import interval_score, rank_correlation, sharpness, spread_skill
@@ -30,6 +31,7 @@ __all__ = [
     "rank_correlation",
     "rank_histogram",
     "relative_l2",
+    "residual",
     "rmse",
     "score",
     "score_by_lead",

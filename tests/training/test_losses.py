@@ -12,14 +12,8 @@ import probneural as pn
 from probneural.errors import ArgumentError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.training import (
-    DataOptions,
-    PDEResidual,
-    RelativeL2,
-    WeightedSum,
-    fit,
-    relative_l2,
-)
+from probneural.physics import Residual
+from probneural.training import DataOptions, RelativeL2, WeightedSum, fit, relative_l2
 from probneural.training.losses import Loss
 from tests.training.cases import built, data
 
@@ -77,33 +71,25 @@ def wave(grid: Grid, cycles: float, *, size: float = 1.0) -> Tensor:
     return (size * torch.sin(2 * math.pi * cycles * grid.points[:, 0] / grid.lengths[0])).reshape(1, 1, *grid.shape)
 
 
-def heat(predicted: Tensor, inputs: Field, grid: Grid) -> Tensor:
+def heat(u: Field, inputs: Field | None) -> Tensor:
     """u'' + f for an input f."""
-    return pn.functionals.derivative(grid, order=2)(predicted).unflatten(-1, grid.shape) + inputs.values
-
-
-def test_residuals_see_predictions_inputs_and_the_grid() -> None:
-    """u = a sin(2 pi x), f = 4 pi^2 sin(2 pi x): the residual is 4 pi^2 (1 - a) sin, its mean square 8 pi^4 (1 - a)^2."""
-    grid = Grid.uniform(32)
-    inputs = Field(4 * math.pi**2 * wave(grid, 1), grid)
-    loss = PDEResidual(heat)
-    for size in (1.0, 0.5):
-        found = loss(wave(grid, 1, size=size), torch.zeros(1, 1, 32), grid, inputs=inputs).item()
-        assert found == pytest.approx(8 * math.pi**4 * (1 - size) ** 2, abs=1e-9)
-    with pytest.raises(ShapeError, match=r"a residual of shape \(1, k, 32\)"):
-        PDEResidual(lambda predicted, inputs, grid: predicted.mean(2))(wave(grid, 1), wave(grid, 1), grid, inputs=inputs)
+    assert inputs is not None
+    return pn.physics.laplacian(u).values + inputs.values
 
 
 def test_sums_weigh_their_terms_and_hand_on_inputs() -> None:
+    """u = a sin(2 pi x), f = 4 pi^2 sin(2 pi x): the mean square residual is 8 pi^4 (1 - a)^2."""
     grid = Grid.uniform(32)
     inputs, target, predicted = Field(4 * math.pi**2 * wave(grid, 1), grid), wave(grid, 1), wave(grid, 1, size=0.5)
-    total = WeightedSum([(2.0, RelativeL2()), (1e-3, PDEResidual(heat))])(predicted, target, grid, inputs=inputs)
-    assert total.item() == pytest.approx(2.0 * 0.5 + 1e-3 * 8 * math.pi**4 * 0.25)
+    physical = Residual(heat).loss(weight=1e-3)
+    assert physical(predicted, target[:, :0], grid, inputs=inputs).item() == pytest.approx(1e-3 * 8 * math.pi**4 * 0.25)
+    total = WeightedSum([(2.0, RelativeL2()), (0.1, physical)])(predicted, target, grid, inputs=inputs)
+    assert total.item() == pytest.approx(2.1 * 0.5 + 1e-4 * 8 * math.pi**4 * 0.25)
 
 
 @pytest.mark.parametrize(
     "loss",
-    [RelativeL2(), WeightedSum([(1.0, RelativeL2()), (1e-4, PDEResidual(heat))])],
+    [RelativeL2(), WeightedSum([(1.0, RelativeL2())]), Residual(heat).loss(weight=1e-4), Residual(heat).loss()],
     ids=lambda loss: type(loss).__name__,
 )
 def test_operators_train_on_every_loss(loss: Loss) -> None:
@@ -121,7 +107,7 @@ def test_losses_that_cannot_be_are_refused() -> None:
     for terms in ((), [RelativeL2()], [(1.0, "l2")], [(-1.0, RelativeL2())]):
         with pytest.raises(ArgumentError):
             WeightedSum(terms)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="residual"):
-        PDEResidual(3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="equation"):
+        Residual(3)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="shaped like the targets"):
         RelativeL2()(torch.zeros(2, 1, 8), torch.zeros(1, 1, 8), Grid.uniform(8))

@@ -24,12 +24,12 @@ from probneural.grids import Grid
 from probneural.operators import FNO, LinearRegression
 from probneural.pairs import FieldPairs
 from probneural.pairs.clocks import WindowClock
+from probneural.physics import Residual, ResidualLoss
 from probneural.training import (
     Callback,
     DataOptions,
     EachEpoch,
     Optimization,
-    PDEResidual,
     RelativeL2,
     RunOptions,
     WeightedSum,
@@ -462,13 +462,14 @@ class Power(nn.Module):
         return self.factor * (predicted - target).abs().pow(self.power).mean()
 
 
-def squared() -> PDEResidual:
+def squared() -> ResidualLoss:
     """A residual that is another object whenever it is asked for, as in another process."""
 
-    def error(predicted: Tensor, inputs: Field, grid: Grid) -> Tensor:
-        return predicted - inputs.values.square()
+    def error(u: Field, inputs: Field | None) -> Tensor:
+        assert inputs is not None
+        return u.values - inputs.values.square()
 
-    return PDEResidual(error)
+    return Residual(error).loss(weight=1.0)
 
 
 LOSSES: list[Callable[[], Any]] = [

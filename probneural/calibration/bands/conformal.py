@@ -585,9 +585,8 @@ class ResidualBand:
     space of D, such as a wrong constant or initial value, have no residual.
 
     Args:
-        residual: Called as `residual(predicted, inputs, grid)`, as in
-            [`PDEResidual`][probneural.training.losses.PDEResidual]; returns `(n, k, *grid)`. Where it is not defined, near
-            boundaries, it returns 0. With k equations, give them comparable units.
+        residual: A [`pn.physics.Residual`][probneural.physics.Residual], or a function called as
+            `residual(predicted, inputs, grid)` that returns `(n, k, *grid)`. With k equations, give them comparable units.
         level: Nominal coverage, between 0 and 1.
 
     Raises:
