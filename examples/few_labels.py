@@ -5,7 +5,6 @@ corrects the predictions, and calibration makes their intervals hold.
 """
 
 import matplotlib.pyplot as plt
-import torch
 
 import probneural as pn
 from probneural.physics import Dirichlet, Residual, equations

@@ -6,7 +6,6 @@ from probneural.operators.deeponet import DeepONet
 from probneural.operators.fno import FNO
 from probneural.operators.layers.mlp import HiddenLayers
 from probneural.operators.linear import LinearRegression
-from probneural.operators.neuraloperator import from_neuraloperator
 from probneural.operators.pod_deeponet import PODDeepONet
 from probneural.operators.point_fno import PointFNO
 from probneural.operators.rollout import Rollout
@@ -22,6 +21,5 @@ __all__ = [
     "PODDeepONet",
     "PointFNO",
     "Rollout",
-    "from_neuraloperator",
     "suggest",
 ]
