@@ -1,8 +1,8 @@
 """Derivatives of fields that depend on the grid's boundary.
 
 On a periodic axis the trigonometric interpolant is differentiated. On an axis with walls, polynomials of degree 5 through the
-six nearest points are differentiated, one-sided near the ends: the derivative of order k has an error O(h^(6 - k)). With fewer
-points, the degree is lower. On a mesh, values are linear in each cell, and gradients at its points are averages over their cells.
+six nearest points are differentiated, one-sided near the ends: the derivative of order k has an error O(h^(6 - k)), and the
+degree is lower with fewer points. On a mesh, values are linear in each cell; gradients are averages over the cells of a point.
 """
 
 from __future__ import annotations
