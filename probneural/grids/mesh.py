@@ -225,7 +225,7 @@ def barycentric(
         rows = (inside < -_SLACK).nonzero()[:, 0]
         if not len(rows):
             break
-        near = torch.from_numpy(tree.query(where[rows].numpy(), k=count)[1]).reshape(len(rows), count)
+        near = torch.from_numpy(tree.query(where[rows].detach().numpy(), k=count)[1]).reshape(len(rows), count)
         offset = where[rows][:, None] - points[cells[near][..., 0]]
         weights = torch.einsum("qne,qned->qnd", offset, inverse[near])
         weights = torch.cat([1.0 - weights.sum(-1, keepdim=True), weights], -1)

@@ -205,8 +205,14 @@ class AttentionBlock(nn.Module):
 
 
 def normalised(states: Float[Tensor, "n q width"]) -> Float[Tensor, "n q width"]:
-    """N h: every state with mean 0 and variance 1."""
-    return nn.functional.layer_norm(states, states.shape[-1:], eps=_SOFTNESS)
+    """N h: every state with mean 0 and variance 1.
+
+    PyTorch's fused operation has wrong third derivatives, of constant mean and variance: `plain_operations` avoids it.
+    """
+    if torch.compiler.is_compiling() or torch.backends.mha.get_fastpath_enabled():
+        return nn.functional.layer_norm(states, states.shape[-1:], eps=_SOFTNESS)
+    variance, mean = torch.var_mean(states, -1, correction=0, keepdim=True)
+    return (states - mean) * (variance + _SOFTNESS).rsqrt()
 
 
 def attention(

@@ -4,6 +4,7 @@ from probneural.physics import equations
 from probneural.physics.conditions import Channel, Dirichlet, Neumann, initial
 from probneural.physics.construction import ByConstruction
 from probneural.physics.derivatives import curl, divergence, gradient, laplacian, partial, time_derivative
+from probneural.physics.points import derivatives_at
 from probneural.physics.residual import Residual, ResidualLoss
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Residual",
     "ResidualLoss",
     "curl",
+    "derivatives_at",
     "divergence",
     "equations",
     "gradient",

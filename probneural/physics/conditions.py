@@ -11,6 +11,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import assign, check_choice, check_finite, check_instance, check_integer, check_real, check_sequence
+from probneural.contexts import is_transformed
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -20,8 +21,8 @@ from probneural.registry import stored
 
 Side: TypeAlias = tuple[int, str]
 """Index of an axis of a uniform grid, and "start" or "end"."""
-Values: TypeAlias = float | Callable[[Field], Tensor]
-"""One number, or a function of the inputs that returns `(n, c, *grid)` on the inputs' grid."""
+_ROUNDING = 1e-12
+"""Distance from an end, relative to the length of the axis, that counts as zero."""
 
 
 @stored()
@@ -59,6 +60,10 @@ class Channel:
         return inputs.values[:, self.index : self.index + 1]
 
 
+Values: TypeAlias = float | Channel | Callable[[Field], Tensor]
+"""One number, or a function of the inputs that returns `(n, c, *grid)` on the inputs' grid."""
+
+
 def evaluate_values(values: Values, inputs: Field | None, grid: Grid, like: Tensor, *, name: str) -> Tensor:
     """Data of an equation or a condition on a grid: a number, or values that broadcast to `(n, c, *grid)`.
 
@@ -66,28 +71,56 @@ def evaluate_values(values: Values, inputs: Field | None, grid: Grid, like: Tens
         ArgumentError: If they depend on inputs, and there are none.
         ShapeError: If the function returns another shape.
         DataError: If it returns NaN or infinity.
+        GridError: If they cannot be interpolated from the inputs' grid.
     """
     if not callable(values):
         return torch.as_tensor(values, dtype=like.dtype, device=like.device).expand(1, 1, *grid.shape)
     if inputs is None:
         raise ArgumentError(expected=f"inputs=, which {name} depends on", got="None", remedy="give the predictor's inputs")
     result = check_instance(values(inputs), Tensor, name, remedy="return a tensor (n, c, *grid) on the inputs' grid")
-    if result.ndim != like.ndim or result.shape[0] not in (1, len(inputs)) or tuple(result.shape[2:]) != inputs.grid.shape:
+    if result.ndim < 2 or result.shape[0] not in (1, len(inputs)) or tuple(result.shape[2:]) != inputs.grid.shape:
         raise ShapeError(
             expected=f"{name} of shape ({len(inputs)}, c, {', '.join(map(str, inputs.grid.shape))})",
             got=str(tuple(result.shape)),
             remedy="return values on the inputs' grid",
         )
-    check_finite(result.detach(), name)
+    if not (is_transformed() or torch.compiler.is_compiling()):
+        check_finite(result.detach(), name)
     result = result.to(like)
     if inputs.grid.unmasked == grid.unmasked:
         return result
     return Field(result.expand(len(inputs), *result.shape[1:]), inputs.grid).resample(grid).values
 
 
+@dataclass(frozen=True)
+class _OnSides:
+    """Values on some sides of the domain."""
+
+    values: Values = 0.0
+    _: KW_ONLY
+    sides: tuple[Side, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        values = self.values if callable(self.values) else check_real(self.values, "values")
+        assign(self, values=values, sides=_check_sides(self.sides))
+
+    def sides_of(self, grid: Grid) -> tuple[Side, ...]:
+        """The sides of a uniform grid on which the condition holds; none of a mesh, on whose whole boundary it does.
+
+        Raises:
+            GridError: If a side does not exist.
+        """
+        if grid.is_uniform:
+            return _sides_of(self.sides, grid)
+        if self.sides is not None:
+            raise GridError(expected="a uniform grid", got=repr(grid), remedy="a mesh has one boundary: leave out sides=")
+        return ()
+
+
 @stored()
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(_OnSides):
     """u = g on some sides of the domain.
 
     Args:
@@ -100,41 +133,52 @@ class Dirichlet:
         ArgumentError: If a side is of another form.
     """
 
-    values: Values = 0.0
-    _: KW_ONLY
-    sides: tuple[Side, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        assign(self, values=_check_values(self.values), sides=_check_sides(self.sides))
-
-    def sides_of(self, grid: Grid) -> tuple[Side, ...]:
-        """The sides of a uniform grid on which the condition holds."""
-        return _sides_of(self.sides, grid)
-
     def misfit(self, u: Field, inputs: Field | None) -> Float[Tensor, "n c m"]:
-        """U - g at the m boundary points, in the units of u."""
+        """The difference u - g at the m boundary points, in the units of u; of one mesh per sample, padded by zeros.
+
+        Raises:
+            GridError: If a side does not exist, or the grid has points without cells.
+        """
+        sides = self.sides_of(u.grid)
         g = evaluate_values(self.values, inputs, u.grid, u.values, name="values of the condition")
         difference = u.values - g
         if not u.grid.is_uniform:
-            return difference * _boundary_mask(u.grid).to(difference)
-        return torch.cat([_face(difference, side) for side in self.sides_of(u.grid)], -1)
+            return _at_boundary(difference, u.grid)
+        return torch.cat([_face(difference, side) for side in sides], -1)
 
-    def distance(self, grid: Grid) -> Float64[Tensor, "..."]:
-        """d(x), from 0 on the sides to 1 inside, smooth on a uniform grid: `(*grid,)`, or `(n, p)` of a batch of meshes."""
-        if not grid.is_uniform:
+    def distance(self, grid: Grid, *, domain: Grid | None = None) -> Float64[Tensor, "..."]:
+        """d(x), from 0 on the sides to 1 inside, smooth on a uniform domain.
+
+        On a mesh it is the distance to the nearest corner or centre of a boundary facet, relative to the largest one. It
+        depends on the mesh, and has kinks.
+
+        Args:
+            grid: Points of evaluation.
+            domain: Uniform grid of the domain of scattered points; `grid` by default.
+
+        Returns:
+            `(*grid,)`, or `(n, p)` of a batch of meshes; dimensionless.
+
+        Raises:
+            GridError: If a side does not exist, or points have neither cells nor a uniform grid as domain.
+        """
+        domain = grid if domain is None or grid.is_uniform else domain
+        sides = self.sides_of(domain)
+        if not domain.is_uniform:
             parts = [_mesh_distance(single) for single in grid.singles()]
             return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True) if grid.has_points_per_sample else parts[0]
-        distance = torch.ones(grid.shape, dtype=torch.float64)
-        sides = self.sides_of(grid)
-        for number, axis in enumerate(grid.axes):
-            ends = [end for index, end in sides if index == number]
-            s = (axis.coordinates - axis.origin) / axis.length
+        points = grid.points
+        if points.shape[-1] != domain.dimension:
+            raise GridError(expected=f"points of {domain.dimension} coordinates", got=repr(grid), remedy="give their domain")
+        distance = torch.ones(points.shape[:-1], dtype=torch.float64)
+        for number, axis in enumerate(domain.axes):
+            s = (points[..., number] - axis.origin) / axis.length
+            start, end = (torch.where(part.abs() < _ROUNDING, 0.0, part) for part in (s, 1.0 - s))
+            ends = [side for index, side in sides if index == number]
             # s at one end, 4 s (1 - s) at both
-            factor = 4.0 * s * (1.0 - s) if len(ends) == 2 else s if "start" in ends else 1.0 - s if ends else None
-            if factor is not None:
-                distance = distance * factor.reshape(-1, *(1,) * (grid.dimension - number - 1))
-        return distance
+            for side in ends:
+                distance = distance * (start if side == "start" else end) * (2.0 if len(ends) == 2 else 1.0)
+        return distance if grid.has_points_per_sample else distance.reshape(grid.shape)
 
 
 def initial(values: Values | None = None) -> Dirichlet:
@@ -151,7 +195,7 @@ def initial(values: Values | None = None) -> Dirichlet:
 
 @stored()
 @dataclass(frozen=True)
-class Neumann:
+class Neumann(_OnSides):
     """The outward normal derivative of u equals g on some sides of a uniform grid.
 
     Args:
@@ -162,23 +206,11 @@ class Neumann:
         ArgumentError: If a side is of another form.
     """
 
-    values: Values = 0.0
-    _: KW_ONLY
-    sides: tuple[Side, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Validate."""
-        assign(self, values=_check_values(self.values), sides=_check_sides(self.sides))
-
-    def sides_of(self, grid: Grid) -> tuple[Side, ...]:
-        """The sides of a uniform grid on which the condition holds."""
-        return _sides_of(self.sides, grid)
-
     def misfit(self, u: Field, inputs: Field | None) -> Float[Tensor, "n c m"]:
         """du/dn - g at the m boundary points, in the units of u per length.
 
         Raises:
-            GridError: If the grid is not uniform.
+            GridError: If the grid is not uniform, or a side does not exist.
         """
         if not u.grid.is_uniform:
             raise GridError(
@@ -208,7 +240,7 @@ def check_conditions(conditions: object) -> tuple[Condition, ...]:
     return tuple(listed)
 
 
-def check_complete(conditions: Sequence[Condition], grid: Grid, *, order_in_time: int = 1) -> None:
+def check_complete(conditions: Sequence[Condition], grid: Grid) -> None:
     """Raise a GridError unless each wall, and the start of time, has a condition."""
     if not grid.is_uniform:
         if not conditions:
@@ -230,20 +262,15 @@ def _incomplete(where: str) -> GridError:
     )
 
 
-def _check_values(values: object) -> Values:
-    if callable(values):
-        return values
-    return check_real(values, "values")
-
-
 def _check_sides(sides: object) -> tuple[Side, ...] | None:
     if sides is None:
         return None
     remedy = 'give pairs of an axis and an end: ((0, "start"), (1, "end"))'
     checked = []
     for side in check_sequence(sides, "sides", remedy=remedy):
-        number, end = check_sequence(side, "a side", remedy=remedy) if isinstance(side, list | tuple) else (side, None)
-        checked.append((check_integer(number, "axis", least=0), check_choice(end, ("start", "end"), "end")))
+        if not isinstance(side, list | tuple) or len(side) != 2:
+            raise ArgumentError(expected="an axis and an end as side", got=repr(side), remedy=remedy)
+        checked.append((check_integer(side[0], "axis", least=0), check_choice(side[1], ("start", "end"), "end")))
     return tuple(checked)
 
 
@@ -269,14 +296,12 @@ def _face(values: Tensor, side: Side) -> Float[Tensor, "n c m"]:
     return values.select(2 + number, 0 if end == "start" else -1).reshape(*values.shape[:2], -1)
 
 
-def _boundary_mask(grid: Grid) -> Tensor:
-    """1 at boundary points of a mesh, 0 elsewhere: `(p,)`, or `(n, 1, p)` of a batch."""
-    rows = []
-    for single in grid.singles():
-        row = torch.zeros(grid.size, dtype=torch.float64)
-        row[single.boundary.unique()] = 1.0
-        rows.append(row)
-    return torch.stack(rows)[:, None] if grid.has_points_per_sample else rows[0]
+def _at_boundary(values: Float[Tensor, "n c p"], grid: Grid) -> Float[Tensor, "n c m"]:
+    """Values at the boundary points of one mesh, or of a mesh per sample."""
+    if not grid.has_points_per_sample:
+        return values[..., grid.boundary.unique().to(values.device)]
+    rows = [sample[:, single.boundary.unique()].mT for sample, single in zip(values, grid.singles(), strict=True)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).mT
 
 
 def _mesh_distance(grid: Grid) -> Float64[Tensor, " p"]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from probneural.checks import check_instance, check_sequence
 from probneural.errors import ArgumentError
@@ -23,8 +23,9 @@ class ByConstruction(Operator):
     """u = g(a) + d(x) v(a): an operator v whose outputs satisfy Dirichlet and initial conditions exactly.
 
     d vanishes on the sides of all conditions, and g continues their values into the domain: of several conditions, by weights
-    that are one on a condition's own sides. The read-out of v stays the last layer up to g and d, so last-layer posteriors
-    and their draws satisfy the conditions, too. A later discrepancy, as of `VarianceScale`, does not.
+    that are one on a condition's own sides. Where sides meet, the first condition counts. The read-out of v stays the last
+    layer up to g and d, so last-layer posteriors and their draws satisfy the conditions, too. A later discrepancy, as of
+    `VarianceScale`, does not.
 
     Args:
         operator: v.
@@ -43,7 +44,7 @@ class ByConstruction(Operator):
         [1.0, 1.0]
     """
 
-    def __init__(self, operator: Operator, conditions: Dirichlet | Sequence[Dirichlet]) -> None:
+    def __init__(self, operator: nn.Module, conditions: Dirichlet | Sequence[Dirichlet]) -> None:
         super().__init__()
         self.operator = check_instance(operator, Operator, "operator", remedy="give an operator", error=ArgumentError)
         remedy = "give [initial(), Dirichlet(0.0)] for example; Neumann conditions become terms of Residual"
@@ -51,7 +52,7 @@ class ByConstruction(Operator):
         if not listed or not all(isinstance(condition, Dirichlet) for condition in listed):
             raise ArgumentError(expected="Dirichlet conditions", got=repr(conditions), remedy=remedy)
         self.conditions = tuple(listed)
-        self.in_channels, self.out_channels = operator.in_channels, operator.out_channels
+        self.in_channels, self.out_channels = self.operator.in_channels, self.operator.out_channels
 
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
@@ -62,34 +63,31 @@ class ByConstruction(Operator):
             GridError: If a condition's side does not exist on the grid.
             DataError: If the conditions' values are not finite.
         """
-        grid = Grid.uniform(tuple(values.shape[2:]), periodic=False) if grid is None else grid
-        inner = self.operator(values, grid=grid, query=query)
+        periodic = getattr(self.operator, "periodic", False)
+        grid = Grid.uniform(tuple(values.shape[2:]), periodic=periodic) if grid is None else grid
         where = grid if query is None else query
+        inner = self.operator(values, grid=grid, query=query)
         inputs = Field(values, grid)
-        distances = [condition.distance(where).to(inner) for condition in self.conditions]
-        distances = [part[:, None] if where.has_points_per_sample else part for part in distances]
+        distances = torch.stack([condition.distance(where, domain=grid).to(inner) for condition in self.conditions])
         data = [
             evaluate_values(condition.values, inputs, where, inner, name="values of the condition")
             for condition in self.conditions
         ]
-        product = torch.stack([part.expand_as(distances[0]) for part in distances]).prod(0)
-        return _blended(data, distances) + product * inner
+        weights = _weights(distances)
+        if where.has_points_per_sample:
+            distances, weights = distances[:, :, None], weights[:, :, None]
+        return sum((weight * g for weight, g in zip(weights, data, strict=True)), start=distances.prod(0) * inner)
 
     def fit_normalizers(self, *train: Dataset) -> None:
         """Fit those of the inner operator."""
         self.operator.fit_normalizers(*train)
 
 
-def _blended(data: Sequence[Tensor], distances: Sequence[Tensor]) -> Tensor:
-    """The sum of w_k g_k, w_k = prod_{j != k} d_j / sum_i prod_{j != i} d_j; the first condition counts where all d_j are 0."""
-    if len(data) == 1:
-        return data[0]
-    products = [
-        torch.stack([part for other, part in enumerate(distances) if other != number]).prod(0)
-        for number in range(len(distances))
-    ]
-    total = torch.stack(products).sum(0)
-    blended = torch.where(total > 0, products[0], 1.0) * data[0]
-    for product, values in zip(products[1:], data[1:], strict=True):
-        blended = blended + product * values
-    return blended / torch.where(total > 0, total, 1.0)
+def _weights(distances: Float[Tensor, "k *grid"]) -> Float[Tensor, "k *grid"]:
+    """w_i = prod_{j != i} d_j / sum_k prod_{j != k} d_j: 1 on the sides of condition i; where two d_j are 0, for the first."""
+    rows = range(len(distances))
+    products = torch.stack([distances[[other for other in rows if other != row]].prod(0) for row in rows])
+    total = products.sum(0)
+    is_zero = distances == 0
+    first = is_zero & (is_zero.cumsum(0) == 1)
+    return torch.where(total > 0, products / torch.where(total > 0, total, 1.0), first.to(products))

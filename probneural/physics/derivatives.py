@@ -1,26 +1,27 @@
 """Derivatives of fields that depend on the grid's boundary.
 
 On a periodic axis the trigonometric interpolant is differentiated. On an axis with walls, polynomials of degree 5 through the
-six nearest points are differentiated, one-sided near the ends: first derivatives have an error O(h^5), second ones O(h^4). On
-a mesh, values are linear in each cell.
+six nearest points are differentiated, one-sided near the ends: the derivative of order k has an error O(h^(6 - k)), and the
+degree is lower with fewer points. On a mesh, values are linear in each cell; gradients are averages over the cells of a point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.arrays.plausibility import seam_jumps
-from probneural.checks import check_integer
+from probneural.checks import check_integer, check_sequence
 from probneural.contexts import is_transformed
-from probneural.errors import DataWarning, GridError, ShapeError, warn
+from probneural.errors import ArgumentError, DataWarning, GridError, ShapeError, warn
 from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.grids.axes import transfer
-from probneural.grids.mesh import boundary_facets, nodal_gradients
+from probneural.grids.mesh import nodal_gradients
 
 TIME = "t"
 """Name of the axis of time of a grid of space and time."""
@@ -49,15 +50,16 @@ def partial(field: Field, axis: int, *, order: int = 1) -> Field:
 
     Raises:
         GridError: If the grid is a sphere's, masked, or has points without cells.
-        ArgumentError: If the axis does not exist.
+        ArgumentError: If the axis does not exist, or the order is out of range.
 
     Warns:
-        DataWarning: If values jump from the last point of a periodic axis to the first.
+        DataWarning: If values jump from the last point of a periodic axis to the first, by more than 3 times any step inside;
+            values that autograd follows are not checked, nor axes of fewer than 8 points.
 
     Examples:
         >>> grid = Grid.uniform((9,), periodic=False)  # walls: nothing is wrapped around
-        >>> partial(Field(grid.points.T[None] ** 2, grid), 0).values[0, 0, [0, 4, 8]].round(decimals=9).tolist()
-        [-0.0, 1.0, 2.0]
+        >>> partial(Field(grid.points.T[None] ** 2, grid), 0).values[0, 0, [0, 4, 8]].abs().round(decimals=9).tolist()
+        [0.0, 1.0, 2.0]
     """
     grid = _check_grid(check_field(field, "field").grid)
     axis = check_integer(axis, "axis", least=0, most=grid.dimension - 1)
@@ -85,8 +87,15 @@ def gradient(field: Field, *, axes: Sequence[int] | None = None) -> Field:
 
     Raises:
         GridError: As in `partial`.
+        ArgumentError: If an axis does not exist, or there is none.
     """
-    return _of_parts(_first_derivatives(field, axes), field)
+    grid = _check_grid(check_field(field, "field").grid)
+    axes = _check_axes(axes, grid)
+    if grid.is_uniform:
+        parts = [partial(field, axis).values for axis in axes]
+    else:
+        parts = list(_mesh_gradient(field)[:, :, list(axes)].unbind(2))
+    return Field(torch.stack(parts, 2).flatten(1, 2), grid)
 
 
 def divergence(field: Field, *, axes: Sequence[int] | None = None) -> Field:
@@ -102,8 +111,9 @@ def divergence(field: Field, *, axes: Sequence[int] | None = None) -> Field:
     Raises:
         ShapeError: If the number of channels is not a multiple of d.
         GridError: As in `partial`.
+        ArgumentError: If an axis does not exist, or there is none.
     """
-    axes = space_axes(check_field(field, "field").grid) if axes is None else tuple(axes)
+    axes = _check_axes(axes, check_field(field, "field").grid)
     if field.channels % len(axes):
         raise ShapeError(
             expected=f"a multiple of {len(axes)} channels, one per axis", got=str(field.channels), remedy="give axes="
@@ -144,22 +154,25 @@ def laplacian(field: Field, *, axes: Sequence[int] | None = None) -> Field:
 
     On a mesh it is weak: minus the integral of grad u . grad phi_i over the weight of point i, for the hat function phi_i. It
     is zero on the boundary of the mesh, where it depends on the boundary condition. Its integrals against smooth functions
-    converge; its values converge on meshes of regular cells only.
+    that vanish there converge; its values converge on meshes of regular cells only.
 
     Args:
         field: `(n, c, *grid)`.
-        axes: Axes of the second derivatives; by default all axes of space.
+        axes: Axes of the second derivatives of a uniform grid; by default all axes of space.
 
     Returns:
         `(n, c, *grid)`, in the field's units per length squared.
 
     Raises:
-        GridError: As in `partial`.
+        GridError: As in `partial`, or if axes of a mesh are selected.
+        ArgumentError: If an axis does not exist, or there is none.
     """
     grid = _check_grid(check_field(field, "field").grid)
     if not grid.is_uniform:
-        return Field(_weak_laplacian(field), grid)
-    axes = space_axes(grid) if axes is None else axes
+        if axes is not None:
+            raise GridError(expected="a uniform grid for axes=", got=repr(grid), remedy="leave out axes=")
+        return Field(weak_laplacian(field), grid)
+    axes = _check_axes(axes, grid)
     return Field(torch.stack([_along(field, axis, 2) for axis in axes]).sum(0), grid)
 
 
@@ -180,18 +193,13 @@ def time_derivative(field: Field, *, order: int = 1) -> Field:
     return partial(field, axis, order=order)
 
 
-def _first_derivatives(field: Field, axes: Sequence[int] | None) -> list[Tensor]:
-    """The derivatives `(n, c, *grid)` along each axis."""
-    grid = _check_grid(check_field(field, "field").grid)
-    axes = space_axes(grid) if axes is None else axes
-    if grid.is_uniform:
-        return [partial(field, axis).values for axis in axes]
-    return list(_mesh_gradient(field)[:, :, list(axes)].unbind(2))
-
-
-def _of_parts(parts: list[Tensor], field: Field) -> Field:
-    """A field of channels (channel, axis)."""
-    return Field(torch.stack(parts, 2).flatten(1, 2), field.grid)
+def _check_axes(axes: Sequence[int] | None, grid: Grid) -> tuple[int, ...]:
+    """Return axes, by default those of space, or raise an ArgumentError."""
+    remedy = "give indices of axes, (0, 1) for example"
+    listed = space_axes(grid) if axes is None else check_sequence(axes, "axes", remedy=remedy)
+    if not listed:
+        raise ArgumentError(expected="an axis or more", got=repr(grid if axes is None else axes), remedy=remedy)
+    return tuple(check_integer(axis, "axis", least=0, most=grid.dimension - 1) for axis in listed)
 
 
 def _along(field: Field, axis: int, order: int) -> Float[Tensor, "n c *grid"]:
@@ -248,33 +256,45 @@ def _mesh_gradient(field: Field) -> Float[Tensor, "n c d p"]:
     return _on_each(field, of_one)
 
 
-def _weak_laplacian(field: Field) -> Float[Tensor, "n c p"]:
-    """The weak Laplacian at interior points."""
+def weak_laplacian(field: Field, coefficient: Float[Tensor, "b 1 p"] | None = None) -> Float[Tensor, "n c p"]:
+    """Minus the integral of a grad u . grad phi_i over the weight of each interior point of a mesh, a averaged in each cell."""
 
     def of_one(values: Tensor, grid: Grid) -> Tensor:
         points, cells = grid.points.to(values), _check_full(grid).to(values.device)
         edges = points[cells[:, 1:]] - points[cells[:, :1]]
-        volumes = torch.linalg.det(edges).abs() / torch.arange(1, grid.dimension + 1).prod()
+        volumes = torch.linalg.det(edges).abs() / math.factorial(grid.dimension)
         # grad lambda_1 ... lambda_d are the columns of E^-1; those of all corners sum to zero
         inner = torch.linalg.inv(edges).mT
         slopes = torch.cat([-inner.sum(1, keepdim=True), inner], 1)  # (m, k, d)
-        gradients = torch.einsum("mkd,...mk->...md", slopes, values[..., cells])
-        # -integral of grad u . grad phi_i
+        u, a = (values, None) if coefficient is None else (values[..., :-1, :], values[..., -1:, :])
+        gradients = torch.einsum("mkd,...mk->...md", slopes, u[..., cells])
+        if a is not None:
+            gradients = gradients * a[..., cells].mean(-1, keepdim=True)
+        # -integral of a grad u . grad phi_i
         flux = -torch.einsum("mkd,...md->...mk", slopes, gradients) * volumes[:, None]
-        total = torch.zeros_like(values).index_add(-1, cells.flatten(), flux.flatten(-2))
-        interior = torch.ones(grid.size, dtype=values.dtype, device=values.device)
-        interior[boundary_facets(cells.cpu()).unique().to(values.device)] = 0.0
-        return total / grid.weights.to(values).clamp_min(torch.finfo(values.dtype).tiny) * interior
+        total = torch.zeros_like(u).index_add(-1, cells.flatten(), flux.flatten(-2))
+        return total / grid.weights.to(u).clamp_min(torch.finfo(u.dtype).tiny)
 
-    return _on_each(field, of_one)
+    values = field.values
+    if coefficient is not None:
+        values = torch.cat([values, coefficient.expand(len(field), 1, -1)], 1)
+    return _on_each(Field(values, field.grid), of_one) * interior(field.grid).to(values)
 
 
-def _on_each(field: Field, function: object) -> Tensor:
+def interior(grid: Grid) -> Float64[Tensor, "..."]:
+    """1 at the interior points of a mesh, 0 on its boundary and at padding: `(p,)`, or `(n, 1, p)` of one mesh per sample."""
+    rows = []
+    for single in grid.singles():
+        row = torch.ones(single.size, dtype=torch.float64)
+        row[single.boundary.unique()] = 0.0
+        rows.append(torch.nn.functional.pad(row, (0, grid.size - single.size)))
+    return torch.stack(rows)[:, None] if grid.has_points_per_sample else rows[0]
+
+
+def _on_each(field: Field, function: Callable[[Tensor, Grid], Tensor]) -> Tensor:
     """A function of values `(..., p)` and one mesh, on one mesh for all samples or on each sample's own."""
-    assert callable(function)
     if not field.grid.has_points_per_sample:
-        result: Tensor = function(field.values, field.grid)
-        return result
+        return function(field.values, field.grid)
     parts = []
     for row, grid in enumerate(field.grid.singles()):
         part = function(field.values[row, ..., : grid.size], grid)

@@ -3,6 +3,9 @@
 Equations of evolution act on fields on grids of space and time, with an axis named "t": see `FieldTrajectories.space_time`.
 Data of an equation, such as sources, are numbers or functions of the inputs such as `Channel(0)`. Your own equation is a
 function of the solution and the inputs, two fields, that returns a tensor `(n, k, *grid)`.
+
+On a mesh the residuals of Poisson, Helmholtz and Darcy are those of linear finite elements with lumped masses, divided by the
+weights, and zero on the boundary: they vanish at the finite element solution.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.grids.grid import per_axis
 from probneural.physics.conditions import Channel, Values, evaluate_values
-from probneural.physics.derivatives import divergence, gradient, laplacian, partial, space_axes, time_derivative
+from probneural.physics.derivatives import (
+    divergence,
+    gradient,
+    interior,
+    laplacian,
+    partial,
+    space_axes,
+    time_derivative,
+    weak_laplacian,
+)
 from probneural.registry import stored
 
 __all__ = [
@@ -221,7 +233,7 @@ class Poisson:
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """−Δu − f."""
-        return -laplacian(u).values - _data(self.source, u, inputs, "source")
+        return _inside(-laplacian(u).values - _data(self.source, u, inputs, "source"), u.grid)
 
 
 @stored()
@@ -247,7 +259,8 @@ class Helmholtz:
 
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """−Δu − k² u − f."""
-        return -laplacian(u).values - self.wavenumber**2 * u.values - _data(self.source, u, inputs, "source")
+        residual = -laplacian(u).values - self.wavenumber**2 * u.values - _data(self.source, u, inputs, "source")
+        return _inside(residual, u.grid)
 
 
 @stored()
@@ -267,7 +280,9 @@ class Darcy:
     def __call__(self, u: Field, inputs: Field | None = None) -> Float[Tensor, "n c *grid"]:
         """−∇ · (a ∇u) − f."""
         a = _data(self.coefficient, u, inputs, "coefficient")
-        return -divergence(Field(a * gradient(u).values, u.grid)).values - _data(self.source, u, inputs, "source")
+        is_mesh = not u.grid.is_uniform
+        fluxes = weak_laplacian(u, a) if is_mesh else divergence(Field(a * gradient(u).values, u.grid)).values
+        return _inside(-fluxes - _data(self.source, u, inputs, "source"), u.grid)
 
 
 def stream_function(vorticity: Field, axes: Sequence[int]) -> Field:
@@ -287,6 +302,11 @@ def stream_function(vorticity: Field, axes: Sequence[int]) -> Field:
     inverse = torch.where(square > 0, 1.0 / square, 0.0).to(vorticity.values)
     dims = [2 + axis for axis in axes]
     return Field(torch.fft.ifftn(torch.fft.fftn(vorticity.values, dim=dims) * inverse, dim=dims).real, grid)
+
+
+def _inside(residual: Tensor, grid: Grid) -> Tensor:
+    """The residual, zero on the boundary of a mesh."""
+    return residual if grid.is_uniform else residual * interior(grid).to(residual)
 
 
 def _data(values: Values, u: Field, inputs: Field | None, name: str) -> Tensor:

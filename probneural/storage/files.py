@@ -100,7 +100,12 @@ class Reader:
             return self._one_of(described, inner, name)
         if origin in (tuple, list, Sequence):
             entries = schema.instance(described, list, where=name)
-            plans = [self._value(entry, inner[0], f"{name}.{number}") for number, entry in enumerate(entries)]
+            is_fixed = origin is tuple and Ellipsis not in inner
+            if is_fixed and len(entries) != len(inner):
+                schema.refuse(f"{len(inner)} entries", entries, where=name)
+            kinds_of_entries = inner if is_fixed else [inner[0]] * len(entries)
+            parts = enumerate(zip(entries, kinds_of_entries, strict=True))
+            plans = [self._value(entry, kind, f"{name}.{number}") for number, (entry, kind) in parts]
             return lambda device: tuple(plan(device) for plan in plans)
         if origin in (dict, Mapping):
             return self._mapping(described, inner[1], name)
