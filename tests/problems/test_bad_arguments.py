@@ -39,8 +39,6 @@ ARGUMENTS: dict[type[Problem], list[dict[str, Any]]] = {
     Helmholtz: [
         {"wavenumber": 0.0},
         {"wavenumber": math.sqrt(2.0) * math.pi},
-        {"spread": 1.0},
-        {"spread": 0.0},
         {"random_field": 3},
         {"design_dim": 0},
     ],
