@@ -7,7 +7,7 @@ means of regions, integrals over lines and boundaries, sensors, derivatives, and
 """
 
 from probneural.functionals.base import Functional, MatrixFunctional, stack
-from probneural.functionals.integrals import average, boundary_integral, derivative, integral, region, sensors
+from probneural.functionals.integrals import average, boundary_integral, derivative, integral, line_integral, region, sensors
 from probneural.functionals.regions import maximum
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "boundary_integral",
     "derivative",
     "integral",
+    "line_integral",
     "maximum",
     "region",
     "sensors",

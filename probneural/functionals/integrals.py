@@ -1,9 +1,10 @@
-"""Linear functionals: integrals and means over the domain, regions and boundaries, and values and derivatives at points."""
+"""Linear functionals: integrals and means over the domain, regions and lines, and values and derivatives at points."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -21,6 +22,7 @@ from probneural.functionals.regions import (
     box_corners,
     box_volume,
     fractions,
+    gauss_legendre,
     indicator_weights,
     interval_weights,
     points_in_box,
@@ -28,6 +30,11 @@ from probneural.functionals.regions import (
 from probneural.grids import Grid, check_grid, interpolation_matrix
 from probneural.grids.mesh import boundary_areas
 from probneural.linear_algebra.interpolation import POLYNOMIAL_DEGREE
+
+_LINE_NODES = 12
+"""Gauss-Legendre nodes on a piece of line within one cell, where polynomials have degree 15 at most in three dimensions."""
+_CHUNK_ELEMENTS = 2**22
+"""Number of entries of interpolation matrices per chunk (32 MiB)."""
 
 
 def integral(grid: Grid) -> Functional:
@@ -119,6 +126,47 @@ def region(
     return MatrixFunctional(grid, (weights / volume if reduction == "mean" else weights)[None], labels=(label,))
 
 
+@undisturbed()
+def line_integral(grid: Grid, path: Tensor | Sequence[Sequence[float]]) -> Functional:
+    """The integral of the field's interpolant along a polyline, over arc length in the coordinates; one number per channel.
+
+    Divide by the length for a mean along it: `line_integral(grid, path) * (1 / length)`.
+
+    Args:
+        grid: A uniform grid.
+        path: Vertices in order, `(k, d)` with k >= 2, in the grid's units, within the domain; on periodic axes the path may
+            cross the end.
+
+    Returns:
+        A functional of size 1, in the values' units times length. It is exact, up to rounding, for polynomials of degree
+        5 per axis, and Fourier modes that the grid resolves.
+
+    Raises:
+        GridError: If the grid is scattered, or the path leaves the domain.
+        ShapeError: If the path is not two or more points of the grid's dimension.
+        DataError: If a coordinate is not finite.
+        ArgumentError: If the path has no length.
+
+    Examples:
+        >>> grid = Grid.uniform((9, 9), periodic=False)
+        >>> diagonal = line_integral(grid, [[0.0, 0.0], [0.6, 0.8]])
+        >>> round(diagonal(grid.points.sum(1).reshape(1, 9, 9)).item(), 9)  # x + y has mean 0.7 along a length of 1
+        0.7
+    """
+    if not check_grid(grid).is_uniform:
+        raise GridError(expected="a uniform grid", got=repr(grid), remedy="predict on a uniform grid, by query=")
+    vertices = _checked_path(path, grid)
+    row = torch.zeros(grid.size, dtype=torch.float64)
+    for start, end in pairwise(vertices):
+        if grid.dimension == 1:
+            low, high = sorted((start.item(), end.item()))
+            row += interval_weights(grid.axes[0], low, high)
+            continue
+        along, weights = gauss_legendre(_crossings(grid, start, end), _LINE_NODES)
+        row += _weighted_rows(grid, start + along[:, None] * (end - start), weights * (end - start).norm())
+    return MatrixFunctional(grid, row[None], labels=("line integral",))
+
+
 def _weights_inside(
     grid: Grid, where: Indicator | ArrayLike | Tensor | None, lower: Corner | None, upper: Corner | None
 ) -> tuple[Tensor, float]:
@@ -152,6 +200,54 @@ def _described(where: object, lower: Corner | None, upper: Corner | None) -> str
         text = ", ".join(f"{number:.4g}" for number in numbers)
         ends.append(f"({text})" if len(numbers) > 1 else text or "the end")
     return f"{ends[0]} to {ends[1]}"
+
+
+def _checked_path(path: Tensor | Sequence[Sequence[float]], grid: Grid) -> Tensor:
+    vertices = real_tensor(path, "path", dtype=torch.float64, device=torch.device("cpu")).detach()
+    if vertices.ndim != 2 or vertices.shape[1] != grid.dimension or len(vertices) < 2:
+        raise ShapeError(
+            expected=f"a path of shape (k, {grid.dimension}) with k >= 2 points",
+            got=str(tuple(vertices.shape)),
+            remedy="one row per vertex",
+        )
+    check_finite(vertices, "vertices", remedy="drop them")
+    for number, axis in enumerate(grid.axes):
+        slack, along = 1e-9 * axis.length, vertices[:, number]
+        outside = (along < axis.origin - slack) | (along > axis.origin + axis.length + slack)
+        if not axis.periodic and bool(outside.any()):
+            raise GridError(
+                expected=f"a path in [{axis.origin:g}, {axis.origin + axis.length:g}] along axis {number}",
+                got=f"{along[outside][0]:g}",
+                remedy="cut the path at the domain's ends",
+            )
+    if not float(vertices.diff(dim=0).norm(dim=1).sum()) > 0:
+        raise ArgumentError(expected="a path of positive length", got="none", remedy="read a point with pn.functionals.sensors")
+    return vertices
+
+
+def _crossings(grid: Grid, start: Tensor, end: Tensor) -> Tensor:
+    """Where a segment enters cells of the grid, as fractions of it from 0 to 1, ends included."""
+    fractions = [torch.tensor([0.0, 1.0], dtype=torch.float64)]
+    for axis, first, last in zip(grid.axes, start.tolist(), end.tolist(), strict=True):
+        step = axis.length / (max(axis.size - 1, 1) if axis.endpoint else axis.size)
+        low, high = ((value - axis.origin) / step for value in sorted((first, last)))
+        planes = axis.origin + step * torch.arange(int(low) - 1, int(high) + 2, dtype=torch.float64)
+        fraction = (planes - first) / (last - first) if first != last else planes.new_zeros(0)
+        fractions.append(fraction[(fraction > 0) & (fraction < 1)])
+    return torch.cat(fractions).unique()
+
+
+def _weighted_rows(grid: Grid, points: Tensor, weights: Tensor) -> Tensor:
+    """The sum of weights times the interpolant's values at points, as weights of the grid's values, `(p,)`."""
+    total = torch.zeros(grid.size, dtype=torch.float64)
+    rows = max(1, _CHUNK_ELEMENTS // max(grid.size // grid.shape[-1], *grid.shape))
+    for block, mass in zip(points.split(rows), weights.split(rows), strict=True):
+        *others, last = (axis.matrix(block[:, number]) for number, axis in enumerate(grid.axes))
+        product = mass[:, None]
+        for factor in others:
+            product = (product[:, :, None] * factor[:, None, :]).flatten(1)
+        total += (product.mT @ last).flatten()
+    return total
 
 
 def sensors(grid: Grid, locations: Tensor | Sequence[Sequence[float]]) -> Functional:

@@ -499,6 +499,7 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "Grid.batch": of(grids=lambda: [pn.Grid.scattered(torch.eye(3, 2), torch.ones(3))] * 2),
     "Grid.mesh": of(points=lambda: torch.eye(3, 2), cells=lambda: torch.arange(3)[None]),
     "functionals.boundary_integral": of(grid=lambda: pn.Grid.mesh(torch.eye(3, 2), torch.arange(3)[None]), where=lambda: None),
+    "functionals.line_integral": of(path=lambda: [[0.1], [0.5]]),
     "heads.DeepEnsemble": of(train=lambda: halve),
     "metrics.rank_histogram": of(comparison=lambda: metrics.compare(world.empirical(), world.truth())),
     "metrics.score_by_lead": BY_LEAD,

@@ -1,4 +1,4 @@
-"""Regions and maxima: against closed forms, at their order of convergence, and in the limits that they share."""
+"""Regions, lines and maxima: against closed forms, at their order of convergence, and in the limits that they share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probneural.distributions import DenseRoot, GaussianField
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.functionals import average, integral, maximum, region, sensors, stack
+from probneural.functionals import average, integral, line_integral, maximum, region, sensors, stack
 from probneural.grids import Grid
 from tests.helpers import BandLimited, normal, scattered, uniform
 
@@ -177,6 +177,65 @@ class TestMasksAndFunctions:
         assert region(grid, lambda x: x[:, 0] < 0.55)(values).item() == pytest.approx(region(grid, mask)(values).item())
 
 
+class TestLines:
+    @pytest.mark.parametrize("grid", BOUNDED)
+    def test_polynomials_are_exact(self, grid: Grid) -> None:
+        """Of degree 3 per axis, along a straight line, where they are polynomials of the arc length."""
+        start, end = corner(grid, 0.05), corner(grid, 0.85)
+        end[-1] = corner(grid, 0.4)[-1]
+
+        def function(points: Tensor) -> Tensor:
+            return (points**3 - 2.0 * points).prod(-1)
+
+        nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(20))
+        along = function(start + (0.5 + 0.5 * nodes)[:, None] * (end - start))
+        expected = 0.5 * float(weights @ along) * float((end - start).norm())
+        found = line_integral(grid, torch.stack([start, end]))(function(grid.points).reshape(grid.shape)).item()
+        assert found == pytest.approx(expected, rel=1e-11)
+
+    @pytest.mark.parametrize("grid", PERIODIC)
+    def test_waves_are_exact_across_the_ends_too(self, grid: Grid) -> None:
+        wave = BandLimited(
+            [(size - 1) // 2 for size in grid.shape], lengths=grid.lengths, origin=[axis.origin for axis in grid.axes]
+        )
+        start, end = corner(grid, 0.7), corner(grid, 1.3)
+        end[0] = corner(grid, 0.1)[0]
+        nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(80))
+        expected = 0.5 * float(weights @ wave(start + (0.5 + 0.5 * nodes)[:, None] * (end - start)))
+        found = line_integral(grid, torch.stack([start, end]))(wave.on(grid)).item()
+        assert found == pytest.approx(expected * float((end - start).norm()), abs=1e-12)
+
+    def test_a_polyline_is_the_sum_of_its_segments(self) -> None:
+        grid, values = Grid.uniform((6, 7), periodic=False), normal(6, 7)
+        path = [[0.1, 0.2], [0.9, 0.2], [0.9, 0.2], [0.4, 1.0]]
+        parts = [line_integral(grid, path[:2])(values), line_integral(grid, path[2:])(values)]
+        torch.testing.assert_close(line_integral(grid, path)(values), parts[0] + parts[1])
+        backwards = line_integral(grid, path[::-1])(values)
+        torch.testing.assert_close(backwards, parts[0] + parts[1])
+
+    def test_on_a_line_it_is_the_integral_over_an_interval(self) -> None:
+        for grid in (Grid.uniform(12), Grid.uniform(12, periodic=False)):
+            values = normal(3, 12)
+            box = region(grid, lower=0.13, upper=0.77, reduction="integral")(values)
+            torch.testing.assert_close(line_integral(grid, [[0.13], [0.77]])(values), box, rtol=1e-12, atol=1e-13)
+
+    def test_smooth_fields_converge_at_the_interpolants_order(self) -> None:
+        errors = []
+        for size in (33, 65):
+            grid = Grid.uniform((size, size), periodic=False)
+            values = (2 * grid.points[:, 0] + grid.points[:, 1]).exp().reshape(grid.shape)
+            exact = 2**0.5 * (math.exp(3 * 0.93) - math.exp(0.3)) / 3  # along the diagonal, where the exponent is 3 x
+            errors.append(abs(line_integral(grid, [[0.1, 0.1], [0.93, 0.93]])(values).item() - exact))
+        assert math.log2(errors[0] / errors[1]) >= 5.5
+
+    def test_pieces_of_rows_add_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        grid = Grid.uniform((5, 6, 7))
+        whole = line_integral(grid, [[0.0, 0.0, 0.0], [0.9, 0.8, 0.7]])
+        monkeypatch.setattr("probneural.functionals.integrals._CHUNK_ELEMENTS", 200)
+        pieces = line_integral(grid, [[0.0, 0.0, 0.0], [0.9, 0.8, 0.7]])
+        torch.testing.assert_close(pieces(normal(5, 6, 7)), whole(normal(5, 6, 7)), rtol=1e-12, atol=0)
+
+
 class TestMaxima:
     def test_of_all_points_and_of_some(self) -> None:
         for grid in (*BOUNDED, scattered(12, 2)):
@@ -199,6 +258,7 @@ def test_images_of_a_gaussian_are_those_of_its_draws(dtype: torch.dtype) -> None
     functional = stack(
         [
             region(grid, lower=[0.1, 0.1], upper=[0.7, 0.6]),
+            line_integral(grid, [[0.1, 0.1], [0.9, 0.4]]),
             region(grid, lambda x: x[:, 0] > 0.5),
         ]
     )
@@ -221,7 +281,7 @@ class TestLabels:
                 region(self.GRID, basin, reduction="integral"),
                 2.0 * integral(self.GRID),
                 sensors(self.GRID, [[0.25, 0.5]]),
-                integral(self.GRID).named("total"),
+                line_integral(self.GRID, [[0.0, 0.0], [0.5, 0.5]]).named("transect"),
             ]
         )
         assert together.labels == (
@@ -230,7 +290,7 @@ class TestLabels:
             "integral over basin",
             "3",
             "at (0.25, 0.5)",
-            "total",
+            "transect",
         )
         assert stack([2.0 * integral(self.GRID), -integral(self.GRID)]).labels is None
 
@@ -293,6 +353,16 @@ class TestBadInput:
                 make(self.LINE, torch.zeros(8))  # type: ignore[operator]
             with pytest.raises(GridError, match="none inside"):
                 make(self.LINE, lambda x: x[:, 0] > 2.0)  # type: ignore[operator]
+
+    def test_paths_elsewhere(self) -> None:
+        with pytest.raises(GridError, match="cut the path"):
+            line_integral(self.LINE, [[0.5], [1.5]])
+        with pytest.raises(GridError, match="predict on a uniform grid"):
+            line_integral(self.SCATTERED, [[0.5, 0.5], [0.6, 0.6]])
+        with pytest.raises(DataError, match="finite vertices"):
+            line_integral(self.LINE, [[0.5], [math.nan]])
+        with pytest.raises(ArgumentError, match="positive length"):
+            line_integral(self.LINE, [[0.5], [0.5]])
 
 
 @pytest.mark.parametrize("box", [(0.9, 1.1), (-0.2, -0.05), (0.25, 0.5), (-0.1, 0.9)])
