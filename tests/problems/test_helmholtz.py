@@ -10,7 +10,7 @@ import torch
 
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import GaussianRandomField, Heat, Helmholtz
+from probneural.problems import GaussianRandomField, Helmholtz
 
 
 def difference_solution(problem: Helmholtz, coefficients: torch.Tensor, cells: int) -> torch.Tensor:
@@ -68,19 +68,3 @@ def test_the_shift_moves_towards_the_resonance() -> None:
     closer = problem.shifts()["resonance"]
     assert isinstance(closer, Helmholtz)
     assert closer.resonance_distance == pytest.approx(problem.resonance_distance / 8)
-
-
-def test_a_heat_source_in_the_limit_of_slow_waves_is_poisson() -> None:
-    # ∫ e^(Δt) f dt over all times solves Poisson's equation; the heat equation is another problem of this package.
-    problem = Helmholtz(1e-6, random_field=GaussianRandomField(2, 3, boundary="dirichlet"), design_dim=1)
-    pairs = problem.sample(2, resolution=7, seed=0, dtype=torch.float64)
-    nodes, weights = numpy.polynomial.legendre.leggauss(30)
-    total = torch.zeros_like(pairs.outputs.values)
-    for lower, upper in [(0.0, 0.02), (0.02, 0.1), (0.1, 0.5), (0.5, 2.5)]:
-        for node, weight in zip(nodes, weights, strict=True):
-            time = lower + (upper - lower) * (node + 1) / 2
-            heat = Heat(
-                1.0, time=time, boundary="dirichlet", random_field=GaussianRandomField(2, 3, boundary="dirichlet"), design_dim=1
-            )
-            total += weight * (upper - lower) / 2 * heat.solve(pairs.inputs).values
-    torch.testing.assert_close(pairs.outputs.values, total, atol=1e-13, rtol=0)

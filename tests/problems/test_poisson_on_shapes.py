@@ -65,6 +65,3 @@ def test_bad_arguments() -> None:
     for options in ({"distortion": 1.0}, {"degree": -1}, {"terms": 0}):
         with pytest.raises(ArgumentError):
             PoissonOnShapes(**options)  # type: ignore[arg-type]
-    for arguments in ({"resolution": 4}, {"n": 0}, {"seed": -1}):
-        with pytest.raises(ArgumentError):
-            PoissonOnShapes().sample(**({"n": 2, "resolution": 50, "seed": 0} | arguments))  # type: ignore[arg-type]

@@ -283,12 +283,14 @@ def test_sample_is_solve(case: Case) -> None:
 
 @pytest.mark.parametrize("size", [8, 9])
 @pytest.mark.parametrize(
-    "problem", [Advection(0.37), Burgers(0.05), Heat(0.005, dimension=1), Heat(0.005)], ids=lambda problem: problem.name
+    "problem",
+    [Advection(0.37), Burgers(0.05), Heat(0.005, dimension=1), Heat(0.005), ShallowWater(0.9, rotation=2.0)],
+    ids=lambda problem: problem.name,
 )
 def test_periodic_values_stand_for_their_trigonometric_interpolant(problem: Problem, size: int) -> None:
     # Noise has all frequencies, the Nyquist frequency of an even size among them, and a mean.
     shape = (size,) * problem.input_distribution.dimension
-    noise = torch.randn(2, 1, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+    noise = torch.randn(2, problem.in_channels, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
     inputs = Field(noise, Grid.uniform(shape))
     finer = problem.solve(inputs.resample(inputs.grid.resized(tuple(3 * side for side in shape)))).values
     nested = (slice(None), slice(None), *(slice(None, None, 3),) * problem.input_distribution.dimension)
