@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from probneural.errors import ArgumentError
 from probneural.problems import Advection, GaussianRandomField
 
 kinds = pytest.mark.parametrize("kind", ["smooth", "sign"])
@@ -67,19 +66,3 @@ def test_statistics_of_signs() -> None:
         correlation = (weights * torch.cos(2 * math.pi * k * places / 41)).sum() / weights.sum()
         agreement = (inputs * inputs.roll(places, dims=-1)).mean().item()
         assert agreement == pytest.approx(2 / math.pi * math.asin(correlation), abs=0.02)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"speed": 0.0}, "speed"),
-        ({"time": -1.0}, "time"),
-        ({"initial": "round"}, "smooth, sign"),
-        ({"random_field": 3}, "random_field"),
-    ],
-    ids=str,
-)
-def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Advection(**arguments)

@@ -558,27 +558,3 @@ def test_bad_designs(case: Case) -> None:
         outside[1, 0] = bad
         with pytest.raises(DataError, match="closed unit cube"):
             problem.encode(outside, grid=grid)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("kind", [Burgers, Darcy1D, Heat])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"random_field": 31},
-        {"random_field": GaussianRandomField(3, 2, boundary="neumann")},
-        {"design_dim": 0},
-        {"design_dim": 10**6},
-    ],
-    ids=str,
-)
-def test_bad_arguments(kind: type[Problem], arguments: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=f"expected .*{next(iter(arguments))}"):
-        kind(**arguments)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("kind", [Burgers, Heat])
-def test_only_the_equation_is_positional(kind: type[Problem]) -> None:
-    with pytest.raises(TypeError, match="positional"):
-        kind(0.1, 1.0)
