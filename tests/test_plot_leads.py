@@ -212,10 +212,6 @@ def test_what_is_no_forecast_is_not_drawn() -> None:
         plots.space_time(Field(torch.zeros(1, 1, 8), GRID))  # type: ignore[arg-type]
     with pytest.raises(DataError, match="roll a predictor out"):
         plots.snapshots(Field(torch.zeros(1, 1, 8), GRID))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="variance_shares"):
-        plots.variance_shares(3)  # type: ignore[arg-type]
     for draw in (plots.lead_scores, plots.lead_spread_skill):
         with pytest.raises(DataError, match="score a forecast"):
             draw({})
-    with pytest.raises(DataError, match="score a forecast"):
-        plots.rank_histograms(3)  # type: ignore[arg-type]

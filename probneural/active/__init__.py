@@ -4,7 +4,7 @@ from probneural.active.botorch_models.draws import OperatorDraws
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.loop.learner import ActiveLearner
 from probneural.active.loop.plan import Growth, LearningPlan, OperatorTraining
-from probneural.active.selectors import RandomSelection, Selector, SpaceFillingSelection, StochasticSelection
+from probneural.active.selectors import RandomSelection, Selector, StochasticSelection
 from probneural.active.simulation.running import simulate
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions
@@ -20,7 +20,6 @@ __all__ = [
     "ResultStore",
     "Selector",
     "SimulationOptions",
-    "SpaceFillingSelection",
     "StochasticSelection",
     "simulate",
 ]

@@ -19,12 +19,6 @@ from probneural.randomness import check_seed, stream
 
 _CHUNK_VALUES = 2**16
 """Output values predicted at once; heads hold up to some hundred numbers for each."""
-_CHUNK_ENTRIES = 2**21
-"""Entries of temporary tensors of distances (16 MiB each)."""
-
-
-TIE = 1e-10
-"""Scores closer than this fraction of the largest first score count as equal: far above rounding, far below what matters."""
 _SAME = 1e-6
 """Functions closer than this fraction of their size are one: above rounding in single precision."""
 
@@ -45,26 +39,9 @@ class Candidates:
     spare: Int64[Tensor, " b"]
     order: Int64[Tensor, " n"]
 
-    @property
-    def available(self) -> Bool[Tensor, " n"]:
-        """Mask of the fresh functions of the pool."""
-        return torch.zeros_like(self.order, dtype=torch.bool).index_fill_(0, self.fresh, True)
-
     def shuffled(self) -> Int64[Tensor, " ab"]:
         """All candidates in the seeded random order, copies last."""
         return torch.cat([part[self.order[part].argsort()] for part in (self.fresh, self.spare)])
-
-    def best(self, scores: Float64[Tensor, " n"], available: Bool[Tensor, " n"], *, reference: float) -> int:
-        """The available function of the largest score; the first in the random order among equals.
-
-        Args:
-            scores: One per function of the pool.
-            available: Mask of the functions that may be selected; at least one.
-            reference: A typical large score: differences below 1e-10 of it are no differences.
-        """
-        top = scores[available].max()
-        equal = (available & (scores >= top - TIE * reference)).nonzero()[:, 0]
-        return int(equal[self.order[equal].argmin()])
 
     def completed(self, chosen: list[int], count: int) -> Int64[Tensor, " count"]:
         """`count` indices: the chosen ones, then the others in the random order, copies last."""
@@ -211,45 +188,6 @@ class StochasticSelection(Selector):
         return eligible.completed(ranked[:positive].tolist(), request.count)
 
 
-@dataclass(frozen=True)
-class SpaceFillingSelection(Selector):
-    """The input function farthest, in L2, from all chosen and labelled ones; predictions play no part.
-
-    Channels count in units of their root mean square deviation from the pool's mean. Without labelled functions the first one
-    is the one nearest to that mean. It keeps one copy of the pool in float64, and two while it is made.
-
-    Reference:
-        Johnson, Moore and Ylvisaker (1990), Minimax and maximin distance designs; greedy as in Gonzalez (1985).
-    """
-
-    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
-        pool, eligible = request.pool, request.eligible
-        labelled = Field(pool.values[:0], pool.grid) if request.labelled is None else request.labelled
-        labelled = labelled if labelled.grid == pool.grid else labelled.resample(pool.grid)
-        both = torch.cat([field.values.detach().flatten(2).to("cpu", torch.float64) for field in (pool, labelled)])
-        points = (both - both[: len(pool)].mean(0)).mul_(pool.grid.mean_weights.sqrt())
-        del both
-        scales = points[: len(pool)].square().sum(2).mean(0).sqrt()
-        points = points.div_(torch.where(scales > 0, scales, torch.ones_like(scales))[:, None]).flatten(1)
-        points, centres = points[: len(pool)], points[len(pool) :]
-        available = eligible.available
-        nearest = torch.full((len(points),), torch.inf, dtype=torch.float64)
-        for centre in centres:
-            nearest = torch.minimum(nearest, _squared_distances(points, centre))
-        chosen: list[int] = []
-        reference = 0.0
-        for step in range(min(request.count, len(eligible.fresh))):
-            is_first = not (len(centres) or step)
-            scores = -_squared_distances(points, torch.zeros_like(points[0])) if is_first else nearest
-            if step < 2:  # without labelled functions, step 1 has the first distances
-                reference = float(scores[available].abs().max())
-            index = eligible.best(scores, available, reference=reference)
-            chosen.append(index)
-            available[index] = False
-            nearest = torch.minimum(nearest, _squared_distances(points, points[index]))
-        return eligible.completed(chosen, request.count)
-
-
 @undisturbed()
 def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | None = None) -> Float64[Tensor, " n"]:
     """Variance of each predicted function, averaged over the domain and summed over channels in units of their variation.
@@ -291,12 +229,6 @@ def integrated_variances(predictor: Predictor, pool: Field, *, query: Grid | Non
     squared_scales = averages.var(0, correction=0) + spreads.mean(0) + variances.mean(0)
     squared_scales = torch.where(squared_scales > 0, squared_scales, torch.ones_like(squared_scales))
     return (variances / squared_scales).sum(1)
-
-
-def _squared_distances(points: Float64[Tensor, "n d"], centre: Float64[Tensor, " d"]) -> Float64[Tensor, " n"]:
-    """Squared distances to one point, from differences: nothing cancels."""
-    step = max(1, _CHUNK_ENTRIES // max(1, points.shape[1]))
-    return torch.cat([(part - centre).square_().sum(1) for part in points.split(step)])
 
 
 def candidates(pool: Field, count: int, *, seed: int, labelled: Field | None) -> Candidates:

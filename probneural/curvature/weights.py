@@ -147,40 +147,6 @@ class LowRankWeights(WeightRoot):
         return LowRankUpdate(self.directions.mT, self.factors.to(self.directions)).product(vectors)
 
 
-@stored()
-@dataclass(frozen=True, eq=False)
-class LowRankPlusDiagonalWeights(WeightRoot):
-    """Independent weights plus some columns: R = [diag(std) C].
-
-    Args:
-        std: Standard deviations of the independent part, `(P,)`, in parameter units; zero is legal.
-        columns: C, `(P, r)`, in parameter units.
-    """
-
-    std: Float[Tensor, " P"]
-    columns: Float[Tensor, "P r"]
-
-    @property
-    def rank(self) -> int:
-        """P and the number of columns."""
-        return self.std.shape[0] + self.columns.shape[1]
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the dtype and on the device of products."""
-        return self.std
-
-    def product(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s P"]:
-        """Scale entry by entry, and add the columns."""
-        diagonal, low_rank = latents.to(self.std).split([self.size, self.columns.shape[1]], dim=1)
-        return diagonal * self.std + low_rank @ self.columns.mT
-
-    def transposed_product(self, vectors: Float[Tensor, "s P"]) -> Float[Tensor, "s k"]:
-        """Scale entry by entry, and multiply by the columns."""
-        vectors = vectors.to(self.std)
-        return torch.cat([vectors * self.std, vectors @ self.columns], dim=1)
-
-
 @stored(parts="tensors")
 @dataclass(frozen=True, eq=False)
 class IterativeWeights(WeightRoot):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -15,11 +15,11 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from probneural.checks import assign, check_choice, check_flag, check_instance, check_integer, missing
+from probneural.checks import assign, check_flag, check_instance, check_integer, missing
 from probneural.contexts import GLOBAL_GENERATORS, copy_for_call, undisturbed
 from probneural.curvature.jacobian_root import VarianceEstimation
 from probneural.curvature.products.functions import gauss_newton_vector_product
-from probneural.curvature.weights import DiagonalWeights, LowRankPlusDiagonalWeights, WeightRoot
+from probneural.curvature.weights import DiagonalWeights, WeightRoot
 from probneural.errors import ArgumentError, ConvergenceWarning, UnsupportedError, warn
 from probneural.fields import evaluate
 from probneural.heads.laplace.laplace import VARIATIONAL, Laplace, LaplacePredictor
@@ -29,8 +29,6 @@ from probneural.heads.weight_samples import with_state
 from probneural.pairs import Dataset
 from probneural.randomness import check_seed, seeded, stream
 
-LOW_RANK = "low_rank"
-"""Family: independent weights plus a low-rank term."""
 _WINDOW = 250
 """Number of steps per window of the bound."""
 _RATES = (0.1, 0.03, 0.01, 0.003, 0.001)
@@ -146,9 +144,9 @@ class NetworkTarget:
 _LAPLACE = Laplace(show_progress=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BayesianOperator:
-    """Gaussian variational posterior of all weights, minimising KL(q | p) with Pyro.
+    """Mean-field Gaussian variational posterior of all weights, minimising KL(q | p) with Pyro.
 
     Likelihood, noise variance s_c^2, prior precision tau_j and effective observations m_c are those of `Laplace`,
 
@@ -158,7 +156,7 @@ class BayesianOperator:
     and the head fits a `Laplace` first, for the free hyper-parameters and the scales of the weights.
 
     Predictions are linearised at the mean of q, as those of `Laplace`; `predictor.sampled(members, seed=...)` evaluates
-    operators with drawn weights. `"mean_field"` underestimates marginal standard deviations: they are those of each weight
+    operators with drawn weights. Independent weights underestimate marginal standard deviations: they are those of each weight
     conditional on all others. `report["bound"]` is the evidence lower bound, in nats.
 
     The optimiser is Adam, with two draws per step, each on a batch of samples, in units of the standard deviations of the
@@ -167,9 +165,7 @@ class BayesianOperator:
     standard error, the learning rate falls to the next of 0.1, 0.03, 0.01, 0.003 and 0.001; after the last, it has converged.
 
     Args:
-        family: `"mean_field"`, independent weights; or `"low_rank"`, independent weights plus a low-rank term.
         steps: Maximum number of steps.
-        rank: Rank of `"low_rank"`.
         laplace: The Gaussian approximation, with hyper-parameters given or learned by its evidence; its `parameters` are
             the weights that vary. Its evidence sets the width of the posterior; pass the noise if it is known.
         batch_size: Number of samples per gradient.
@@ -180,14 +176,10 @@ class BayesianOperator:
         ArgumentError: If a setting is out of range.
 
     Reference:
-        Kucukelbir et al. (2017), Automatic differentiation variational inference; Ong, Nott and Smith (2018), Gaussian
-        variational approximation with a factor covariance structure, for `"low_rank"`.
+        Kucukelbir et al. (2017), Automatic differentiation variational inference.
     """
 
-    family: str = "mean_field"
-    _: KW_ONLY
     steps: int = 20_000
-    rank: int = 10
     laplace: Laplace = _LAPLACE
     batch_size: int = 20
     seed: int = 0
@@ -195,9 +187,8 @@ class BayesianOperator:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        check_choice(self.family, ("mean_field", LOW_RANK), "family", remedy='Laplace("full") has all of a Gaussian')
         check_instance(self.laplace, Laplace, "laplace", remedy='give Laplace("diagonal")', error=ArgumentError)
-        for name in ("steps", "rank", "batch_size"):
+        for name in ("steps", "batch_size"):
             assign(self, **{name: check_integer(getattr(self, name), name)})
         assign(self, seed=check_seed(self.seed), show_progress=check_flag(self.show_progress, "show_progress"))
 
@@ -224,7 +215,7 @@ class BayesianOperator:
         target = NetworkTarget.of(operator, data, laplace=self.laplace, batch_size=self.batch_size)
         predictor, converged = _variational_posterior(target, self)
         if not converged:
-            text = f"{self.family} has not converged (bound {predictor.report['bound']:.6g}): give it more steps"
+            text = f"the variational posterior has not converged (bound {predictor.report['bound']:.6g}): give it more steps"
             warn(text, ConvergenceWarning)
         return predictor
 
@@ -247,17 +238,14 @@ def _variational_posterior(target: NetworkTarget, head: BayesianOperator) -> tup
         GLOBAL_GENERATORS,  # Pyro's handlers are global too
         seeded(head.seed, "network variational"),
         pyro.get_param_store().scope(),
-        tqdm(total=head.steps, desc=head.family, unit="step", disable=not head.show_progress, leave=False) as bar,
+        tqdm(total=head.steps, desc="variational inference", unit="step", disable=not head.show_progress, leave=False) as bar,
     ):
-        guide = _guide(pyro, coordinates.model(pyro, head.seed), head, coordinates.centre)
+        guide = _guide(coordinates.model(pyro, head.seed), coordinates.centre)
         history, converged = _optimised(pyro, guide, steps=head.steps, rate=target.largest_curvature() ** -0.5, tick=bar.update)
         gaussian = guide.get_posterior()
-        is_low_rank = head.family == LOW_RANK
-        std = gaussian.cov_diag.sqrt() if is_low_rank else gaussian.base_dist.scale
-        columns = gaussian.cov_factor.detach() if is_low_rank else None
-        location, std = gaussian.mean.detach(), std.detach()
+        location, std = gaussian.mean.detach(), gaussian.base_dist.scale.detach()
     report = {"bound": history[-1], "windows": float(len(history))}
-    return _predictor(target, coordinates, location=location, std=std, columns=columns, report=report), converged
+    return _predictor(target, coordinates, location=location, std=std, report=report), converged
 
 
 class _Coordinates:
@@ -274,11 +262,9 @@ class _Coordinates:
         self.units = (total / _DRAWS).sqrt()[self.free]
         self.centre = torch.zeros_like(self.units)
 
-    def physical(self, values: Float64[Tensor, " f *k"]) -> Float64[Tensor, "P *k"]:
+    def physical(self, values: Float64[Tensor, " f"]) -> Float64[Tensor, " P"]:
         """Values of the weights that move, in physical units; zero for the other weights."""
-        units = self.units.reshape(-1, *(1,) * (values.ndim - 1))
-        whole = values.new_zeros(len(self.target.centre), *values.shape[1:])
-        return whole.index_copy(0, self.free, units * values)
+        return values.new_zeros(len(self.target.centre)).index_copy(0, self.free, self.units * values)
 
     @property
     def constant(self) -> float:
@@ -302,16 +288,11 @@ class _Coordinates:
         return model
 
 
-def _guide(pyro: Any, model: Callable[[], None], head: BayesianOperator, start: Float64[Tensor, " f"]) -> Any:
+def _guide(model: Callable[[], None], start: Float64[Tensor, " f"]) -> Any:
     """Pyro's family, which starts at the trained weights."""
-    from pyro.infer.autoguide import AutoDiagonalNormal, AutoLowRankMultivariateNormal, init_to_value
+    from pyro.infer.autoguide import AutoDiagonalNormal, init_to_value
 
-    settings = {"init_loc_fn": init_to_value(values={"x": start}), "init_scale": _SCALE}
-    guide: Any = (
-        AutoLowRankMultivariateNormal(model, rank=head.rank, **settings)
-        if head.family == LOW_RANK
-        else AutoDiagonalNormal(model, **settings)
-    )
+    guide: Any = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values={"x": start}), init_scale=_SCALE)
     guide()  # creates its parameters
     return guide
 
@@ -372,19 +353,15 @@ def _predictor(
     *,
     location: Float64[Tensor, " f"],
     std: Float64[Tensor, " f"],
-    columns: Float64[Tensor, "f r"] | None,
     report: dict[str, float],
 ) -> LaplacePredictor:
     """Weight posterior of the variational Gaussian, linearised at its mean."""
-    problem, diagonal = target.problem, DiagonalWeights(coordinates.physical(std))
-    root: WeightRoot = diagonal
-    if columns is not None:
-        root = LowRankPlusDiagonalWeights(diagonal.std, coordinates.physical(columns))
+    problem = target.problem
     centre = problem.layout.unflatten((target.centre + coordinates.physical(location)).to(problem.vector))
     return LaplacePredictor(
         operator=with_state(problem.operator, centre),
         layout=problem.layout,
-        weights=root,
+        weights=DiagonalWeights(coordinates.physical(std)),
         summary=replace(
             target.laplace.summary, structure=VARIATIONAL, log_evidence=math.nan, log_evidence_error=math.nan, report=report
         ),

@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 
 import probneural as pn
-from probneural.active import (
-    RandomSelection,
-    Selector,
-    SpaceFillingSelection,
-    StochasticSelection,
-    selectors,
-)
+from probneural.active import RandomSelection, Selector, StochasticSelection, selectors
 from probneural.active.selectors import integrated_variances
 from probneural.distributions import DenseRoot, EmpiricalField, FeatureRoot, FieldDistribution, GaussianField, Predictor
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
@@ -28,7 +22,6 @@ from tests.calibration.synthetic import scaled_by
 
 SELECTORS: dict[str, Selector] = {
     "random": RandomSelection(),
-    "space filling": SpaceFillingSelection(),
     "top k": StochasticSelection(power=1e4),
     "stochastic": StochasticSelection(),
 }
@@ -53,10 +46,6 @@ def build_predictor(
     predictor = FeaturePredictor(output, out_channels=channels, noise=noise)
     predictor.effective_observations = torch.linspace(3.0, 5.0, channels)
     return predictor
-
-
-def chosen(rule: Selector, count: int, *, seed: int = 0, labelled: Field | None = None) -> list[int]:
-    return rule.select(build_predictor(), pool(), count=count, seed=seed, labelled=labelled).tolist()
 
 
 # What all share
@@ -155,9 +144,8 @@ def test_units_do_not_matter(name: str) -> None:
         return GaussianField(mean * units[:, None] + zero, field.root.scale(units), latent="weights", grid=grid)
 
     other = build_predictor(rescaled, noise=build_predictor().noise * units.square())
-    inputs = Field(pool().values * 1e3, INPUT_GRID) if name == "space filling" else pool()
     assert torch.equal(
-        SELECTORS[name].select(other, inputs, count=8, seed=0),
+        SELECTORS[name].select(other, pool(), count=8, seed=0),
         SELECTORS[name].select(build_predictor(), pool(), count=8, seed=0),
     )
 
@@ -264,22 +252,6 @@ def test_stochastic_choice_has_the_stated_probabilities(power: float, monkeypatc
         expected = draws * float(shares[first] * shares[second] / (1 - shares[first]))
         chi2 += (selected.count((first, second)) - expected) ** 2 / expected
     assert chi2 < 31.3  # the 99.9 % quantile with 11 degrees of freedom
-
-
-def test_space_filling_is_farthest_point() -> None:
-    labelled = pool(2, seed=5)
-    points, known = pool().values, labelled.values
-    for centres in ([], [0, 1]):
-        taken = [known[index] for index in centres]
-        expected: list[int] = []
-        if not centres:
-            expected.append(int((points - points.mean(0)).square().mean((1, 2)).argmin()))
-            taken.append(points[expected[0]])
-        while len(expected) < 6:
-            distances = torch.stack([(points - one).square().mean((1, 2)) for one in taken]).amin(0)
-            expected.append(int(distances.argmax()))
-            taken.append(points[expected[-1]])
-        assert chosen(SpaceFillingSelection(), 6, labelled=labelled if centres else None) == expected
 
 
 # Errors

@@ -162,16 +162,6 @@ HEADS = [
         ArgumentError,
         "nn.Module",
     ),
-    *refused(
-        "exact_passes", lambda v: pn.curvature.VarianceEstimation(exact_passes=v), (-1, 1.5, "3"), ArgumentError, "exact_passes"
-    ),
-    *[
-        case
-        for name in ("sketch", "probes", "chunk")
-        for case in refused(
-            name, lambda v, name=name: pn.curvature.VarianceEstimation(**{name: v}), (0, 1.5, "3"), ArgumentError, name
-        )
-    ],
     Case(
         "training function that fails",
         lambda: pn.heads.DeepEnsemble(2, train=functools.partial(pn.fit, epoch=1), show_progress=False).fit(fno(), pairs()),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from math import inf, nan
+from math import inf, nan, pi, sqrt
 from typing import Any
+
+import torch
+
+from probneural.problems import GaussianRandomField
 
 COUNT = (0, -1)
 LEVEL = (0.0, 1.0, -0.9, 90)
 POSITIVE = (0.0, -1.0)
+MODES = 10**6
+ELSEWHERE = (GaussianRandomField(3, 2, boundary="neumann"),)
 
 RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "fit": {"epochs": COUNT, "batch_size": COUNT, "learning_rate": POSITIVE, "seed": (-1,), "validation": (1.0, -0.1)},
@@ -21,24 +27,48 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "training.Checkpoint": {"steps": (0,), "seconds": (-1.0,)},
     "operators.FNO": {"in_channels": COUNT, "width": COUNT, "depth": COUNT, "modes": ((0,), (), (2, 2, 2, 2))},
     "operators.DeepONet": {"basis": (0,)},
+    "operators.PODDeepONet": {"in_channels": (0,), "out_channels": (0,), "basis": COUNT},
+    "operators.LinearRegression": {"in_channels": (0,), "out_channels": (0,), "components": (0,)},
+    "operators.LinearRegression.fitted": {"components": (0,)},
+    "operators.AttentionOperator": {"dimension": (0,), "latents": (0,), "width": (0,)},
     "heads.LastLayerLaplace": {"noise": POSITIVE, "prior_precision": POSITIVE, "effective_observations": POSITIVE},
     "heads.Laplace": {"noise": POSITIVE, "prior_precision": POSITIVE},
     "heads.LowRank": {"rank": COUNT},
     "heads.Kronecker": {"probes": (0,)},
-    "heads.KernelOperator": {"input_components": (0,), "groups": (0,), "iterations": (0,)},
-    "heads.DeepEnsemble": {"members": COUNT, "workers": (0,)},
+    "heads.KernelOperator": {"input_components": (0,), "groups": (0,), "iterations": (0,), "inducing_points": (0,)},
+    "heads.KernelPredictor.condition": {"noise": (-1.0,), "values": (torch.zeros(6, 1, 3),)},
+    "heads.DeepEnsemble": {"members": COUNT, "workers": (0,), "seed": (-1,)},
     "heads.BayesianOperator": {"steps": (0,)},
     "inverse.InverseProblem": {"noise": (0.0, -1.0), "operator_draws": COUNT, "likelihood": ("sum",)},
     "inverse.InverseProblem.kalman": {"members": (0, 1), "seed": (-1,)},
     "inverse.InverseProblem.map": {"iterations": COUNT, "tolerance": (0.0, 1.0)},
     "inverse.InverseProblem.sample": {"method": ("gibbs",), "draws": COUNT, "chains": COUNT, "warm_up": COUNT, "seed": (-1,)},
     "inverse.InversePosterior.interval": {"level": LEVEL},
-    "calibration.SimultaneousBand": {"level": LEVEL, "floor": (-0.1, 1.1)},
+    "calibration.SimultaneousBand": {"level": LEVEL, "floor": (-0.1, 1.1), "modulation": ("none",)},
+    "calibration.PointwiseBand": {"level": (0.0, 1.1), "delta": (0.0, 1.0, -0.1), "modulation": ("none",)},
+    "calibration.ScaleMixture": {"draws": (10,)},
+    "curvature.Minibatches": {"size": COUNT, "chunk": COUNT},
+    "curvature.VarianceEstimation": {"exact_passes": (-1,), "sketch": (0,), "probes": (0,), "chunk": (0,)},
+    "curvature.spectral_density": {"size": (0,), "probes": (0,), "steps": (0,)},
+    "curvature.top_eigenpairs": {
+        "size": (0,),
+        "rank": (0, MODES),
+        "tolerance": (0.0, nan),
+        "max_products": (0,),
+        "start": (torch.ones(2, 7), torch.ones(7)),
+    },
+    "forecasts.EnsembleKalmanFilter": {"members": (1,), "inflation": (0.9,), "localisation": (0.0,), "draws": ("fresh",)},
+    "forecasts.Observation": {"noise": (0.0,), "lead": (-1,)},
+    "forecasts.four_d_var": {"tolerance": (0.0,)},
     "metrics.score": {"noise": (-1.0,), "level": LEVEL, "whole": COUNT},
     "metrics.coverage": {"level": LEVEL},
+    "metrics.compare": {"noise": (-1.0, nan, torch.ones(3))},
+    "metrics.rank_correlation": {"draws": (0,)},
     "metrics.simultaneous_coverage": {"draws": (0,)},
     "metrics.energy_score": {"draws": (0, 1)},
     "plots.field": {"index": (3, -4), "channel": (1,), "level": (0.0, 1.0), "noise": (-1.0,)},
+    "plots.band": {"index": (99,), "channel": (-3,)},
+    "plots.calibration": {"noise": (-1.0,)},
     "plots.quantity": {"channel": (1,), "level": (0.0, 90), "noise": (-1.0,)},
     "distributions.GaussianField.interval": {"level": LEVEL, "noise": (-1.0,)},
     "distributions.GaussianField.quantile": {"q": LEVEL, "noise": (-1.0,)},
@@ -47,15 +77,18 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "distributions.GaussianField.apply_by_draws": {"draws": (0,), "seed": (-1,)},
     "distributions.GaussianField.constrain_residual": {"iterations": (0,), "tolerance": POSITIVE},
     "FieldPairs.split": {"count": (0, 12, -1)},
+    "problems.Advection": {"speed": POSITIVE, "time": POSITIVE, "initial": ("round",)},
     "problems.AdvectionDiffusion": {
         "diffusivity": POSITIVE,
         "time": POSITIVE,
         "dimension": (0, 4),
         "velocity": ((1.0, 2.0), nan),
-        "design_dim": (10**6,),
+        "design_dim": (MODES,),
     },
     "problems.Antiderivative": {"equation": ("cubic",), "design_dim": (63,)},
-    "problems.Burgers": {"viscosity": POSITIVE, "time": POSITIVE},
+    "problems.Burgers": {"viscosity": POSITIVE, "time": POSITIVE, "random_field": ELSEWHERE, "design_dim": (0, MODES)},
+    "problems.Darcy1D": {"random_field": ELSEWHERE, "design_dim": (0, MODES)},
+    "problems.Darcy2D": {"degree": (0,), "spread": (0.0,), "random_field": ELSEWHERE, "design_dim": (MODES,)},
     "problems.Burgers.trajectory": {"times": ([], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [nan])},
     "problems.GaussianRandomField": {
         "dimension": COUNT,
@@ -65,8 +98,33 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "alpha": (inf, nan),
         "boundary": ("robin",),
     },
-    "problems.Heat": {"dimension": (0, 4), "diffusivity": POSITIVE, "time": POSITIVE, "boundary": ("neumann",)},
+    "problems.GaussianRandomField.draw": {"n": COUNT},
+    "problems.GaussianRandomField.amplified": {"factor": POSITIVE},
+    "problems.GaussianRandomField.roughened": {"factor": POSITIVE},
+    "problems.Heat": {
+        "dimension": (0, 4),
+        "diffusivity": POSITIVE,
+        "time": POSITIVE,
+        "boundary": ("neumann",),
+        "random_field": ELSEWHERE,
+        "design_dim": (0, MODES),
+    },
+    "problems.Helmholtz": {"wavenumber": (0.0, sqrt(2.0) * pi), "design_dim": (0,)},
     "problems.JoukowskiAirfoil": {"largest_angle": (-0.1, 2.0), "thickness": (0.0, 0.5), "camber": (-0.1, 0.5)},
+    "problems.KortewegDeVries": {
+        "time": (0.0,),
+        "lower": ((0.7, 1.0), (0.0, 1.0, -4.0, -12.0), (0.7, 0.8, -4.0, -12.0), (0.7, 1.0, 3.0, -12.0)),
+        "design_dim": (5,),
+    },
+    "problems.MethodOfLines": {"time": (0.0,), "design_dim": (MODES,)},
+    "problems.NavierStokesShell": {
+        "shell": (3, 0),
+        "viscosity": (0.0,),
+        "time": (-1.0,),
+        "drift": ((0.0, nan), (1.0,)),
+        "sigma": (0.0,),
+        "design_dim": (13,),
+    },
     "problems.PoissonOnShapes": {"degree": (-1,), "terms": (0,), "distortion": (-0.1, 1.0)},
     "problems.ShallowWater": {
         "time": POSITIVE,
@@ -77,7 +135,15 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "problems.SphereHeat": {"diffusivity": (-0.1,), "time": (-1.0,), "rotation": (inf,), "degree": (0,)},
     "problems.TimeIntegrator": {"rtol": POSITIVE, "atol": POSITIVE, "max_steps": (0,), "method": ("euler",)},
-    "problems.Wave": {"speed": POSITIVE, "time": POSITIVE},
+    "problems.VariableSpeedAdvection": {"time": (0.0,), "slowness_field": ELSEWHERE},
+    "problems.Wave": {
+        "speed": POSITIVE,
+        "time": POSITIVE,
+        "velocity_scale": (0.0,),
+        "dimension": (4,),
+        "boundary": ("neumann",),
+        "design_dim": (MODES,),
+    },
     "training.Unroll": {"steps": COUNT, "history": COUNT, "pushforward": (1,)},
     "problems.Burgers.sample": {"n": COUNT},
     "active.OperatorDraws": {"count": (0,)},

@@ -436,7 +436,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "Grid.has_points_of": of(other=lambda: GRID),
     "Grid.latlon": of(latitudes=lambda: [-10.0, 0.0, 10.0], longitudes=lambda: [0.0, 90.0, 180.0, 270.0]),
     "Grid.of_axes": of(axes=lambda: GRID.axes),
-    "Grid.on_sphere": of(latitude=0),
     "Grid.scattered": of(points=lambda: [[0.5]], weights=lambda: [1.0]),
     "WindowClock": of(states=lambda: [[0.0, 1.0]]),
     "fit": of(operator=world.fno, epochs=1, show_progress=False),
@@ -447,9 +446,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "active.ResultStore.add": of(inputs=lambda: world.truth()[:1], outputs=lambda: world.truth()[:1]),
     "active.ResultStore.fail": of(inputs=lambda: world.truth()[:1]),
     "active.ResultStore.save_tensors": of(tensors=lambda: {"a": torch.ones(1)}),
-    "active.simulate": of(
-        simulator=lambda: world.burgers().solve, inputs=lambda: world.pairs().inputs[:1], show_progress=False
-    ),
     "calibration.ResidualBand.fit": of(inputs=lambda: held_out().inputs),
     "calibration.BandField.contains": BANDED,
     "calibration.BandField.fraction_inside": BANDED,
@@ -460,7 +456,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "calibration.NoveltyScale.fit": of(calibration=lambda: held_out(40), shifted=lambda: [world.pairs(10, seed=9)]),
     "calibration.TrajectoryBand.coverage": BY_LEAD,
     "data.from_arrays": ARRAYS,
-    "data.Trajectories.from_array": of(values=lambda: np.zeros((2, 3, 16)), grid=lambda: GRID),
     "inverse.place_sensors": of(outputs=world.gaussian),
     "curvature.CurvatureProblem": of(operator=lambda: world.trained().eval()),
     "curvature.ParameterVector": of(names=("weight",), shapes=lambda: (torch.Size([1, 4]),), is_complex=(False,)),
@@ -516,7 +511,6 @@ ARGUMENTS: dict[str, dict[str, Callable[[], Any]]] = {
     "inverse.InverseProblem.sample": of(draws=4, warm_up=1, chains=1, show_progress=False),
     "inverse.InverseProblem.log_likelihood": of(theta=lambda: torch.zeros(3, 2)),
     "inverse.InverseProblem.log_posterior": of(theta=lambda: torch.zeros(3, 2)),
-    "linear_algebra.solve": of(right=lambda: normal(2, 5)),
     "operators.PODDeepONet": of(basis=2),
     "operators.DeepONet.evaluate_at": of(points=lambda: torch.full((3, 2, 1), 0.5)),
     "plots.fan": of(functional=lambda: pn.functionals.integral(line())),

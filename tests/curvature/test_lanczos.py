@@ -189,26 +189,6 @@ def test_indefinite_and_asymmetric_maps_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"rank": 0}, ArgumentError),
-        ({"rank": 6}, ArgumentError),
-        ({"rank": 1.5}, ArgumentError),
-        ({"rank": 2, "tolerance": 0.0}, ArgumentError),
-        ({"rank": 2, "tolerance": float("nan")}, ArgumentError),
-        ({"rank": 2, "max_products": 0}, ArgumentError),
-        ({"rank": 2, "start": torch.ones(2, 5)}, ShapeError),
-        ({"rank": 2, "start": torch.ones(5)}, ShapeError),
-        ({"rank": 2, "start": torch.full((5, 1), float("nan"))}, DataError),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, object], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        top_eigenpairs(lambda rows: rows, 5, **arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.bad_input
 def test_bad_products() -> None:
     with pytest.raises(ShapeError, match="one image per row"):
         top_eigenpairs(lambda rows: rows[:, :-1], 5, rank=2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from probneural.curvature.parameters import ParameterVector
-from probneural.curvature.problem import Minibatches, QuadratureGaussian
+from probneural.curvature.problem import QuadratureGaussian
 from probneural.curvature.rows import evaluate_at
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
@@ -57,10 +57,6 @@ def test_refuses_what_does_not_fit() -> None:
     partly.norm.train()
     with pytest.raises(ArgumentError, match="evaluation mode"):
         changed(case, operator=partly, layout=ParameterVector.of(partly))
-    for name in ("size", "chunk"):
-        for wrong in (0, -1, 1.5, True):
-            with pytest.raises(ArgumentError, match=f"an integer of at least 1 as {name}"):
-                Minibatches(**{name: wrong})
     with pytest.raises(ArgumentError, match="expected this operator's parameters"):
         changed(case, layout=ParameterVector.of(torch.nn.Linear(1, 1)))
     with pytest.raises(DataError, match="of one dtype"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from probneural import metrics
 from probneural.distributions import DenseRoot, EmpiricalField, GaussianField
 from probneural.distributions.intervals import Interval
-from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.errors import DataError, ShapeError
 from probneural.fields import Field
 from probneural.functionals import integral
 from probneural.grids import Grid
@@ -168,11 +168,3 @@ def test_members_that_are_not_finite_have_no_quantiles() -> None:
     members[3, 0, 0, 2] = torch.nan
     with pytest.raises(DataError, match="finite members"):
         EmpiricalField(members, grid=LINE).interval()
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("q", [0.0, 1.0, -0.1, 1.5, float("nan"), "a", None, True, [[0.5]], [0.5, 2.0], 1j])
-def test_probabilities(q: object) -> None:
-    for u in (gaussian(), skewed()):
-        with pytest.raises(ArgumentError, match="q"):
-            u.quantile(q)  # type: ignore[arg-type]

@@ -167,15 +167,7 @@ def test_bad_input_is_refused() -> None:
         four_d_var(step, prior(), observations=[])
     with pytest.raises(ArgumentError, match="with a predictor only"):
         four_d_var(step, prior(), observations=observations(), inputs=StepInputs(history=2))
-    with pytest.raises(ArgumentError):
-        four_d_var(step, prior(), observations=observations(), tolerance=0.0)
     with pytest.raises(ShapeError):
         four_d_var(lambda values: values[..., 1:], prior(), observations=observations())
     with pytest.raises(DataError, match="a step with derivatives"):
         four_d_var(lambda values: step(values.detach()), prior(), observations=observations())
-
-
-@pytest.mark.bad_input
-def test_other_priors_are_refused() -> None:
-    with pytest.raises(DataError):
-        four_d_var(step, "prior", observations=observations())  # type: ignore[arg-type]

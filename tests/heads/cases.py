@@ -277,7 +277,7 @@ _SHORT = {"chains": 2, "burn_in": 2, "draws": 4, "thinning": 1, "members": 4}
 _GIVEN = Laplace("diagonal", noise=0.01, prior_precision=2.0, effective_observations=5.0, show_progress=False)
 ENSEMBLES = {
     "deep-ensemble": DeepEnsemble(4, train=briefly, reinitialise=reinitialise, show_progress=False),
-    "network-variational": BayesianOperator("low_rank", steps=3, rank=2, laplace=_GIVEN, batch_size=3, show_progress=False),
+    "network-variational": BayesianOperator(steps=3, laplace=_GIVEN, batch_size=3, show_progress=False),
     "laplace-ensemble": LaplaceEnsemble(2, train=briefly, head=Laplace("diagonal", show_progress=False), show_progress=False),
     "residual-process": KernelOperator(groups=1, iterations=2),
     "mixture": Combined(lambda predictors, data: MixturePredictor(predictors)),

@@ -13,7 +13,7 @@ from tests.helpers import accelerator
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.filterwarnings("ignore:low_rank has not converged"),
+    pytest.mark.filterwarnings("ignore:the variational posterior has not converged"),
 ]
 
 

@@ -34,7 +34,7 @@ from tests.heads.cases import (
 from tests.helpers import cross_covariance
 
 # four draws are for contracts only
-pytestmark = pytest.mark.filterwarnings("ignore:low_rank has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:the variational posterior has not converged")
 
 PAIR = pytest.mark.parametrize(("head", "operator"), parameters(PAIRS))
 EVIDENCE_PAIR = pytest.mark.parametrize(("head", "operator"), parameters(EVIDENCE_PAIRS))

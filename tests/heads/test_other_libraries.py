@@ -70,7 +70,6 @@ def check(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-9) 
         assert (one - other).abs().max() <= tolerance * other.abs().max()
 
 
-@pytest.mark.filterwarnings("ignore:full_rank has not converged")
 @pytest.mark.parametrize("operator", ["fno-outputs", "complex"])
 @pytest.mark.parametrize("head", HEADS)
 def test_draws_are_the_same(head: str, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:

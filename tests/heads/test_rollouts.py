@@ -18,7 +18,7 @@ from probneural.operators import FNO, Rollout
 from tests.heads.cases import ALL_PAIRS, data_for, fields, fitted, operator_case, small_fno
 
 # four draws are for contracts only
-pytestmark = pytest.mark.filterwarnings("ignore:low_rank has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:the variational posterior has not converged")
 MORE = [("last-layer", "fno-outputs"), ("last-layer", "channels-last"), ("kronecker", "fno-outputs"), ("deep-ensemble", "conv")]
 """Beside every head on one operator: several channels, channels last, running statistics that differ between members."""
 QUICK = ("last-layer", "diagonal", "deep-ensemble")

@@ -61,7 +61,7 @@ HEADS = {name: head for name, head in ALL_HEADS.items() if name not in _REPEATED
     "kernel": KernelOperator("rational_quadratic", input_components=3, output_components=2, groups=1, iterations=2),
 }
 HEAD = pytest.mark.parametrize("head", HEADS)
-pytestmark = pytest.mark.filterwarnings("ignore:low_rank has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:the variational posterior has not converged")
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from probneural.pairs.provenance import row_keys
 from tests.heads.cases import ALL_HEADS, fields, fitted, operator_case, operators_of
 from tests.helpers import accelerator, held_out
 
-pytestmark = pytest.mark.filterwarnings("ignore:low_rank has not converged")
+pytestmark = pytest.mark.filterwarnings("ignore:the variational posterior has not converged")
 
 GRID = pn.Grid.uniform((16,))
 

@@ -73,7 +73,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.bad_input
 class TestBadInput:
     def test_settings(self) -> None:
-        for bad in ({"family": "sgld"}, {"laplace": None}, {"batch_size": 0}, {"seed": -1}, {"show_progress": 3}):
+        for bad in ({"laplace": None}, {"batch_size": 0}, {"seed": -1}, {"show_progress": 3}):
             with pytest.raises(ArgumentError):
                 BayesianOperator(**bad)  # type: ignore[arg-type]
 

@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 
 from probneural.distributions import DenseRoot, GaussianField
-from probneural.errors import ArgumentError, DataError
+from probneural.errors import DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, rank_correlation
@@ -68,5 +68,3 @@ def test_errors() -> None:
     u = GaussianField(torch.zeros(3, 1, 4), DenseRoot(torch.ones(3, 1, 4, 1)), latent="xi", grid=few)
     with pytest.raises(DataError, match="3 and 2"):
         rank_correlation(compare(u, Field(normal(3, 1, 4, seed=1), few)))
-    with pytest.raises(ArgumentError, match="draws"):
-        rank_correlation(comparison, draws=0)

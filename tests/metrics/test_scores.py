@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from probneural import functionals, metrics
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField
-from probneural.errors import ArgumentError, DataError, GridError, ShapeError, UnsupportedError
+from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, score
@@ -217,10 +217,6 @@ def test_errors_of_the_arguments_are_raised_and_not_reported_as_missing() -> Non
         score(u, truth_for(gaussian(GRIDS["interval"])))
     with pytest.raises(DataError):
         score(u, Field(truth.values * math.nan, u.grid))
-    with pytest.raises(ArgumentError):
-        score(u, truth, level=90)
-    with pytest.raises(ArgumentError):
-        score(u, truth, noise=-0.1)
 
 
 def test_what_is_not_finite_is_ready_for_json_too() -> None:

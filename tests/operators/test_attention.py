@@ -142,6 +142,3 @@ def test_bad_inputs() -> None:
         AttentionBlock(8, heads=3)
     with pytest.raises(ArgumentError, match="at least 2 as depth"):
         AttentionOperator(1, 1, dimension=1, depth=1, latents=4)
-    for name in ("dimension", "latents", "width"):
-        with pytest.raises(ArgumentError, match=f"as {name}"):
-            AttentionOperator(1, 1, **({"dimension": 1} | {name: 0}))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from probneural.distributions import GaussianField
-from probneural.errors import ArgumentError, DataError, GridError
+from probneural.errors import DataError, GridError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.grids.mesh import triangulated
@@ -179,9 +179,3 @@ def test_bad_data_are_refused() -> None:
         LinearRegression(1, 1, in_grid=meshes, out_grid=Grid.uniform(4))
     with pytest.raises(GridError, match="one grid for all samples as out_grid"):
         LinearRegression(1, 1, in_grid=Grid.uniform(4), out_grid=meshes)
-    for name in ("in_channels", "out_channels", "components"):
-        sizes = {"in_channels": 1, "out_channels": 1, "components": 1, name: 0}
-        with pytest.raises(ArgumentError, match=f"{name}; got 0"):
-            LinearRegression(in_grid=Grid.uniform(4), out_grid=Grid.uniform(4), **sizes)
-    with pytest.raises(ArgumentError, match="components; got 0"):
-        LinearRegression.fitted(train, components=0)

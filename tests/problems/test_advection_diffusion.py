@@ -1,13 +1,9 @@
-"""Advection-diffusion against the heat equation, moving frames and the kernel of the line."""
+"""Advection-diffusion against the heat equation, moving frames and the method of lines."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probneural.fields import Field
 from probneural.problems import AdvectionDiffusion, GaussianRandomField, Heat, MethodOfLines, Problem, spectral_derivative
@@ -38,18 +34,6 @@ def test_flow_moves_the_heat(size: int) -> None:
     torch.testing.assert_close(problem.solve(inputs).values, moved, atol=1e-13, rtol=0)
 
 
-def test_a_packet_travels_and_spreads() -> None:
-    problem = AdvectionDiffusion(0.8, diffusivity=0.002, time=0.5, random_field=GaussianRandomField(1, 2), design_dim=1)
-    grid = problem.grid(128)
-
-    def packet(centre: float, variance: float) -> torch.Tensor:
-        distance = grid.points[:, 0] - centre + torch.arange(-4, 5)[:, None]
-        return (torch.exp(-distance.square() / (2 * variance)) / math.sqrt(2 * math.pi * variance)).sum(0)[None, None]
-
-    expected = packet(0.3 + 0.4, 0.001 + 2 * 0.002 * 0.5)
-    torch.testing.assert_close(problem.solve(Field(packet(0.3, 0.001), grid)).values, expected, atol=1e-12, rtol=0)
-
-
 def test_against_the_method_of_lines() -> None:
     problem = AdvectionDiffusion(
         (0.6, -1.1), diffusivity=0.02, time=0.3, dimension=2, random_field=GaussianRandomField(2, 2), design_dim=1
@@ -63,13 +47,3 @@ def test_against_the_method_of_lines() -> None:
     pairs = problem.sample(2, resolution=(7, 8), seed=0, dtype=torch.float64)
     stepped = MethodOfLines(rate, input_distribution=problem.input_distribution, time=0.3).solve(pairs.inputs).values
     torch.testing.assert_close(stepped, pairs.outputs.values, atol=1e-8, rtol=0)
-
-
-@given(first=st.floats(0.01, 2.0), second=st.floats(0.01, 2.0))
-def test_times_add_up(first: float, second: float) -> None:
-    def flow(time: float) -> AdvectionDiffusion:
-        return AdvectionDiffusion((0.4, -0.3), time=time, dimension=2, random_field=GaussianRandomField(2, 3))
-
-    inputs = flow(1.0).sample(2, resolution=(7, 9), seed=0, dtype=torch.float64).inputs
-    in_two_steps = flow(second).solve(flow(first).solve(inputs))
-    torch.testing.assert_close(in_two_steps.values, flow(first + second).solve(inputs).values, atol=1e-13, rtol=0)

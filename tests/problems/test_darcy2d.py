@@ -92,14 +92,6 @@ def test_roots_are_averages_of_the_weights(degree: int, spread: float, seed: int
     torch.testing.assert_close(problem._inputs(equal, problem.grid(5))[:, 0], torch.ones(3, 5, 5).double(), atol=1e-14, rtol=0)
 
 
-def test_the_mean_of_a_root_over_the_circle_is_its_value_at_the_centre() -> None:
-    problem = Darcy2D(random_field=GaussianRandomField(2, 2, boundary="dirichlet"), design_dim=1)
-    coefficients = problem.input_distribution.draw(5, 0)
-    weights = problem.input_distribution.split(coefficients)[0].exp()
-    centre = problem._inputs(coefficients, problem.grid(5))[:, 0, 2, 2]
-    torch.testing.assert_close(centre, weights.mean(1), atol=1e-14, rtol=0)
-
-
 def test_contrast_of_the_distribution_and_its_shift() -> None:
     contrasts = []
     for problem in (Darcy2D(), Darcy2D().shifts()["contrast"]):
@@ -107,16 +99,6 @@ def test_contrast_of_the_distribution_and_its_shift() -> None:
         contrasts.append((root.amax((1, 2)) / root.amin((1, 2))).square().median().item())
     assert contrasts[0] == pytest.approx(5.0, rel=0.2)
     assert contrasts[1] > 1.8 * contrasts[0]
-
-
-def test_a_constant_factor_of_the_permeability_divides_the_pressure() -> None:
-    problem = Darcy2D(random_field=GaussianRandomField(2, 4, boundary="dirichlet"))
-    pairs = problem.sample(2, resolution=12, seed=0, dtype=torch.float64)
-    raised = pairs.inputs.values.clone()
-    raised[:, 0] *= math.sqrt(3.0)
-    torch.testing.assert_close(
-        problem.solve(Field(raised, pairs.inputs.grid)).values, pairs.outputs.values / 3.0, atol=1e-16, rtol=1e-12
-    )
 
 
 @pytest.mark.bad_input

@@ -60,19 +60,3 @@ def test_a_linear_equation_is_exact_whatever_the_step() -> None:
     forced = ExponentialRungeKutta(symbol, 0.7).advance(torch.zeros_like(symbol), torch.ones_like)
     expected = torch.where(symbol == 0, 0.7, torch.expm1(0.7 * symbol) / torch.where(symbol == 0, 1.0, symbol))
     torch.testing.assert_close(forced, expected, atol=0, rtol=1e-13)
-
-
-def test_without_linear_part_it_is_the_classical_method() -> None:
-    state, step = torch.tensor([0.3, 0.9], dtype=torch.float64), 0.25
-
-    def rate(v: Tensor) -> Tensor:
-        return v.cos() - v
-
-    first = rate(state)
-    second = rate(state + 0.5 * step * first)
-    third = rate(state + 0.5 * step * second)
-    fourth = rate(state + step * third)
-    expected = state + step / 6.0 * (first + 2.0 * second + 2.0 * third + fourth)
-    torch.testing.assert_close(
-        ExponentialRungeKutta(torch.zeros_like(state), step).advance(state, rate), expected, atol=1e-15, rtol=0
-    )

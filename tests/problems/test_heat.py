@@ -7,8 +7,6 @@ import math
 import numpy
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probneural.fields import Field
 from probneural.grids import Grid, along_axis
@@ -103,33 +101,6 @@ def test_axes_of_unequal_resolution() -> None:
     square = problem.sample(2, resolution=7, seed=0, dtype=torch.float64)
     assert wide.outputs.values.shape == (2, 1, 7, 21)
     torch.testing.assert_close(wide.outputs.values[..., ::3], square.outputs.values, atol=1e-14, rtol=0)
-
-
-@given(first=st.floats(0.01, 2.0), second=st.floats(0.01, 2.0), boundary=st.sampled_from(["periodic", "dirichlet"]))
-def test_times_add_up(first: float, second: float, boundary: str) -> None:
-    def heat(time: float) -> Heat:
-        return Heat(time=time, boundary=boundary, random_field=GaussianRandomField(2, 4, boundary=boundary))
-
-    inputs = heat(1.0).sample(2, resolution=10, seed=0, dtype=torch.float64).inputs
-    in_two_steps = heat(second).solve(heat(first).solve(inputs))
-    torch.testing.assert_close(in_two_steps.values, heat(first + second).solve(inputs).values, atol=1e-13, rtol=0)
-
-
-@given(a=st.floats(-3, 3), b=st.floats(-3, 3))
-def test_linear(a: float, b: float) -> None:
-    problem = Heat(random_field=GaussianRandomField(2, 4))
-    pairs = problem.sample(2, resolution=10, seed=0, dtype=torch.float64)
-    mixed = Field(a * pairs.inputs.values[:1] + b * pairs.inputs.values[1:], pairs.inputs.grid)
-    expected = a * pairs.outputs.values[:1] + b * pairs.outputs.values[1:]
-    torch.testing.assert_close(problem.solve(mixed).values, expected, atol=1e-13, rtol=0)
-
-
-def test_the_mean_is_conserved() -> None:
-    problem = Heat(0.5, random_field=GaussianRandomField(2, 4))
-    inputs = problem.sample(2, resolution=10, seed=0, dtype=torch.float64).inputs
-    raised = Field(inputs.values + 2.0, inputs.grid)
-    means = problem.solve(raised).values.flatten(2) @ inputs.grid.weights
-    torch.testing.assert_close(means, torch.full_like(means, 2.0), atol=1e-14, rtol=0)
 
 
 def test_name() -> None:

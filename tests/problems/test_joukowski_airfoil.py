@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.errors import ArgumentError
 from probneural.functionals import boundary_integral
 from probneural.problems import JoukowskiAirfoil
 from probneural.problems.joukowski_airfoil import _chord, _mapped, _pressure, _velocity
@@ -140,12 +139,3 @@ def test_meshes_have_positive_cells_and_two_boundaries(resolution: int) -> None:
         torch.testing.assert_close(problem.on_surface(grid.points[on_boundary]), surface[on_boundary])
         assert bool((pairs.inputs.values[row, 2][~surface] > 0.0).all())
         assert float(grid.points[surface, 0].amax()) == pytest.approx(1.0, abs=0.02)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "options", [{"largest_angle": -0.1}, {"largest_angle": 2.0}, {"thickness": 0.0}, {"thickness": 0.5}, {"camber": 0.6}]
-)
-def test_bad_arguments(options: dict[str, float]) -> None:
-    with pytest.raises(ArgumentError, match=next(iter(options))):
-        JoukowskiAirfoil(**options)  # type: ignore[arg-type]

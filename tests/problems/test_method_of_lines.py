@@ -352,14 +352,8 @@ def test_derivatives_between_walls() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"right_hand_side": 3}, "right_hand_side"),
-        ({"linear_symbol": 3}, "linear_symbol"),
-        ({"input_distribution": 3}, "InputDistribution as input_distribution"),
-        ({"integrator": "BDF"}, "TimeIntegrator as integrator"),
-        ({"time": 0.0}, "time"),
         ({"domain": Grid.uniform((8, 8))}, "1 axes"),
         ({"input_distribution": UniformParameters((0.0,), (1.0,)), "design_dim": 1}, "StateDistribution"),
-        ({"design_dim": 100}, "design_dim"),
         ({"linear_symbol": viscosity, "domain": Grid.uniform(8, periodic=False)}, "periodic domain"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else value,

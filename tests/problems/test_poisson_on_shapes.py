@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from probneural.errors import ArgumentError
 from probneural.problems import PoissonOnShapes
 from probneural.problems.poisson_on_shapes import _harmonic, _mapped, _polynomial, _solution
 from tests.helpers import generator, normal
@@ -58,13 +57,3 @@ def test_a_seed_is_the_same_functions_on_every_mesh() -> None:
         assert float((moved - coarse.outputs.values).abs().max()) < tolerance * float(coarse.outputs.values.abs().max())
     grids = coarse.inputs.grid.singles()
     assert len({grid.points[0].tolist().__repr__() for grid in grids}) == 4  # each sample has a mesh of its own
-
-
-@pytest.mark.bad_input
-def test_bad_arguments() -> None:
-    for options in ({"distortion": 1.0}, {"degree": -1}, {"terms": 0}):
-        with pytest.raises(ArgumentError):
-            PoissonOnShapes(**options)  # type: ignore[arg-type]
-    for arguments in ({"resolution": 4}, {"n": 0}, {"seed": -1}):
-        with pytest.raises(ArgumentError):
-            PoissonOnShapes().sample(**({"n": 2, "resolution": 50, "seed": 0} | arguments))  # type: ignore[arg-type]

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probneural.fields import Field
 from probneural.functionals import derivative
@@ -55,15 +53,6 @@ def test_every_wave_against_a_dense_exponential(size: int) -> None:
         torch.testing.assert_close(problem.solve(Field(initial[None], grid)).values[0], expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("size", [8, 9])
-def test_noise_stands_for_its_trigonometric_interpolant(size: int) -> None:
-    problem = ShallowWater(0.9, rotation=2.0)
-    grid = Grid.uniform((size, size))
-    noise = Field(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64), grid)
-    finer = problem.solve(noise.resample(grid.resized(3 * size))).values
-    torch.testing.assert_close(problem.solve(noise).values, finer[..., ::3, ::3], atol=1e-13, rtol=0)
-
-
 def test_energy_and_potential_vorticity_are_conserved_for_a_long_time() -> None:
     problem = ShallowWater(1000.0, rotation=4.0, gravity=2.0, depth=0.5, random_field=GaussianRandomField(2, 5))
     pairs = problem.sample(3, resolution=16, seed=0, dtype=torch.float64)
@@ -81,38 +70,6 @@ def test_energy_and_potential_vorticity_are_conserved_for_a_long_time() -> None:
     torch.testing.assert_close(energy(after), energy(before), atol=0, rtol=1e-11)
     torch.testing.assert_close(potential_vorticity(after), potential_vorticity(before), atol=1e-10, rtol=0)
     assert (after - before).abs().max() > 0.5
-
-
-def test_geostrophic_balance_stands_still() -> None:
-    problem = ShallowWater(3.0, rotation=2.0, gravity=0.5)
-    grid = Grid.uniform((12, 12))
-    x, y = (2.0 * math.pi * grid.points).T
-    height = (torch.sin(x + 2.0 * y) + torch.cos(3.0 * x)).reshape(12, 12)
-    state = torch.stack([height, -0.25 * slope(height, grid, 1), 0.25 * slope(height, grid, 0)])
-    torch.testing.assert_close(problem.solve(Field(state[None], grid)).values[0], state, atol=1e-12, rtol=0)
-
-
-@given(first=st.floats(0.01, 5.0), second=st.floats(0.01, 5.0), rotation=st.floats(0.01, 50.0))
-def test_times_add_up(first: float, second: float, rotation: float) -> None:
-    def water(time: float) -> ShallowWater:
-        return ShallowWater(time, rotation=rotation, random_field=GaussianRandomField(2, 3), design_dim=1)
-
-    inputs = water(1.0).sample(1, resolution=(7, 8), seed=0, dtype=torch.float64).inputs
-    in_two_steps = water(second).solve(water(first).solve(inputs))
-    torch.testing.assert_close(in_two_steps.values, water(first + second).solve(inputs).values, atol=2e-12, rtol=0)
-
-
-def test_quarter_turns_of_the_plane_commute_with_the_map() -> None:
-    # (x, y) -> (-y, x) on a periodic grid: flip one axis about 0 and swap; velocities turn along.
-    problem = ShallowWater(0.8, rotation=5.0, random_field=GaussianRandomField(2, 4))
-    inputs = problem.sample(2, resolution=9, seed=0, dtype=torch.float64).inputs
-
-    def turn(state: torch.Tensor) -> torch.Tensor:
-        moved = state.transpose(-1, -2).flip(-2).roll(1, -2)
-        return torch.stack([moved[:, 0], -moved[:, 2], moved[:, 1]], dim=1)
-
-    turned = problem.solve(Field(turn(inputs.values), inputs.grid)).values
-    torch.testing.assert_close(turned, turn(problem.solve(inputs).values), atol=1e-13, rtol=0)
 
 
 def test_channels_are_independent_draws_of_one_distribution() -> None:

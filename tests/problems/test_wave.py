@@ -1,4 +1,4 @@
-"""The wave equation against d'Alembert, energy, reversal, and the heat equation's modes."""
+"""The wave equation against d'Alembert, its own rate of change, and reversal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.problems import GaussianRandomField, MethodOfLines, Wave, spectral_derivative
+from probneural.problems import GaussianRandomField, Wave
 
 
 def d_alembert(problem: Wave, seed: int, grid: Grid) -> torch.Tensor:
@@ -74,17 +74,6 @@ def test_a_mean_velocity_moves_the_mean() -> None:
     moved = problem.solve(Field(inputs, problem.grid(32))).values
     torch.testing.assert_close(moved[:, 0], torch.full((1, 32), 2.0 - 4.5).double(), atol=1e-14, rtol=0)
     torch.testing.assert_close(moved[:, 1], inputs[:, 1], atol=1e-14, rtol=0)
-
-
-def test_against_the_method_of_lines() -> None:
-    problem = Wave(0.9, time=0.3, random_field=GaussianRandomField(1, 4))
-
-    def rate(time: torch.Tensor, u: torch.Tensor, grid: Grid) -> torch.Tensor:
-        return torch.stack([u[:, 1], 0.81 * spectral_derivative(u[:, 0], grid, order=2)], dim=1)
-
-    pairs = problem.sample(2, resolution=12, seed=0, dtype=torch.float64)
-    stepped = MethodOfLines(rate, input_distribution=problem.input_distribution, time=0.3).solve(pairs.inputs).values
-    torch.testing.assert_close(stepped, pairs.outputs.values, atol=1e-6, rtol=0)
 
 
 def test_velocities_have_the_scale_asked_for() -> None:

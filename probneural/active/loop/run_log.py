@@ -363,7 +363,7 @@ class RunLog:
         entries: list[Any] = []
         while (entry := self.store.recall(f"{kind}-{len(entries):04d}")) is not None:
             entries.append(entry)
-        later = sorted(path.stem for path in (self.store.path / "decisions").glob(f"{kind}-*.json"))[len(entries) :]
+        later = sorted(path.stem for path in (self.store.path / "decisions").glob(f"{kind}-*.safetensors"))[len(entries) :]
         if later:
             raise FileError(
                 expected="a memory without gaps",

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -17,7 +16,6 @@ from probneural.active.simulation.store_files import (
     FAILURES,
     RESULTS,
     SUFFIX,
-    TENSORS,
     DamagedError,
     check_readable,
     locked,
@@ -77,13 +75,6 @@ class _Failure(_Record):
     kind: Literal["failure"]
     reason: str
     attempt: int
-
-
-class _Tensors(TypedDict):
-    """Metadata of tensors."""
-
-    kind: Literal["tensors"]
-    name: str
 
 
 def function_key(inputs: Field) -> str:
@@ -180,33 +171,6 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
             tensors, about = _packed("result", key=key, seconds=seconds, inputs=inputs, outputs=outputs)
             files.write(path, tensors, metadata=about)
     return key
-
-
-def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors under a name that has been checked, in place of those that were there.
-
-    Raises:
-        FileError: If the folder cannot be written to.
-    """
-    files.write(path_of(folder, TENSORS, f"{name}{SUFFIX}"), tensors, metadata={"kind": "tensors", "name": name})
-
-
-def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
-    """Read what `write_tensors` wrote under a name.
-
-    Raises:
-        DamagedError: If it is damaged, or was written under another name.
-        OSError: If it cannot be read at present.
-    """
-    check_readable(path)
-    try:
-        tensors, about = files.read(path)
-        schema.check(about, _Tensors, where="tensors")
-        if about["name"] != name:
-            raise DataError(expected=f"the tensors {name!r}", got=repr(about["name"]), remedy="files keep their names")
-    except ProbneuralError as error:
-        raise DamagedError(expected=f"a usable {path.name}", got=str(error), remedy="keep them anew") from error
-    return tensors
 
 
 def plain_text(text: str) -> str:

@@ -14,10 +14,8 @@ from torch import Tensor
 from probneural.active.simulation.result_files import (
     function_key,
     read_record,
-    read_tensors,
     write_failure,
     write_result,
-    write_tensors,
 )
 from probneural.active.simulation.store_files import (
     DECISIONS,
@@ -33,10 +31,10 @@ from probneural.active.simulation.store_files import (
     locked,
     open_folder,
     path_of,
-    read_json,
+    read_named,
     remove_leftovers,
     set_aside,
-    write_json,
+    write_named,
 )
 from probneural.checks import check_instance, check_path, check_real, check_text
 from probneural.errors import ArgumentError, DataError, FileError
@@ -226,9 +224,9 @@ class ResultStore:
             raise ArgumentError(expected="a value that JSON can hold", got=str(error), remedy="convert it to lists") from error
         with locked(self.path, f"{DECISIONS}-{name}"):
             stored = self.recall(name)
-            path = path_of(self.path, DECISIONS, f"{name}.json")
+            path = path_of(self.path, DECISIONS, f"{name}{SUFFIX}")
             if not path.exists():
-                write_json(path, name, json.loads(text))
+                write_named(path, name, value=json.loads(text))
             elif json.dumps(stored, sort_keys=True) != text:
                 raise ArgumentError(
                     expected=f"the decision stored as {name!r}, {json.dumps(stored)[:100]}",
@@ -244,7 +242,7 @@ class ResultStore:
             FileError: If it cannot be read at present.
         """
         check_name(name)
-        return _usable(path_of(self.path, DECISIONS, f"{name}.json"), lambda path: read_json(path, name))
+        return _usable(path_of(self.path, DECISIONS, f"{name}{SUFFIX}"), lambda path: read_named(path, name)[0])
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors under a name, replacing those kept before in one step.
@@ -257,7 +255,7 @@ class ResultStore:
         remedy = "give tensors by name"
         for tensor in check_instance(tensors, Mapping, "tensors", remedy=remedy).values():
             check_instance(tensor, Tensor, "one of the tensors", remedy=remedy)
-        write_tensors(self.path, name, tensors)
+        write_named(path_of(self.path, TENSORS, f"{name}{SUFFIX}"), name, tensors=tensors)
 
     def load_tensors(self, name: str) -> dict[str, Tensor] | None:
         """Return the tensors kept under a name, on the CPU, or None; damaged ones are set aside, with a warning.
@@ -267,7 +265,7 @@ class ResultStore:
             FileError: If they cannot be read at present.
         """
         check_name(name)
-        return _usable(path_of(self.path, TENSORS, f"{name}{SUFFIX}"), lambda path: read_tensors(path, name))
+        return _usable(path_of(self.path, TENSORS, f"{name}{SUFFIX}"), lambda path: read_named(path, name)[1])
 
     def __reduce__(self) -> tuple[type[ResultStore], tuple[Path]]:
         """Travel to other processes as a path."""

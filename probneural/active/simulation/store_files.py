@@ -1,19 +1,19 @@
-"""A store's folder: where its files are, its locks, and JSON records with a digest."""
+"""A store's folder: where its files are, its locks, and named values and tensors."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from probneural.errors import ArgumentError, FileError, warn
+from torch import Tensor
+
+from probneural.errors import ArgumentError, DataError, FileError, ProbneuralError, warn
 from probneural.training import atomic, files, schema
 from probneural.training.schema import JSON
 
@@ -30,8 +30,8 @@ TENSORS = "tensors"
 ROOMS = (RESULTS, FAILURES, DECISIONS, TENSORS)
 LOCKS = "locks"
 SUFFIX = ".safetensors"
-MARK = "store.json"
-VERSION = {"format": "probneural-store-2", "files": files.FORMAT}
+MARK = f"store{SUFFIX}"
+VERSION = {"format": "probneural-store-3", "files": files.FORMAT}
 """Of the folder's layout, and of the files in it."""
 
 _KEY = re.compile(r"[0-9a-f]{40}")
@@ -40,9 +40,8 @@ _RECORD = re.compile(rf"(?:{RESULTS}/{_KEY.pattern}|{FAILURES}/{_KEY.pattern}-[1
 
 
 class _Record(TypedDict):
-    """A JSON file."""
+    """Metadata of a named file."""
 
-    digest: str
     name: str
     value: Any
 
@@ -106,40 +105,38 @@ def set_aside(path: Path, error: Exception) -> None:
     warn(f"{path} cannot be used and {fate}: {error}", RuntimeWarning)
 
 
-def write_json(path: Path, name: str, value: JSON) -> None:
-    """Write a JSON value with its name and a digest of both, atomically and durably.
+def write_named(path: Path, name: str, *, value: JSON = None, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write a JSON value and tensors with their name, atomically and durably.
 
     Raises:
         FileError: If the folder cannot be written to.
     """
-    content = {"digest": _digest(name, value), "name": name, "value": value}
-    atomic.write(path, json.dumps(content, sort_keys=True, allow_nan=False).encode())
+    files.write(path, tensors or {}, metadata={"name": name, "value": value})
 
 
-def read_json(path: Path, name: str) -> JSON:
-    """Read what `write_json` wrote under a name.
+def read_named(path: Path, name: str) -> tuple[JSON, dict[str, Tensor]]:
+    """Read the value and the tensors that `write_named` wrote under a name.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        DamagedError: If it holds something else, or something that was changed.
+        DamagedError: If it is damaged, or was written under another name.
         OSError: If it cannot be read at present.
     """
+    check_readable(path)
     try:
-        check_readable(path)
-        content = schema.parsed(path.read_text(encoding="utf-8"))
+        tensors, content = files.read(path)
         schema.check(content, _Record, where=path.name)
-    except (ValueError, FileError) as error:
+        if content["name"] != name:
+            raise DataError(expected=f"the record {name!r}", got=repr(content["name"]), remedy="files keep their names")
+    except ProbneuralError as error:
         raise _damaged(path, str(error)) from error
-    value: JSON = content["value"]
-    if content["name"] != name or content["digest"] != _digest(name, value):
-        raise _damaged(path, "another name or digest")
-    return value
+    return content["value"], tensors
 
 
 def store_identity(folder: Path) -> str | None:
     """Return the identity of the store in a folder, or None if there is none of this version."""
     try:
-        content = read_json(folder / MARK, MARK)
+        content, _ = read_named(folder / MARK, MARK)
     except OSError:
         return None
     if not isinstance(content, dict) or any(content.get(name) != value for name, value in VERSION.items()):
@@ -157,7 +154,7 @@ def open_folder(path: Path) -> str:
                 if not (path / MARK).exists():
                     for folder in ROOMS:
                         (path / folder).mkdir(exist_ok=True)
-                    write_json(path / MARK, MARK, {**VERSION, "identity": secrets.token_hex(16)})
+                    write_named(path / MARK, MARK, value={**VERSION, "identity": secrets.token_hex(16)})
     except OSError as error:
         raise FileError(expected=f"a folder for a store at {path}", got=str(error), remedy="choose another path") from error
     identity = store_identity(path)
@@ -264,7 +261,3 @@ def check_readable(path: Path) -> None:
 
 def _damaged(path: Path, got: str) -> DamagedError:
     return DamagedError(expected=f"a usable {path.name}", got=got, remedy="restore it from a copy, or do without it")
-
-
-def _digest(name: str, value: JSON) -> str:
-    return hashlib.sha256(json.dumps([name, value], sort_keys=True).encode()).hexdigest()

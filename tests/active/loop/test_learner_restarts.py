@@ -123,11 +123,11 @@ def test_results_that_the_store_has_are_reused(tmp_path: Path) -> None:
 
 def test_a_gap_in_the_memory_is_found(tmp_path: Path) -> None:
     learner(tmp_path).run(rounds=3)
-    (tmp_path / "decisions" / "batch-0001.json").rename(tmp_path / "kept")
+    (tmp_path / "decisions" / "batch-0001.safetensors").rename(tmp_path / "kept")
     with pytest.raises(FileError, match="got batch-0002, but no usable batch-0001"):
         learner(tmp_path)
-    (tmp_path / "kept").rename(tmp_path / "decisions" / "batch-0001.json")
-    (tmp_path / "decisions" / "batch-0002.json").unlink()
+    (tmp_path / "kept").rename(tmp_path / "decisions" / "batch-0001.safetensors")
+    (tmp_path / "decisions" / "batch-0002.safetensors").unlink()
     with pytest.raises(FileError, match="got 2 batches, 3 outcomes and 3 rounds"):
         learner(tmp_path)
 

@@ -7,7 +7,7 @@ import torch
 
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.calibration.bands.conformal import BandField, conformal_scores
-from probneural.errors import ArgumentError, CalibrationError, DataError, GridError, ShapeError
+from probneural.errors import CalibrationError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -130,12 +130,6 @@ def test_errors() -> None:
     SimultaneousBand(0.9).fit(Synthetic(), data[:9])
     with pytest.raises(CalibrationError, match="at least 9"):
         SimultaneousBand(0.9).fit(Synthetic(), data[:8])
-    with pytest.raises(ArgumentError, match="above 0 and below 1 as level"):
-        SimultaneousBand(90)
-    with pytest.raises(ArgumentError, match="modulation"):
-        SimultaneousBand(modulation="none")
-    with pytest.raises(ArgumentError, match="floor"):
-        SimultaneousBand(floor=2.0)
     band = SimultaneousBand().fit(Synthetic(), data)
     prediction = band(data.inputs)
     with pytest.raises(GridError, match=r"query=truth\.grid"):

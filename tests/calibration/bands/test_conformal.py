@@ -116,11 +116,6 @@ def test_errors() -> None:
         conformal_scores(Synthetic(sd=0.0, noise=0.0), data).quantile(0.5)
     with pytest.raises(CalibrationError, match="at least one pair"):
         conformal_scores(Synthetic(), data[:0])
-    with pytest.raises(ArgumentError, match="modulation among std, constant"):
-        conformal_scores(Synthetic(), data, modulation="local")
-    for floor in (-0.1, 1.1, math.nan):
-        with pytest.raises(ArgumentError, match="at least 0 and at most 1 as floor"):
-            conformal_scores(Synthetic(), data, floor=floor)
     broken = Field(torch.full((12, 1, 16), math.inf).double(), GRID)
     with pytest.raises(DataError, match="calibration outputs"):
         conformal_scores(Synthetic(), FieldPairs(data.inputs, broken))

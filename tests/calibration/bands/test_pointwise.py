@@ -108,14 +108,6 @@ def test_noise_that_the_predictor_does_not_know_is_covered_all_the_same() -> Non
 
 @pytest.mark.bad_input
 def test_errors() -> None:
-    for level in (0.0, 1.1, math.nan, "0.9", True):
-        with pytest.raises(ArgumentError, match="above 0"):
-            PointwiseBand(level)
-    for delta in (0.0, 1.0, -0.1, None):
-        with pytest.raises(ArgumentError, match="as delta"):
-            PointwiseBand(delta=delta)
-    with pytest.raises(ArgumentError, match="modulation"):
-        PointwiseBand(modulation="none")
     with pytest.raises(ArgumentError, match="fraction"):
         conformal_scores(Synthetic(), pairs(3), fraction=0.0)
     with pytest.raises(CalibrationError, match="at least 19 calibration fields"):

@@ -14,7 +14,7 @@ from probneural.calibration import NoveltyScale, VarianceScale, synthetic_shifts
 from probneural.distributions import FieldDistribution, GaussianField, Predictor
 from probneural.distributions.predictors.conditioned import ConditionedPredictor
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, ConstraintError, DataError, ShapeError, UnsupportedError
+from probneural.errors import ConstraintError, UnsupportedError
 from probneural.fields import Field
 from probneural.functionals import Functional
 from probneural.grids import Grid
@@ -245,29 +245,6 @@ class TestErrors:
         with pytest.raises(UnsupportedError, match="VarianceScale"):
             conditioned(ensemble)
         assert conditioned(VarianceScale().fit(ensemble, pairs()[60:])).chi2 > 0.0
-
-    @pytest.mark.bad_input
-    @pytest.mark.parametrize(
-        ("change", "error"),
-        [
-            ({"values": torch.zeros(6, 1, 3)}, ShapeError),
-            ({"values": torch.full((6, 1, 2), torch.nan)}, DataError),
-            ({"values": "none"}, DataError),
-            ({"noise": -1.0}, ArgumentError),
-            ({"inputs": torch.zeros(6, 1, 65)}, DataError),
-            ({"functional": sum}, DataError),
-        ],
-        ids=["numbers", "nan", "kind", "noise", "inputs", "functional"],
-    )
-    def test_of_arguments(self, change: dict[str, object], error: type[Exception]) -> None:
-        given = {
-            "inputs": measured().inputs,
-            "functional": probe(measured().outputs.grid),
-            "values": numbers(),
-            "noise": NOISE,
-        } | change
-        with pytest.raises(error):
-            kernel().condition(**given)  # type: ignore[arg-type]
 
     def test_of_contradictions(self) -> None:
         again = Field(measured().inputs.values[[0, 0]], measured().inputs.grid)

@@ -147,9 +147,6 @@ def test_a_predictor_of_inducing_points(tmp_path: FilePath, monkeypatch: pytest.
 
 @pytest.mark.bad_input
 def test_bad_settings() -> None:
-    for value in (0, 1.5, True):
-        with pytest.raises(ArgumentError, match="an integer of at least 1 as inducing_points"):
-            KernelOperator(inducing_points=value)
     process, _ = conditioned(5)
     for nugget in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ArgumentError, match="a finite nugget > 0"):
