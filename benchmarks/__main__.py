@@ -32,14 +32,14 @@ from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
 Options = Mapping[str, Mapping[str, Any]]
-"""Names of options on the command line to what argparse is told of them."""
+"""Arguments of argparse by option of the command line."""
 
 
 def positive(text: str) -> int:
-    """A number of things.
+    """Parse a positive integer.
 
     Raises:
-        ValueError: If it is no positive integer.
+        ValueError: If the text is no positive integer.
     """
     count = int(text)
     if count < 1:
@@ -58,12 +58,12 @@ class Command:
     """A benchmark.
 
     Attributes:
-        run: Runs it; takes `mode`, `output`, and the values of its options.
-        help: What it is, and how long it takes.
-        output: What its folder will hold.
-        full: What `--full` does, where there is that.
-        options: Its options.
-        check: Asked before minutes of work whether its arguments are right; raises a ValueError or an error of ours.
+        run: Function of `mode`, `output` and the values of the options.
+        help: Question and duration.
+        output: Contents of the output folder.
+        full: Effect of `--full`, if the benchmark has it.
+        options: Options of the command line.
+        check: Validates arguments before the run; raises a ValueError or a ProbneuralError.
     """
 
     run: Callable[..., Any]
@@ -188,7 +188,7 @@ COMMANDS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of all benchmarks."""
+    """Return the parser of all benchmarks."""
     found = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of probneural.")
     commands = found.add_subparsers(dest="name", required=True)
     for name, command in COMMANDS.items():
@@ -219,7 +219,7 @@ def main() -> None:
     try:
         if command.check is not None:
             command.check(given)
-    except (ValueError, ProbneuralError) as error:  # a name or a file that is not right, said in one line
+    except (ValueError, ProbneuralError) as error:  # an invalid name or file is reported in one line
         line.error(str(error))
     command.run(**given)
 

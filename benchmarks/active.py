@@ -1,8 +1,8 @@
-"""Active learning against random choice: how many exact solutions does an operator need?
+"""Active learning compared with random choice: number of exact solutions that an operator needs.
 
 The protocol is that of AL4PDE (Musekamp et al. 2025, Active learning for neural PDE solvers): from a pool of 4,000 input
-functions, 16 random ones are labelled, then batches are chosen until there are 32, 64, 128 and 256; after each batch operators
-are trained from new weights, for equally many gradient steps, and tested on 500 other functions of the same distribution.
+functions, 16 random ones are labelled, then batches are selected up to 32, 64, 128 and 256; after each batch operators
+are trained from new weights, with equal numbers of gradient steps, and tested on 500 other functions of the distribution.
 Labels are exact solutions. Per seed, all selectors share the pool, the test functions, the 16 initial labels, and the initial
 weights and seeds of batches of every round.
 """
@@ -68,11 +68,11 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A distribution, and how operators are trained on it.
+    """A distribution and the training of operators on it.
 
     Attributes:
         source: The distribution.
-        recipe: Of the operators.
+        recipe: Architecture and training of the operators.
     """
 
     source: VariedSource
@@ -85,10 +85,10 @@ def cases() -> list[Case]:
 
 
 def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
-    """The distributions of one run: all, or those whose names begin so.
+    """Distributions of a run: all, or those whose names start with a text.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no name starts with the text.
     """
     by_name = {case.source.name: case for case in cases()}
     found = [by_name[name] for name in named(list(by_name), problem)]
@@ -98,10 +98,10 @@ def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
 
 
 def units(mode: str, todo: Sequence[Case], *, folder: Path) -> list[Unit]:
-    """Everything to run, random choice first: it leaves the operators of the first round to all others."""
+    """All work items, random choice first: it stores the operators of the first round for the others."""
     protocol = Protocol(rounds=(4, 8, 16), pool=60, tests=20) if mode == "small" else Protocol()
     seeds = list(SEEDS)[: 2 if mode == "small" else None]
-    commit = environment.commit()  # once: it may change while a long run goes on
+    commit = environment.commit()  # once: it may change during a long run
     arms: list[tuple[str | None, pn.active.Selector]] = [(None, pn.active.RandomSelection())]
     arms += [(head, pn.active.StochasticSelection()) for head in (LAST_LAYER, ENSEMBLE)]
     made = [
@@ -114,7 +114,7 @@ def units(mode: str, todo: Sequence[Case], *, folder: Path) -> list[Unit]:
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
-    """Run, print the tables, write active.json, the figures and the report."""
+    """Run, print tables, and write active.json, figures and report."""
     start = time.perf_counter()
     todo = chosen(mode, problem=problem)
     planned = units(mode, todo, folder=output / "active")
@@ -162,12 +162,12 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 
 
 def _without_choice(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for the results: which functions were chosen is in the file of the unit."""
+    """A row of the results, without the selected functions, which are in the file of the work item."""
     return {key: value for key, value in row.items() if key != "chosen"}
 
 
 def _run_all(planned: Sequence[Unit], *, workers: int) -> list[dict[str, Any]]:
-    """One unit per single-threaded process; what is finished is kept, and a run that was cut off goes on from there."""
+    """Run each work item in a single-threaded process; finished items are stored, and an interrupted run continues."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     with (
         spawned(workers) as pool,
