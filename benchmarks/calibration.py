@@ -1,6 +1,6 @@
-"""Where, not only which: variances that follow slope, level and position, beside one factor for a whole channel.
+"""Local scales and scale mixtures compared with one variance factor per channel.
 
-See `calibration_units` for what is done on each problem.
+See `calibration_units` for the work on each problem.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from benchmarks.evaluation import CHANCE, COVERED, LEVEL
 from benchmarks.over_seeds import Row, grouped, mean, mean_of
 
 ATTAINABLE, MEANINGLESS, ERRORS = 0.9, 0.05, 2.0
-"""Least part of the attainable rank correlation; attainable values below which no part is taken; standard errors of gaps."""
+"""Least fraction of the attainable rank correlation, least attainable value for it, tolerance of gaps in standard errors."""
 FRONTS, FRONT_RANK = ("Burgers, viscosity 0.01", "Variable-speed advection, time 0.5"), 0.45
 """Problems with fronts, and the least rank correlation there."""
 STEEPEST, WIDTH = (0.8, 1.25), 0.6
-"""Limits of the steepest tenth's mean square, and the largest width of a band beside the constant one."""
+"""Limits of the mean square in the steepest tenth, and the largest width of a band relative to the constant one."""
 CHANGES = (("one", "local"), ("local", "mixed"))
-"""Scales that are compared."""
+"""Compared scales."""
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None, seeds: int | None = None) -> dict[str, Any]:
-    """Run all problems and seeds, those that are done already excepted, and average."""
+    """Run all problems and seeds without stored results, and average."""
     todo = Unit.planned(mode, problem, seeds=seeds)
     repetitions = len({unit.seed for unit in todo})
 
@@ -84,7 +84,7 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
 
 
 def root_sum_of_squares(errors: Sequence[float | None]) -> float | None:
-    """The standard error of a mean of independent values with these errors; None where one is missing.
+    """Standard error of a mean of independent values with these errors; None if one is missing.
 
     Examples:
         >>> root_sum_of_squares([3.0, 4.0]), root_sum_of_squares([1.0, None])
@@ -95,7 +95,7 @@ def root_sum_of_squares(errors: Sequence[float | None]) -> float | None:
 
 
 def gains(rows: Sequence[Row]) -> list[Row]:
-    """What another scale changes, paired by seed: mean and standard error, per problem, head and change."""
+    """Differences between scales, paired by seed: mean and standard error per problem, head and change."""
     known = {(row["problem"], row["head"], row["seed"], row["scale"]): row for row in rows}
     table = []
     for (problem, head), own in grouped(rows, ("problem", "head")).items():
@@ -113,7 +113,7 @@ def gains(rows: Sequence[Row]) -> list[Row]:
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
-    """On how many problems each head and scale does what is claimed, and where it does not."""
+    """Number of problems on which each head and scale fulfils each claim, and the others."""
     claims: dict[str, Callable[[Row], str | None]] = {
         f"rank within >= {ATTAINABLE:g} of attainable": _rank_missed,
         f"rank within >= {FRONT_RANK:g} at fronts": _front_missed,
@@ -165,7 +165,7 @@ def _whole_missed(row: Row) -> str | None:
 
 
 def _outside(value: float | None, *, least: float = -math.inf, most: float = math.inf) -> str | None:
-    """The value if it lies outside these limits."""
+    """The value if it lies outside these limits, else None."""
     if value is None:
         return "unknown"
     return None if least <= value <= most else f"{value:.2f}"

@@ -1,8 +1,8 @@
-"""Forecasts with posteriors on equations whose trajectories are exact: which draws, heads and trainings forecast best.
+"""Probabilistic forecasts on equations with exact trajectories: comparison of draws, heads and trainings.
 
-Networks of one step are trained on windows of exact trajectories; heads turn them into posteriors, whose draws are rolled out;
-every forecast is scaled lead by lead on trajectories of its own, and scored on others. Trainings take equal time. Every
-finished unit is kept in a file, so a benchmark that was cut off goes on where it was.
+Networks of one step are trained on windows of exact trajectories. Heads give posteriors, whose draws are rolled out.
+Forecasts are scaled by lead on some trajectories and scored on others. Trainings take equal time. Each
+finished work item is stored, so an interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.forecast_units import BASELINES, BOUND, CHOICE, LEVEL, ONE_FACTO
 from benchmarks.over_seeds import CONFIDENCE, Row, average, difference, mean, ratio
 
 SEEDS = range(20, 23)
-"""Of functions, weights and draws; earlier ones served while scales of leads were worked out."""
+"""Seeds of functions, weights and draws; smaller seeds were used during development of `LeadScale`."""
 SKILL_RANGE, POINTS = (0.9, 1.1), 0.02
-"""Where spread over skill has to be at every lead, and how far the coverage of whole trajectories may be from the level."""
+"""Range of the spread-skill ratio at every lead, and tolerance of the coverage of whole trajectories."""
 REFERENCE = "one step, residuals"
-"""What probabilistic forecasts are compared with: the network of one step, dressed with the errors it made elsewhere."""
+"""Reference forecast: the network of one step plus its errors on other trajectories."""
 Results = Mapping[Unit, Mapping[str, Any]]
 
 NOTES = (
@@ -57,12 +57,12 @@ NOTES = (
 
 
 def chosen(problem: str | None) -> list[forecast_cases.Case]:
-    """The problems of one run: all, or those whose names begin so."""
+    """Problems of a run: all, or those whose names start with a text."""
     return forecast_cases.chosen(problem, small=False)
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
-    """Run all problems, or those whose names begin so, and write their tables."""
+    """Run all problems, or those whose names start with a text, and write their tables."""
     small = mode == "small"
     commit = environment.commit()
     todo = forecast_cases.chosen(problem, small=small)
@@ -89,7 +89,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 
 
 def posterior_rows(problem: str, results: Results) -> list[Row]:
-    """One row per forecast: scores over leads, and CRPS beside that of the reference."""
+    """One row per forecast: scores over leads, and CRPS relative to the reference."""
     every = _methods(problem, results)
     rows = []
     for name, runs in every.items():
@@ -121,7 +121,7 @@ def posterior_rows(problem: str, results: Results) -> list[Row]:
 
 
 def verdict_rows(problem: str, results: Results) -> list[Row]:
-    """One row: what the head that is best on the trajectories for scaling states of the test trajectories."""
+    """One row: test scores of the head that is best on the scaling trajectories."""
     methods = {
         name: list(runs.values())
         for name, runs in _methods(problem, results).items()
@@ -154,7 +154,7 @@ def verdict_rows(problem: str, results: Results) -> list[Row]:
 
 
 def scale_rows(problem: str, results: Results) -> list[Row]:
-    """One row per forecast whose leads are scaled: what one factor per lead does, and what local scales do."""
+    """One row per scaled forecast: one factor per lead compared with local scales."""
     rows = []
     for name, every in _methods(problem, results).items():
         runs = [run for run in every.values() if ONE_FACTOR in run]
@@ -175,7 +175,7 @@ def scale_rows(problem: str, results: Results) -> list[Row]:
 
 
 def recipe_rows(problem: str, results: Results) -> list[Row]:
-    """One row per recipe: errors of roll-outs, beside those of the recipe of one step."""
+    """One row per recipe: errors of roll-outs relative to the recipe of one step."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for unit, result in results.items():
         if (unit.case.name, unit.kind) == (problem, "recipes"):
@@ -202,7 +202,7 @@ TABLES = {"verdicts": verdict_rows, "posteriors": posterior_rows, "scales": scal
 
 
 def costs(results: Results) -> list[str]:
-    """A note on what units cost."""
+    """A note on costs of work items."""
     kinds = {kind: [one["processor_seconds"] for unit, one in results.items() if unit.kind == kind] for kind in KINDS}
     said = ", ".join(f"{kind} {statistics.median(seconds):.0f} s" for kind, seconds in kinds.items() if seconds)
     return [f"a unit of one problem, recipe and seed takes, in the median, of one processor: {said}"]
@@ -212,7 +212,7 @@ KINDS = ("recipes", BASELINES, "posteriors")
 
 
 def failures(results: Results) -> list[str]:
-    """A note for every forecast that an error ended."""
+    """Notes on failed forecasts."""
     return [
         f"failed: {unit.name}, {method}: {found['failed']}"
         for unit, result in results.items()
@@ -222,7 +222,7 @@ def failures(results: Results) -> list[str]:
 
 
 def _methods(problem: str, results: Results) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Results by forecast and seed, without those that failed; those without a network first."""
+    """Results by forecast and seed without failures; forecasts without network first."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for recipe in ("", *POSTERIORS):
         for unit, result in results.items():
@@ -236,7 +236,7 @@ def _methods(problem: str, results: Results) -> dict[str, dict[int, Mapping[str,
 
 
 def _skill(run: Mapping[str, Any], climate: Mapping[str, Any]) -> dict[str, Any]:
-    """CRPS by lead and over all of them, over that of the climatology."""
+    """CRPS relative to the climatology, by lead and over all leads."""
     own, other = run["scores"]["crps"], climate["scores"]["crps"]
     values = [one / two for one, two in zip(own["values"], other["values"], strict=True)]
     return {"values": values, "overall": own["overall"] / other["overall"]}
@@ -247,12 +247,12 @@ def _shown(leads: int) -> list[int]:
 
 
 def _by_lead(ratios: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Means over seeds; None where a seed has no value, as of members that agree."""
+    """Means over seeds; None if a seed has no value, such as for equal members."""
     return [mean(values) for values in zip(*ratios, strict=True)]
 
 
 def _range(ratios: Sequence[Sequence[float | None]]) -> str:
-    """Least and largest over leads of the means over seeds; leads without one are counted."""
+    """Least and largest mean over seeds among leads, and the number of leads without a mean."""
     every = _by_lead(ratios)
     means = [value for value in every if value is not None]
     if not means:
@@ -262,7 +262,7 @@ def _range(ratios: Sequence[Sequence[float | None]]) -> str:
 
 
 def _by_seed(ratios: Sequence[Sequence[float | None]]) -> str:
-    """What seeds have at the lead where their mean is furthest from 1, and which lead that is."""
+    """Values of seeds at the lead whose mean is furthest from 1, and this lead."""
     distances = [-1.0 if value is None or value <= 0 else abs(math.log(value)) for value in _by_lead(ratios)]
     if not max(distances, default=-1.0) >= 0:
         return ""
@@ -271,6 +271,6 @@ def _by_seed(ratios: Sequence[Sequence[float | None]]) -> str:
 
 
 def _interval(values: Sequence[float | None]) -> str | None:
-    """The mean over seeds with its interval; None where a seed has no value."""
+    """Mean over seeds with its interval; None if a seed has no value."""
     known = [value for value in values if value is not None]
     return average(known, digits=3) if len(known) == len(values) else None

@@ -87,7 +87,7 @@ class Unit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.problem}, {self.kind}, {self.regime}, seed {self.seed}"
 
     @property

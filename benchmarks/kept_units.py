@@ -29,7 +29,7 @@ class Unit(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
 
     @property
     def settings(self) -> tuple[object, ...]:

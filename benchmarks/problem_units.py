@@ -47,7 +47,7 @@ class ProblemUnit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.problem}, seed {self.seed}"
 
     @property
