@@ -1,4 +1,4 @@
-"""The matrix of the first screen: problem by method, coloured by error against the best and by coverage against its target."""
+"""Matrix of the first screen: problem by method, coloured by error relative to the best and by coverage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.report.html import boxed, slug
 from benchmarks.report.text import shown
 
 RATIOS = (1.1, 2.0, 5.0)
-"""Where the colours of errors change, as multiples of the best method's."""
+"""Limits of colours of errors, as multiples of the best error."""
 _LEGEND = (
     ("e0", "error at most 1.1 times the best"),
     ("e1", "up to 2 times"),
@@ -65,12 +65,12 @@ def _cell(line: Headline | None, least: float | None, *, is_best: bool) -> str:
 
 
 def _times(ratio: float) -> str:
-    """Two digits are enough for a ratio."""
+    """A ratio with two digits."""
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}" if ratio < 1e4 else f"{ratio:.0e}".replace("e+0", "e")
 
 
 def _coverage(line: Headline) -> str:
-    """The share of whole fields inside, with a sign beside the colour."""
+    """Simultaneous coverage, with a sign in addition to the colour."""
     if line.whole is None:
         return '<span class="cell">-</span>'
     if line.is_honest:

@@ -1,4 +1,4 @@
-"""How the numbers were made: the method, and the machine, versions and command behind them."""
+"""Provenance of numbers: method, machine, versions and command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of tables from a benchmark's results: which number an evaluation has, and what it means."""
+"""Rows of tables from a benchmark's results, and meanings of columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from probneural.errors import DataError
 
 Row = dict[str, Any]
-"""A line of a table: heading to text or number, None where there is none."""
+"""A row of a table: text, number or None by heading."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Column:
     """One number of an evaluation.
 
     Args:
-        heading: What stands above it.
-        paths: Where it is found in the evaluation, the first that exists counts; dots go down.
-        unit: Its unit; "field" is that of the output functions.
-        meaning: What it says and which values are good.
-        is_brief: Whether it belongs into a terminal.
+        heading: Heading of the column.
+        paths: Dotted paths in the evaluation, of which the first existing one counts.
+        unit: Unit; "field" is that of the output functions.
+        meaning: Meaning and good values.
+        is_brief: Whether the column is shown in a terminal.
     """
 
     heading: str
@@ -121,8 +121,8 @@ def rows(results: Mapping[str, Any], *, is_brief: bool = True) -> list[Row]:
     """One row per evaluation of every run, with the same headings in all of them.
 
     Args:
-        results: As for `write_report`.
-        is_brief: Leave out what a terminal has no room for.
+        results: See `write_report`.
+        is_brief: Whether to omit columns that a terminal has no room for.
 
     Raises:
         DataError: If runs, or what identifies them, are missing.
@@ -186,7 +186,7 @@ def first(evaluation: Mapping[str, Any], paths: Sequence[str]) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Numbers that JSON does not know are strings in it."""
+    """Parse numbers that JSON stores as strings (NaN and infinities)."""
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 

@@ -1,4 +1,4 @@
-"""The verdict in words, made from the numbers."""
+"""Verdict in words, from the numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.report.headlines import Table, best, headlines, methods
 from benchmarks.report.text import shown
 
 UNTRAINED = ("kernel operator", "linear regression")
-"""Operators without a network: where they win, a network was not needed."""
+"""Operators without a network."""
 
 
 def question(results: Mapping[str, Any]) -> str:
-    """What was asked, in one sentence."""
+    """Question of the benchmark in one sentence."""
     problems = list(dict.fromkeys(run["problem"] for run in results["runs"]))
     if "--data" in str(results.get("command", "")) or len(problems) == 1:
         where = problems[0] if problems else "nothing"
@@ -27,7 +27,7 @@ def question(results: Mapping[str, Any]) -> str:
 
 
 def verdict(results: Mapping[str, Any]) -> list[str]:
-    """Sentences: who has the lowest error, who the best density of whole functions, whose error bars are honest.
+    """Sentences on the lowest error, the best joint density, and calibrated error bars.
 
     Examples:
         >>> scores = {"relative_l2": 0.02, "joint_nll": -1.5, "simultaneous_coverage": 0.9, "level": 0.9}
@@ -78,7 +78,7 @@ def _only_problem(table: Table, score: str, prize: str) -> str:
 
 
 def _without_networks(table: Table) -> str:
-    """Where a method without a network has the lowest error."""
+    """Problems on which a method without a network has the lowest error."""
     names = methods(table)
     if len({name.startswith(UNTRAINED) for name in names}) < 2:
         return ""
@@ -97,7 +97,7 @@ def _everywhere(table: Table) -> str:
 
 
 def _honesty(table: Table) -> str:
-    """On how many problems whole fields lie inside the bands as often as stated, within chance."""
+    """Number of problems with nominal simultaneous coverage, within two standard errors."""
     names = methods(table)
     known = {name: [own[name] for own in table.values() if name in own and own[name].whole is not None] for name in names}
     known = {name: lines for name, lines in known.items() if lines}
