@@ -17,9 +17,9 @@ _LEGEND = (
     ("e1", "up to 2 times"),
     ("e2", "up to 5 times"),
     ("e3", "more"),
-    ("ok", "✓ share of whole fields inside the band is as stated, within chance"),
-    ("wide-band", "▲ too many inside: bands too wide"),
-    ("narrow", "▼ too few: over-confident"),
+    ("ok", "✓ simultaneous coverage is nominal, within chance"),
+    ("wide-band", "▲ too high: bands too wide"),
+    ("narrow", "▼ too low: over-confident"),
     ("narrower", "▼▼ by more than twice chance"),
 )
 
@@ -41,8 +41,8 @@ def matrix(results: Mapping[str, Any]) -> str:
 def _caption(table: Table) -> str:
     first = next(line for own in table.values() for line in own.values())
     return (
-        "Above in each cell: relative L2 error on test functions like those of training, and how many times the best method's "
-        f"it is. Below: share of whole fields inside the {100 * first.level:.0f} % band."
+        "Above in each cell: relative L2 error on test samples in distribution, and its ratio to the best method's. "
+        f"Below: simultaneous coverage of the {100 * first.level:.0f} % band."
     )
 
 
@@ -74,12 +74,12 @@ def _coverage(line: Headline) -> str:
     if line.whole is None:
         return '<span class="cell">-</span>'
     if line.is_honest:
-        kind, sign, meaning = "ok", "✓", "as stated, within chance"
+        kind, sign, meaning = "ok", "✓", "nominal, within chance"
     elif line.whole > line.level:
         kind, sign, meaning = "wide-band", "▲", "bands too wide"
     elif line.level - line.whole <= 2.0 * line.chance:
         kind, sign, meaning = "narrow", "▼", "over-confident"
     else:
         kind, sign, meaning = "narrower", "▼▼", "over-confident by more than twice chance"
-    said = f"{meaning}: {shown(line.whole)} of {line.functions} whole fields inside, {shown(line.level)} stated"
+    said = f"{meaning}: {shown(line.whole)} of {line.functions} fields inside, {shown(line.level)} nominal"
     return f'<span class="cell {kind}" title="{escape(said)}">{shown(line.whole)} {sign}</span>'

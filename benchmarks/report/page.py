@@ -18,7 +18,7 @@ from benchmarks.report.rows import COLUMNS, Row, check, evaluations, grid_name, 
 from benchmarks.report.text import shown
 from benchmarks.report.verdict import question, verdict
 
-_SMALL = '<p class="notice"><strong>A small run, made to test the machinery: its numbers mean nothing.</strong></p>'
+_SMALL = '<p class="notice"><strong>A small run, to test the machinery: its numbers have no meaning.</strong></p>'
 _HERO = "one function"
 """Text in the caption of figures for the first screen."""
 
@@ -88,7 +88,7 @@ def _first_screen(results: Mapping[str, Any], figures: Mapping[str, Mapping[str,
     parts.append(f'<div class="{kind}"><section><h2>Verdict</h2>{paragraphs(sentences)}</section>{hero}</div>')
     shown_matrix = matrix(results)
     if shown_matrix:
-        parts.append(f"<h2>Error and coverage of whole fields</h2>{shown_matrix}")
+        parts.append(f"<h2>Error and simultaneous coverage</h2>{shown_matrix}")
     table = rows(results, is_brief=False)
     if table:
         filters = _filters(table, ("problem", "operator", "head", "on"))

@@ -32,79 +32,86 @@ class Column:
 
 
 COLUMNS = (
-    Column("rel. L2", ("scores.relative_l2",), "1", "‖mean - truth‖ / ‖truth‖ per function, averaged; 0 is exact"),
+    Column("rel. L2", ("scores.relative_l2",), "1", "‖mean - truth‖ / ‖truth‖ per sample, averaged; 0 is exact"),
     Column("RMSE", ("scores.rmse",), "field", "root mean squared error of the mean", is_brief=False),
-    Column("CRPS", ("scores.crps",), "field", "continuous ranked probability score of single values; lower is better"),
-    Column("NLL", ("scores.nll",), "nat per value", "negative log density of single values; lower is better"),
-    Column("joint NLL", ("scores.joint_nll",), "nat per value", "negative log density of whole functions; lower is better"),
-    Column("coverage", ("scores.coverage",), "1", "share of values inside their central interval; should be the level"),
+    Column("CRPS", ("scores.crps",), "field", "pointwise continuous ranked probability score; lower is better"),
+    Column("NLL", ("scores.nll",), "nat per value", "pointwise negative log density; lower is better"),
+    Column("joint NLL", ("scores.joint_nll",), "nat per value", "joint negative log density; lower is better"),
+    Column("coverage", ("scores.coverage",), "1", "fraction of values inside the central interval; should be the level"),
     Column(
         "whole cov.",
         ("scores.simultaneous_coverage",),
         "1",
-        "share of functions inside the posterior's own band everywhere; should be the level",
+        "fraction of samples inside the posterior's simultaneous band; should be the level",
     ),
     Column(
-        "cal. error", ("scores.calibration_error",), "1", "mean miss in coverage over the levels .05 to .95; 0 is calibrated"
+        "cal. error",
+        ("scores.calibration_error",),
+        "1",
+        "mean absolute error of coverage over the levels .05 to .95; 0 is calibrated",
     ),
     Column(
         "width",
         ("scores.interval_width",),
         "field",
-        "mean width of the central intervals; narrower is better where coverage is right",
+        "mean width of the central intervals; smaller is better at equal coverage",
         is_brief=False,
     ),
-    Column("chi2", ("scores.chi2",), "1", "mean squared error over stated variance; 1 is honest, above is over-confident"),
-    Column("energy", ("scores.energy",), "field", "energy score of whole functions; lower is better", is_brief=False),
+    Column(
+        "chi2", ("scores.chi2",), "1", "mean of squared error over predicted variance; 1 is calibrated, above is over-confident"
+    ),
+    Column("energy", ("scores.energy",), "field", "energy score of fields; lower is better", is_brief=False),
     Column(
         "rank across",
         ("scores.rank_across",),
         "1",
-        "rank correlation of sd and error between functions; compare with the attainable one",
+        "rank correlation of sd and error between samples; compare with the attainable one",
         is_brief=False,
     ),
     Column(
         "attainable across",
         ("scores.rank_across_attainable",),
         "1",
-        "what it would be on average if errors were as stated",
+        "mean for errors drawn from the predicted distribution",
         is_brief=False,
     ),
     Column(
         "rank within",
         ("scores.rank_within",),
         "1",
-        "rank correlation of sd and error between the points of a function, averaged over functions",
+        "rank correlation of sd and error between the points of a sample, averaged over samples",
         is_brief=False,
     ),
     Column(
         "attainable within",
         ("scores.rank_within_attainable",),
         "1",
-        "what it would be on average if errors were as stated",
+        "mean for errors drawn from the predicted distribution",
         is_brief=False,
     ),
-    Column("raw chi2", ("raw.chi2",), "1", "chi2 of the head before it was scaled", is_brief=False),
-    Column("scale", ("raw.scale",), "1", "factor on the field's own variances, the largest over channels", is_brief=False),
+    Column("raw chi2", ("raw.chi2",), "1", "chi2 before calibration", is_brief=False),
+    Column("scale", ("raw.scale",), "1", "factor of the field's variances, the largest over channels", is_brief=False),
     Column(
         "unexplained",
         ("raw.noise_share",),
         "1",
-        "share of the predictive variance that the head calls noise: what its operator cannot express",
+        "fraction of the predictive variance that is the head's noise: model discrepancy",
         is_brief=False,
     ),
     Column(
         "band cov.",
         ("band_coverage", "bands.coverage"),
         "1",
-        "share of functions inside conformal bands that were each calibrated on functions of their own",
+        "fraction of samples inside conformal bands with separate calibration sets",
     ),
-    Column("promised", ("bands.expected",), "1", "coverage that the bands promise, for the size of their sets", is_brief=False),
+    Column(
+        "promised", ("bands.expected",), "1", "guaranteed coverage of the bands, for the size of their sets", is_brief=False
+    ),
     Column(
         "band ratio",
         ("bands.width_ratio",),
         "1",
-        "mean width of the conformal bands over that of bands of one width everywhere; below 1, the sd knows where errors are",
+        "mean width of conformal bands over that of bands of constant width; below 1, the sd shows where errors are large",
     ),
     Column("band width", ("band_width", "bands.width"), "field", "mean width of the conformal bands", is_brief=False),
     Column(
@@ -160,7 +167,7 @@ def side_by_side(rows: Sequence[Row], score: str) -> list[Row]:
 def check(results: Mapping[str, Any]) -> None:
     runs = results.get("runs")
     if not isinstance(runs, Sequence) or isinstance(runs, str):
-        raise DataError(expected="results with a list of runs", got=str(type(runs)), remedy="pass what the benchmark wrote")
+        raise DataError(expected="results with a list of runs", got=str(type(runs)), remedy="pass the JSON of a benchmark")
     for number, run in enumerate(runs):
         missing = [key for key in ("problem", "operator", "head", "evaluations") if key not in run]
         if not missing:

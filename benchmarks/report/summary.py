@@ -14,7 +14,7 @@ LINES, COLUMNS = 20, 100
 """Size of the table; five further lines explain it and name the report."""
 MARK = "*"
 SCORES = {"error": "error", "joint_nll": "joint NLL", "whole": "whole"}
-LEGEND = "error: relative L2; joint NLL: nats per value, lower is better; whole: share of whole fields inside the {level} band"
+LEGEND = "error: relative L2; joint NLL: nats per value, lower is better; whole: simultaneous coverage of the {level} band"
 WIDTH = 10
 _GREEN, _RESET = "\x1b[1;32m", "\x1b[0m"
 

@@ -21,8 +21,8 @@ def question(results: Mapping[str, Any]) -> str:
     else:
         where = f"{len(problems)} problems with exact solutions"
     return (
-        f"On {where}: which operator and head predict the fields of unseen inputs best, and do whole fields lie inside the "
-        "error bars as often as these state?"
+        f"On {where}: which operator and head predict the fields of unseen inputs best, and do simultaneous bands have their "
+        "nominal coverage?"
     )
 
 
@@ -38,7 +38,7 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     table = {problem: own for problem, own in headlines(results).items() if own}
     if not table:
         return ["No method was evaluated."]
-    sentences = [_winners(table, "error", "lowest error"), _winners(table, "joint_nll", "best joint density of whole fields")]
+    sentences = [_winners(table, "error", "lowest error"), _winners(table, "joint_nll", "best joint density")]
     sentences += [_without_networks(table), _honesty(table)]
     return [sentence[0].upper() + sentence[1:] for sentence in sentences if sentence]
 
@@ -110,7 +110,7 @@ def _honesty(table: Table) -> str:
     ranked = sorted(honest, key=lambda name: -honest[name] / len(known[name]))
     said = [f"{_named(name)}, on {honest[name]} of {len(known[name])}" for name in (ranked[0], ranked[-1])]
     cases = f"{len(lines) - len(misses)} of {len(lines)} cases"
-    sentence = f"Whole fields lie inside the {100 * level:.0f} % band as often as stated, within chance, in {cases}"
+    sentence = f"{100 * level:.0f} % bands have their nominal simultaneous coverage, within chance, in {cases}"
     if len(table) > 1 and len(ranked) > 1 and misses:
         sentence += f": most often with {said[0]}, least with {said[1]}"
     if misses:
