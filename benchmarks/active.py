@@ -43,26 +43,25 @@ LINE = FNOTraining((12,))
 PLANE = FNOTraining((9, 9), depth=3, projection=32, steps=640, batch_size=8, learning_rate=1e-2)
 
 NOTES = (
-    "RMSE: over all test functions, channels and points, in units of the standard deviation of the test outputs; q50, q95, "
-    "q99: quantiles of the RMSE of single functions. Means over seeds are geometric.",
-    "area: the area under (log labels, log error), as a mean ratio to random choice on the same seed; from, to: its 95 % t "
-    "interval over seeds; likewise for the 95 % and 99 % quantiles of single functions.",
-    "labels: those from which on the RMSE stays at or below random's final one, over those from which on random's own does: "
-    "random against itself has 1. Per seed, interpolated on doubly logarithmic axes; inf: not reached. The median over seeds, "
-    "and the order statistics that hold it with 90 % or more (of ten seeds the second from either end, 97.9 %).",
-    f"claim: the area's whole interval lies below 1 on at least {active_summary.CLAIM_LEAST} of six problems. "
-    f"The arm that counts is fixed in the code, whatever the results: {active_summary.CLAIM_ARM[1]} selection with the "
-    f"{active_summary.CLAIM_ARM[0]}. Beside it: whether its median of labels is at most {active_summary.GOAL}, and, as an "
-    "aside that counts for nothing, the best of all arms.",
-    "The benchmark drives selectors directly, with operators of new weights in every round and no calibration (all labels are "
-    "trained on). It does not go through ActiveLearner, whose rounds may start from the weights before and may calibrate.",
-    "ranks: Spearman's correlation between the integrated variance of test functions, which selectors look at, and their "
-    "squared error, averaged over rounds: what the posterior knows of where its errors are.",
-    f"ensemble: {MEMBERS} operators, its prediction their mean; last layer: the first of them alone. select s: seconds per "
-    "choice, of one thread, with functions compared on a coarser grid; other processes ran beside it.",
-    "Relative errors of single functions are not reported: where viscosity is large, functions decay to 1e-17.",
-    "Settings of training were chosen by errors of random choice on functions of seeds 900 and 950; distributions were written "
-    "down before any selector was run on them.",
+    "RMSE: over all test samples, channels and points, in units of the standard deviation of the test outputs; q50, q95, "
+    "q99: quantiles of the RMSE of single samples. Means over seeds are geometric.",
+    "area: area under (log labels, log error), as a mean ratio to random choice on the same seed; from, to: its 95 % t "
+    "interval over seeds; likewise for the 95 % and 99 % quantiles.",
+    "labels: number after which the RMSE stays at or below random choice's final one, relative to random choice's own number "
+    "(so its ratio to itself is 1). Per seed, interpolated on doubly logarithmic axes; inf: not reached. Median over seeds, "
+    "and order statistics that contain it with 90 % or more (of ten seeds the second from either end, 97.9 %).",
+    f"claim: the interval of the area is below 1 on at least {active_summary.CLAIM_LEAST} of six problems, for the arm fixed "
+    f"in the code before the run: {active_summary.CLAIM_ARM[1]} selection with the {active_summary.CLAIM_ARM[0]}. For "
+    f"information: whether its median of labels is at most {active_summary.GOAL}, and the best of all arms.",
+    "The benchmark calls selectors directly, with new weights in every round and without calibration (all labels are training "
+    "data). It does not use ActiveLearner, whose rounds may start from earlier weights and may calibrate.",
+    "ranks: Spearman's correlation between the integrated variance of test samples, which selectors use, and their squared "
+    "error, averaged over rounds.",
+    f"ensemble: mean of {MEMBERS} operators; last layer: the first of them. select s: seconds per choice on one thread, with "
+    "samples compared on a coarser grid, while other processes ran.",
+    "Relative errors of single samples are not reported: for large viscosity, functions decay to 1e-17.",
+    "Settings of training were chosen by errors of random choice on seeds 900 and 950; distributions were fixed before any "
+    "selector ran on them.",
 )
 
 

@@ -64,24 +64,24 @@ NOTES = (
     "square; dissipation (largest integral of u_x squared) and peak pressure (least): how much worse than the best that "
     "gradient descent on the simulator finds. 10 random designs and 20 more",
     "start, half and end: least loss after the initial designs, after half of the others, and after all; medians over seeds, "
-    "quartiles at the end. No run ends early. Where a run finds less than gradient descent did, the least loss of all runs "
-    "takes the place of the latter's",
-    "to target: evaluations in all until the loss is 6e-6 or less (environmental model), 1e-4 (target fields), or within a "
-    "hundredth of what the best design gains on the mean random one; median over seeds, empty if half did not get there. "
-    "reached: seeds that did. failed: runs that an error ended, named below; to target counts them as not having reached it, "
-    "all other columns leave them out",
-    f"noise: no process has less than {bo_methods.MIN_NOISE:g} of its prior variance, for BoTorch's that of standardised "
-    "outputs. Learned noise has this bound in place of BoTorch's 1e-4. BoTorch's prior on it, which would hold that of exact "
-    "observations above the bound, is kept for GPs on the objective alone. 'least noise' is fixed at the bound, and GPyTorch's "
-    "own 1e-6 lowered for it. The kernel operator learns its noise as composites do. Last-layer Laplace takes what training "
-    "left for noise, which no bound can change; last-layer regression of the same network has as little noise as all others, "
-    "in units of the variance of the outputs, and features that outnumber the observations",
-    f"every model: qLogEI, {bo_methods.Budget().draws} draws, {bo_methods.Budget().raw} random designs, of which "
-    f"{bo_methods.Budget().restarts} are improved by gradients. Composite models predict observations of the field and "
-    "know the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
-    f"{bo_methods.Budget().fit_iterations} iterations of the optimiser; those of HigherOrderGP go on from the last ones, "
-    f"with at most {bo_methods.Budget().slow_fit_iterations} where it has more than {bo_methods.MANY} observations, which "
-    "leaves its evidence below the largest. Its posterior at a design is computed in closed form. fit and choice: seconds of "
+    "quartiles at the end. No run ends early. If a run finds less than gradient descent, the least loss of all runs is the "
+    "reference",
+    "to target: evaluations until the loss is 6e-6 or less (environmental model), 1e-4 (target fields), or within a "
+    "hundredth of the best design's gain over the mean random one; median over seeds, empty if half did not reach it. "
+    "reached: seeds that did. failed: runs that ended with an error, named below; to target counts them as not reached, "
+    "all other columns omit them",
+    f"noise: every Gaussian process has at least {bo_methods.MIN_NOISE:g} of its prior variance, in BoTorch of standardised "
+    "outputs. Learned noise has this bound instead of BoTorch's 1e-4. BoTorch's prior on the noise, which keeps it above the "
+    "bound for exact observations, is used for GPs on the objective only. 'least noise' is fixed at the bound, below "
+    "GPyTorch's 1e-6. The kernel operator learns its noise like composite GPs. Last-layer Laplace counts the training error "
+    "as noise, which no bound changes; last-layer regression of the same network has the common least noise, in units of the variance "
+    "of the outputs, and more features than observations",
+    f"every model: qLogEI, {bo_methods.Budget().draws} draws, {bo_methods.Budget().raw} random designs, of which gradients "
+    f"improve {bo_methods.Budget().restarts}. Composite models predict observations of the field and "
+    "use the known loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
+    f"{bo_methods.Budget().fit_iterations} iterations of the optimiser; those of HigherOrderGP start from the last ones, "
+    f"with at most {bo_methods.Budget().slow_fit_iterations} above {bo_methods.MANY} observations, which "
+    "leaves its evidence below the maximum. Its posterior at a design is computed in closed form. fit and choice: seconds of "
     "processor time per evaluation, medians over seeds",
 )
 

@@ -37,24 +37,24 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         return [row for unit in todo for row in found[unit]["rows"]]
 
     notes = [
-        "Problems, sizes and recipes as in `exact`, four FNOs under each seed; functions and weights are drawn anew for each.",
-        "scale: one factor of variances per channel; local, VarianceScale as it is by default; mixed, with ScaleMixture after "
-        "that. Calibration: 200 functions. Scores: 200 others of the same grid; joint densities and rank correlations, of the "
-        f"first {WHOLE[1]} in two dimensions. whole fields: how many lie within bands of {LEVEL:g} of the draws, no conformal "
-        "help.",
-        "rank_within: rank correlation of stated deviation and error between the points of one function; attainable: its "
-        "expectation if errors were as stated. gap: attainable less reached, with a standard error over functions, not over "
-        f"trainings. of attainable: their ratio, which means nothing where less than {MEANINGLESS:g} is attainable.",
-        "Steepest tenth: mean of squared standardised errors at the tenth of points where the predicted mean is steepest.",
-        "band: width of conformal bands of whole functions that follow the stated deviation, relative to bands of constant "
-        "width, both calibrated on the same sets of 50 functions and tested on the same others.",
-        f"Shown: of all problems, on how many the means over seeds reach {ATTAINABLE:g} of the attainable rank correlation "
-        f"(where less than {MEANINGLESS:g} is attainable: come within {ERRORS:g} standard errors of it), a rank "
-        f"correlation of {FRONT_RANK:g} on problems with fronts, a steepest tenth from {STEEPEST[0]:g} to {STEEPEST[1]:g}, "
-        f"a band of {WIDTH:g} of the constant one or less, and {COVERED[0]:g} to {COVERED[1]:g} of whole fields.",
-        f"A model that is right, calibrated and tested on 200 functions, has whole fields of {LEVEL:g} with a standard "
-        f"deviation of {CHANCE:g}, {CHANCE / repetitions**0.5:.2g} over seeds: of ten problems it misses about one by chance.",
-        "A kernel operator that solves a linear problem up to rounding has nothing to scale: its variances stay as stated.",
+        "Problems, sizes and recipes as in `exact`, with four FNOs, samples and weights for each seed.",
+        "scale: one variance factor per channel; local: the default VarianceScale; mixed: ScaleMixture after it. Calibration "
+        "and scores: 200 samples each, on the same grid; joint densities and rank correlations: the first "
+        f"{WHOLE[1]} in two dimensions. whole fields: fraction inside bands with {LEVEL:g} of the draws, without conformal "
+        "calibration.",
+        "rank_within: rank correlation of predicted deviation and error between the points of one sample; attainable: its mean "
+        "for errors drawn from the predicted distribution. gap: attainable minus achieved value, with a standard error over "
+        f"samples, not over trainings. of attainable: their ratio, meaningless for attainable values below {MEANINGLESS:g}.",
+        "Steepest tenth: mean squared standardised error at the tenth of points where the predicted mean is steepest.",
+        "band: width of conformal bands that follow the predicted deviation, relative to bands of constant width, both "
+        "calibrated on the same sets of 50 samples and tested on the same others.",
+        f"Shown: number of problems on which means over seeds reach {ATTAINABLE:g} of the attainable rank correlation (or, "
+        f"for attainable values below {MEANINGLESS:g}, come within {ERRORS:g} standard errors of it), a rank correlation of "
+        f"{FRONT_RANK:g} on problems with fronts, a steepest tenth from {STEEPEST[0]:g} to {STEEPEST[1]:g}, a band of at most "
+        f"{WIDTH:g} of the constant one, and {COVERED[0]:g} to {COVERED[1]:g} of whole fields.",
+        f"For a right model and 200 samples each for calibration and test, whole fields at {LEVEL:g} have a standard deviation "
+        f"of {CHANCE:g}, {CHANCE / repetitions**0.5:.2g} over seeds: of ten problems it misses about one by chance.",
+        "Variances of a kernel operator that solves a linear problem up to rounding are not scaled.",
     ]
     return sections.write(
         "calibration",

@@ -174,28 +174,28 @@ def main(
 def _notes(asked: Extent) -> list[str]:
     """Notes for readers."""
     shared = [
-        "Posteriors are fitted on the training pairs and scaled on separate calibration functions of the training grid; "
-        f"bands are calibrated on sets of {evaluation.SET} functions of a separate pool and tested on the test functions, "
+        "Posteriors are fitted to the training pairs and scaled on separate calibration samples on the training grid. "
+        f"Bands are calibrated on sets of {evaluation.SET} samples of a separate pool and tested on the test samples; "
         "intervals of functionals are tested on the pool.",
-        "Seconds of training, fitting and evaluating are processor time of one core; those of the run passed on the clock.",
-        f"The ensembles hold {MEMBERS} operators that differ in their initial weights and in the order of batches; the "
-        "first of them is the operator of the last-layer row.",
+        "Seconds of training, fit and evaluation are processor time of one core; those of the run are wall time.",
+        f"Ensembles have {MEMBERS} operators with different initial weights and orders of batches; the first one is the "
+        "operator of the last-layer row.",
     ]
     if asked is FULL:
         return [
             *shared,
-            "Scores of whole functions (joint NLL, simultaneous coverage, energy score, rank correlations) are taken over the "
-            f"first {asked.whole[2]} functions of a place in two dimensions.",
-            "twice as long (full run): the error of the first operator on the calibration functions when trained anew for "
-            "twice the epochs, over its error there; below 1, longer training would have helped.",
+            "Field-wise scores (joint NLL, simultaneous coverage, energy score, rank correlations) in two dimensions use the "
+            f"first {asked.whole[2]} samples of a test set.",
+            "twice as long (full run): error of the first operator on the calibration samples after twice the epochs, relative "
+            "to its error after the epochs of the benchmark.",
         ]
     if asked is SMALL:
         return shared
     return [
         *shared,
-        "Scores of whole functions (joint NLL, simultaneous coverage, energy score, rank correlations) are taken over the "
-        f"first {asked.whole[1]} functions of a place in one dimension and {asked.whole[2]} in two.",
-        "This is the default run: trained as in the full run, with the first shift of each problem only and without ensembles "
+        "Field-wise scores (joint NLL, simultaneous coverage, energy score, rank correlations) use the first "
+        f"{asked.whole[1]} samples of a test set in one dimension and {asked.whole[2]} in two.",
+        "The default run has the trainings of the full run, with the first shift of each problem only and without ensembles "
         "of DeepONets; `--full` has the rest.",
     ]
 

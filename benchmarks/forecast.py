@@ -28,30 +28,28 @@ REFERENCE = "one step, residuals"
 Results = Mapping[Unit, Mapping[str, Any]]
 
 NOTES = (
-    "every seed has trajectories, weights and draws of its own, which all methods share; means over seeds. Intervals are "
+    "each seed has its own trajectories, weights and draws, which all methods share; means over seeds. Intervals are "
     f"{CONFIDENCE:.0%} intervals of Student's t over seeds, of the logarithms of ratios",
-    "CRPS: fair, over that of the climatology, which is the distribution of the states at that lead; 'all' is over all leads. "
-    f"'over residuals': CRPS over all leads divided by that of '{REFERENCE}', one state per lead with the errors that it made "
-    "on the trajectories for scaling; below 1 is better",
-    "posteriors are scaled on trajectories that neither training nor scores see: their variance of one step before they are "
-    "rolled out (VarianceScale), the roll-outs lead by lead, with a factor that varies along functions (LeadScale); 'raw' is "
-    "before the latter. "
+    "CRPS: fair, relative to that of the climatology, the distribution of the states at that lead; 'all' is over all leads. "
+    f"'over residuals': CRPS over all leads relative to that of '{REFERENCE}', one state per lead plus its errors on the "
+    "scaling trajectories; below 1 is better",
+    "posteriors are scaled on trajectories without part in training and scores: the variance of one step before the roll-out "
+    "(VarianceScale), roll-outs by lead with a factor that varies in space (LeadScale); 'raw' is before the latter. "
     f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
-    "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
-    f"(HorizonBand) that {Sizes().bands} other trajectories carry (shallow water: fewer)",
-    f"scales: scores by what LeadScale does. raw: nothing; {ONE_FACTOR}: variances of a lead times one number "
-    "(local=False); local: the default. CRPS is over all leads, divided by that with one factor, in pairs of seeds",
+    "trajectories at all points and leads, by ranks among the members; band: of whole trajectories by a conformal band "
+    f"(HorizonBand) from {Sizes().bands} other trajectories (shallow water: fewer)",
+    f"scales: effect of LeadScale. raw: without it; {ONE_FACTOR}: one factor per lead (local=False); local: the default. CRPS "
+    "is over all leads, relative to that with one factor, paired by seed",
     "all forecasts start at the second state of a trajectory",
-    f"the kernel operator is fitted on {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is left out: "
-    "linearised, its scaled draws ask for the variance at every state that a member passes, which costs a gradient per value "
-    "of the field; and roll-outs of operators with weights drawn from it were not finite by lead 12, on Burgers' equation",
-    "verdicts: of the posteriors of networks that have results with all seeds, the one of least CRPS on the trajectories for "
-    "scaling, mean over seeds; members' own regions are those of 'horizon'; "
-    f"test trajectories choose nothing. Met where spread over skill is in {SKILL_RANGE[0]:g} to {SKILL_RANGE[1]:g} at every "
-    f"lead and the band's coverage within {POINTS:g} of {LEVEL:g}, means over seeds. Both vary by chance, where few functions "
-    "make most errors: the seeds and the interval say by how much",
-    "recipes take equal time, by what a batch of each took in the median of six equations, in whole epochs; seconds are "
-    f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
+    f"the kernel operator is fitted to {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is omitted: "
+    "its scaled linearised draws need the variance at every state of a member, at the cost of a gradient per value of the "
+    "field; and roll-outs of operators with weights drawn from it were not finite by lead 12, on Burgers' equation",
+    "verdicts: the posterior of networks with results for all seeds and the least mean CRPS on the scaling trajectories, so "
+    "test trajectories select nothing; regions of members are those of 'horizon'. Met if, in means over seeds, spread over "
+    f"skill is in {SKILL_RANGE[0]:g} to {SKILL_RANGE[1]:g} at every lead and the band's coverage within {POINTS:g} of "
+    f"{LEVEL:g}. Both vary by chance, if few samples dominate the errors: see seeds and interval",
+    "recipes take equal time, by the median cost of a batch over six equations, in whole epochs; seconds are processor time. "
+    f"error: relative L2. valid: leads until it exceeds {VALID:g}. stable: number of starts from which the long roll-out "
     f"stays below {BOUND:g} times the largest true norm",
 )
 

@@ -36,8 +36,8 @@ class Data:
 
     Attributes:
         train: Training pairs.
-        scaling: Pairs that scale the variances of all heads.
-        weighing: Pairs for the weights of stacking.
+        scaling: Pairs that scale the variances of all heads, and fit the weights of stacking.
+        weighing: Further pairs, which scale the predictors inside stacking.
         noise: Variance of the measurement noise in all outputs, `(c,)`, in physical units squared.
     """
 

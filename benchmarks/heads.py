@@ -33,24 +33,24 @@ COMPARED = ("joint_nll", "crps", "energy")
 AFFORDED = 2
 """Largest cost in trainings in the last column of `wins`."""
 NOTES = (
-    "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
-    f"{VarianceScale()!r} on the same 200 functions (100 in two dimensions), and tested on as many others; stacking takes "
-    "its weights from those, and scales its predictors on as many further ones",
-    f"all outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, "
-    "which every scale is told: what is exact has no density without",
-    f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
-    "the stated variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
-    f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
-    "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
-    "interval. cost: processor seconds of trainings and of the head itself, scales and weights of stacked ones included, "
-    "in units of one training; median and largest over problems",
-    "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
-    f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
-    f"with few functions there are up to {head_units.EVALUATIONS} times the epochs, never more evaluations than with all",
-    "random scale: ScaleMixture after the scale of all, fitted to the same functions. whole: how many functions lie wholly "
-    f"within bands of {LEVEL:g} of the draws, of all that are tested; coverage: of values",
-    f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "
-    f"That of a model that is right has a standard deviation of {CHANCE:g} for one seed in one dimension",
+    "means over seeds with separate samples, weights and batches, which all heads share. Every head is scaled by "
+    f"{VarianceScale()!r} on the same 200 samples (100 in two dimensions), and tested on the same number of others; stacking "
+    "fits its weights to these scaling samples, and scales its predictors on further ones",
+    f"all outputs have measurement noise of {NOISE:g} of their root mean square, which is passed to all scales: without noise, "
+    "exact predictions have no density",
+    f"coverage and width: central intervals at {LEVEL:g}; simultaneous: coverage of fields. auroc: of the predicted variance, "
+    "for samples from shifts. raw chi2: before scales",
+    f"relative to the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
+    "wins: number of problems on which a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
+    "interval. cost: processor seconds of trainings, head, scales and weights of stacking, in units of one training; median "
+    "and largest over problems",
+    "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. The critical difference is "
+    f"Nemenyi's at {1 - CONFIDENCE:.1g}",
+    f"with few samples there are up to {head_units.EVALUATIONS} times the epochs, never more evaluations than with all",
+    "random scale: ScaleMixture after VarianceScale, on the same samples. whole: fraction of test samples inside bands with "
+    f"{LEVEL:g} of the draws; coverage: pointwise",
+    f"whole fields: number of problems with a mean fraction between {COVERED[0]:g} and {COVERED[1]:g}. For a right model its "
+    f"standard deviation is {CHANCE:g} for one seed in one dimension",
 )
 """Notes for readers."""
 _HEAD = ("problem", "operator", "regime", "head")

@@ -34,23 +34,23 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
 
     parts = {"detection": partial(averaged, table="detection"), "coverage": partial(averaged, table="coverage"), "shown": shown}
     notes = [
-        "Problems, sizes and recipes as in `exact`; functions and weights are drawn anew for each seed. Means over seeds; "
+        "Problems, sizes and recipes as in `exact`, with samples and weights for each seed. Means over seeds; "
         f"±: half of Student's {CONFIDENCE:.0%} interval over seeds.",
-        f"All outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, which scales "
-        "are told: what is exact has no scale without.",
-        f"Detection: AUROC of each score against test functions in distribution; flagged: combined p-value <= {ALARM}. "
-        "Scores are fitted on half of the calibration functions; reference: on the training functions. "
-        "Shifts that leave the inputs as they were change the equation alone: no score of inputs can tell them.",
-        f"Coverage of pointwise intervals, and of whole functions by a band, both stated for {LEVEL}; bands are calibrated "
-        "in distribution. Width: mean standard deviation of measurements, here and in distribution, over that of the "
-        "unwidened predictor in distribution; a mean over channels.",
-        "Widening of other kinds: no synthetic shift that resembles the place's took part "
+        f"All outputs have measurement noise of {NOISE:g} of their root mean square, which is passed to scales: without noise, "
+        "exact predictions have no scale.",
+        f"Detection: AUROC of each score against test samples in distribution; flagged: combined p-value <= {ALARM}. "
+        "Scores are fitted to half of the calibration samples; reference: to the training samples. "
+        "Shifts of the equation do not change the inputs: no score of inputs can detect them.",
+        f"Coverage: of pointwise intervals and of simultaneous bands, nominal {LEVEL}; bands are calibrated in distribution. "
+        "Width: mean standard deviation of measurements, on the shift and in distribution, relative to that of the predictor "
+        "without inflation in distribution; a mean over channels.",
+        "Widening of other kinds: without synthetic shifts that resemble the tested one "
         f"({'; '.join(name + ': ' + ' and '.join(kinds) for name, kinds in LIKE.items())}).",
-        "Named shifts took part in no fit. Of Darcy's equation in two dimensions, synthetic shifts change the source alone: "
-        "the solver takes harmonic roots of permeabilities only.",
-        f"Shown: of all problems and shifts, how many reach an AUROC of {DETECTED} by the combined scores, where inputs "
-        f"changed, and a coverage of {COVERAGE} on {' and '.join(CLAIMED)} at {WIDTH} times the width in distribution or "
-        "less. Means over seeds are compared.",
+        "Nothing is fitted to named shifts. Synthetic shifts of Darcy's equation in two dimensions change the source only: "
+        "the solver requires harmonic roots of permeabilities.",
+        f"Shown: number of problems and shifts with an AUROC of {DETECTED} of the combined scores, if inputs change, and with "
+        f"a coverage of {COVERAGE} on {' and '.join(CLAIMED)} at no more than {WIDTH} times the width in distribution. "
+        "Means over seeds are compared.",
     ]
     return sections.write(
         "novelty",
