@@ -74,8 +74,8 @@ NOTES = (
     "outputs. Learned noise has this bound instead of BoTorch's 1e-4. BoTorch's prior on the noise, which keeps it above the "
     "bound for exact observations, is used for GPs on the objective only. 'least noise' is fixed at the bound, below "
     "GPyTorch's 1e-6. The kernel operator learns its noise like composite GPs. Last-layer Laplace counts the training error "
-    "as noise, which no bound changes; last-layer regression of the same network has the common least noise, in units of the variance "
-    "of the outputs, and more features than observations",
+    "as noise, which no bound changes; last-layer regression of the same network has the common least noise, in units of "
+    "the variance of the outputs, and more features than observations",
     f"every model: qLogEI, {bo_methods.Budget().draws} draws, {bo_methods.Budget().raw} random designs, of which gradients "
     f"improve {bo_methods.Budget().restarts}. Composite models predict observations of the field and "
     "use the known loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
