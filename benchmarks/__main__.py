@@ -32,14 +32,14 @@ from probneural.errors import ProbneuralError
 
 LOCAL = Path(__file__).parent / "results" / "local"
 Options = Mapping[str, Mapping[str, Any]]
-"""Names of options on the command line to what argparse is told of them."""
+"""Arguments of argparse by option of the command line."""
 
 
 def positive(text: str) -> int:
-    """A number of things.
+    """Parse a positive integer.
 
     Raises:
-        ValueError: If it is no positive integer.
+        ValueError: If the text is no positive integer.
     """
     count = int(text)
     if count < 1:
@@ -49,7 +49,7 @@ def positive(text: str) -> int:
 
 WORKERS: Options = {"--workers": {"type": int, "default": 2, "help": "single-threaded worker processes"}}
 DEVICE: Options = {"--device": {"default": "cpu", "help": "where everything runs: cpu or cuda"}}
-SEEDS: Options = {"--seeds": {"type": positive, "help": "repetitions, each with functions and weights of its own"}}
+SEEDS: Options = {"--seeds": {"type": positive, "help": "repetitions with separate samples and weights"}}
 PROBLEM: Options = {"--problem": {"help": "only problems whose names in the tables begin so"}}
 
 
@@ -58,12 +58,12 @@ class Command:
     """A benchmark.
 
     Attributes:
-        run: Runs it; takes `mode`, `output`, and the values of its options.
-        help: What it is, and how long it takes.
-        output: What its folder will hold.
-        full: What `--full` does, where there is that.
-        options: Its options.
-        check: Asked before minutes of work whether its arguments are right; raises a ValueError or an error of ours.
+        run: Function of `mode`, `output` and the values of the options.
+        help: Question and duration.
+        output: Contents of the output folder.
+        full: Effect of `--full`, if the benchmark has it.
+        options: Options of the command line.
+        check: Validates arguments before the run; raises a ValueError or a ProbneuralError.
     """
 
     run: Callable[..., Any]
@@ -77,16 +77,15 @@ class Command:
 COMMANDS = {
     "exact": Command(
         exact.main,
-        "operators and posteriors against exact solutions (what `make bench` runs)",
+        "operators and posteriors compared with exact solutions (`make bench`)",
         output="results.json, report.html and trained operators",
-        full="all ten problems, every ensemble and shift, and what training twice as long brings: about twenty "
-        "minutes (`make bench-full`)",
+        full="all ten problems, ensembles and shifts, and training twice as long: about twenty minutes (`make bench-full`)",
         options={
             **PROBLEM,
             "--data": {
                 "type": Path,
                 "dest": "path",
-                "help": "functions of your own instead: .npz, NetCDF, Zarr or safetensors",
+                "help": "your own data instead: .npz, NetCDF, Zarr or safetensors",
             },
             **WORKERS,
             "--verbose": {
@@ -99,30 +98,28 @@ COMMANDS = {
     ),
     "active": Command(
         active.main,
-        "error and labels that active learning saves; three hours, goes on if cut off",
+        "error, and labels saved by active learning; three hours, resumable",
         output="active.json, active.html and finished units",
         options={**PROBLEM, **WORKERS},
         check=lambda given: active.chosen(given["mode"], problem=given["problem"]),
     ),
     "bo": Command(
         bo.main,
-        "Bayesian optimisation over input functions; an hour, goes on if cut off",
+        "Bayesian optimisation over input functions; an hour, resumable",
         output="bo.json, bo.png and finished runs",
         options={**PROBLEM, **WORKERS},
         check=lambda given: bo.chosen(given["problem"]),
     ),
-    "curvature": Command(
-        curvature.main, "cost of curvature products, beside other libraries where they are installed; minutes"
-    ),
+    "curvature": Command(curvature.main, "cost of curvature products, compared with other installed libraries; minutes"),
     "devices": Command(
         devices.main,
         "training, heads and scores on the CPU and on a GPU of the same machine; minutes",
-        options={"--device": {"default": "cuda", "help": "what is compared with the CPU"}},
+        options={"--device": {"default": "cuda", "help": "device that is compared with the CPU"}},
         check=lambda given: devices.check(given["device"]),
     ),
     "forecast": Command(
         forecast.main,
-        "forecasts with posteriors on equations that are solved exactly; an hour or more a problem, goes on if cut off",
+        "probabilistic forecasts on exactly solved equations; an hour or more per problem, resumable",
         output="forecast.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS},
         check=lambda given: forecast.chosen(given["problem"]),
@@ -130,13 +127,13 @@ COMMANDS = {
     "gold": Command(gold.main, "heads against posteriors known in closed form; minutes", options=WORKERS),
     "heads": Command(
         heads.main,
-        "heads beside one another on the same networks, with their costs; about 40 minutes, goes on if cut off",
-        full="all heads, few functions, DeepONets and five seeds too; a day",
+        "accuracy and cost of heads on the same networks; about 40 minutes, resumable",
+        full="also all heads, few samples, DeepONets and five seeds; a day",
         output="heads.json and heads.png, or those of the part that is chosen, and finished units",
         options={
             **PROBLEM,
             "--operator": {"choices": heads.OPERATORS, "help": "the network that heads are fitted to"},
-            "--functions": {"type": positive, "help": "training functions, in place of all that a problem has"},
+            "--functions": {"type": positive, "help": "number of training samples, instead of all"},
             **WORKERS,
             **SEEDS,
         },
@@ -150,7 +147,7 @@ COMMANDS = {
     ),
     "calibration": Command(
         calibration.main,
-        "variances with one factor and with a local one, of four heads on all problems; about an hour, goes on if cut off",
+        "variances with one factor, a local scale and a scale mixture; about an hour, resumable",
         output="calibration.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: problem_units.chosen(given["problem"]),
@@ -169,14 +166,14 @@ COMMANDS = {
     ),
     "novelty": Command(
         novelty.main,
-        "which shifts scores of novelty see, and what widened error bars cover; about a quarter of an hour, goes on if cut off",
+        "detection of shifts, and coverage of inflated error bars; about 15 minutes, resumable",
         output="novelty.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: problem_units.chosen(given["problem"]),
     ),
     "speed": Command(
         speed.main,
-        "operators beside neuraloperator's and deepxde's; minutes",
+        "operators compared with neuraloperator's and DeepXDE's; minutes",
         options=DEVICE,
     ),
     "training": Command(
@@ -188,7 +185,7 @@ COMMANDS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of all benchmarks."""
+    """Return the parser of all benchmarks."""
     found = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of probneural.")
     commands = found.add_subparsers(dest="name", required=True)
     for name, command in COMMANDS.items():
@@ -197,13 +194,13 @@ def parser() -> argparse.ArgumentParser:
         if command.full is not None:
             size.add_argument("--full", dest="mode", action="store_const", const="full", help=command.full)
         size.add_argument(
-            "--small", dest="mode", action="store_const", const="small", help="seconds to minutes; the numbers mean nothing"
+            "--small", dest="mode", action="store_const", const="small", help="a test of the machinery; seconds to minutes"
         )
         own.add_argument("--output", type=Path, default=LOCAL, help=f"folder for {command.output}")
         for option, said in command.options.items():
             own.add_argument(option, **said)
         own.set_defaults(mode="default")
-    commands.add_parser("tables", help="write the tables of README and docs anew from the committed results")
+    commands.add_parser("tables", help="regenerate the tables of README and docs from the committed results")
     return found
 
 
@@ -219,7 +216,7 @@ def main() -> None:
     try:
         if command.check is not None:
             command.check(given)
-    except (ValueError, ProbneuralError) as error:  # a name or a file that is not right, said in one line
+    except (ValueError, ProbneuralError) as error:  # an invalid name or file is reported in one line
         line.error(str(error))
     command.run(**given)
 

@@ -1,8 +1,8 @@
-"""Active learning against random choice: how many exact solutions does an operator need?
+"""Active learning compared with random choice: number of exact solutions that an operator needs.
 
 The protocol is that of AL4PDE (Musekamp et al. 2025, Active learning for neural PDE solvers): from a pool of 4,000 input
-functions, 16 random ones are labelled, then batches are chosen until there are 32, 64, 128 and 256; after each batch operators
-are trained from new weights, for equally many gradient steps, and tested on 500 other functions of the same distribution.
+functions, 16 random ones are labelled, then batches are selected up to 32, 64, 128 and 256; after each batch operators
+are trained from new weights, with equal numbers of gradient steps, and tested on 500 other functions of the distribution.
 Labels are exact solutions. Per seed, all selectors share the pool, the test functions, the 16 initial labels, and the initial
 weights and seeds of batches of every round.
 """
@@ -43,36 +43,35 @@ LINE = FNOTraining((12,))
 PLANE = FNOTraining((9, 9), depth=3, projection=32, steps=640, batch_size=8, learning_rate=1e-2)
 
 NOTES = (
-    "RMSE: over all test functions, channels and points, in units of the standard deviation of the test outputs; q50, q95, "
-    "q99: quantiles of the RMSE of single functions. Means over seeds are geometric.",
-    "area: the area under (log labels, log error), as a mean ratio to random choice on the same seed; from, to: its 95 % t "
-    "interval over seeds; likewise for the 95 % and 99 % quantiles of single functions.",
-    "labels: those from which on the RMSE stays at or below random's final one, over those from which on random's own does: "
-    "random against itself has 1. Per seed, interpolated on doubly logarithmic axes; inf: not reached. The median over seeds, "
-    "and the order statistics that hold it with 90 % or more (of ten seeds the second from either end, 97.9 %).",
-    f"claim: the area's whole interval lies below 1 on at least {active_summary.CLAIM_LEAST} of six problems. "
-    f"The arm that counts is fixed in the code, whatever the results: {active_summary.CLAIM_ARM[1]} selection with the "
-    f"{active_summary.CLAIM_ARM[0]}. Beside it: whether its median of labels is at most {active_summary.GOAL}, and, as an "
-    "aside that counts for nothing, the best of all arms.",
-    "The benchmark drives selectors directly, with operators of new weights in every round and no calibration (all labels are "
-    "trained on). It does not go through ActiveLearner, whose rounds may start from the weights before and may calibrate.",
-    "ranks: Spearman's correlation between the integrated variance of test functions, which selectors look at, and their "
-    "squared error, averaged over rounds: what the posterior knows of where its errors are.",
-    f"ensemble: {MEMBERS} operators, its prediction their mean; last layer: the first of them alone. select s: seconds per "
-    "choice, of one thread, with functions compared on a coarser grid; other processes ran beside it.",
-    "Relative errors of single functions are not reported: where viscosity is large, functions decay to 1e-17.",
-    "Settings of training were chosen by errors of random choice on functions of seeds 900 and 950; distributions were written "
-    "down before any selector was run on them.",
+    "RMSE: over all test samples, channels and points, in units of the standard deviation of the test outputs; q50, q95, "
+    "q99: quantiles of the RMSE of single samples. Means over seeds are geometric.",
+    "area: area under (log labels, log error), as a mean ratio to random choice on the same seed; from, to: its 95 % t "
+    "interval over seeds; likewise for the 95 % and 99 % quantiles.",
+    "labels: number after which the RMSE stays at or below random choice's final one, relative to random choice's own number "
+    "(so its ratio to itself is 1). Per seed, interpolated on doubly logarithmic axes; inf: not reached. Median over seeds, "
+    "and order statistics that contain it with 90 % or more (of ten seeds the second from either end, 97.9 %).",
+    f"claim: the interval of the area is below 1 on at least {active_summary.CLAIM_LEAST} of six problems, for the arm fixed "
+    f"in the code before the run: {active_summary.CLAIM_ARM[1]} selection with the {active_summary.CLAIM_ARM[0]}. For "
+    f"information: whether its median of labels is at most {active_summary.GOAL}, and the best of all arms.",
+    "The benchmark calls selectors directly, with new weights in every round and without calibration (all labels are training "
+    "data). It does not use ActiveLearner, whose rounds may start from earlier weights and may calibrate.",
+    "ranks: Spearman's correlation between the integrated variance of test samples, which selectors use, and their squared "
+    "error, averaged over rounds.",
+    f"ensemble: mean of {MEMBERS} operators; last layer: the first of them. select s: seconds per choice on one thread, with "
+    "samples compared on a coarser grid, while other processes ran.",
+    "Relative errors of single samples are not reported: for large viscosity, functions decay to 1e-17.",
+    "Settings of training were chosen by errors of random choice on seeds 900 and 950; distributions were fixed before any "
+    "selector ran on them.",
 )
 
 
 @dataclass(frozen=True)
 class Case:
-    """A distribution, and how operators are trained on it.
+    """A distribution and the training of operators on it.
 
     Attributes:
         source: The distribution.
-        recipe: Of the operators.
+        recipe: Architecture and training of the operators.
     """
 
     source: VariedSource
@@ -85,10 +84,10 @@ def cases() -> list[Case]:
 
 
 def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
-    """The distributions of one run: all, or those whose names begin so.
+    """Distributions of a run: all, or those whose names start with a text.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no name starts with the text.
     """
     by_name = {case.source.name: case for case in cases()}
     found = [by_name[name] for name in named(list(by_name), problem)]
@@ -98,10 +97,10 @@ def chosen(mode: str, *, problem: str | None = None) -> list[Case]:
 
 
 def units(mode: str, todo: Sequence[Case], *, folder: Path) -> list[Unit]:
-    """Everything to run, random choice first: it leaves the operators of the first round to all others."""
+    """All work items, random choice first: it stores the operators of the first round for the others."""
     protocol = Protocol(rounds=(4, 8, 16), pool=60, tests=20) if mode == "small" else Protocol()
     seeds = list(SEEDS)[: 2 if mode == "small" else None]
-    commit = environment.commit()  # once: it may change while a long run goes on
+    commit = environment.commit()  # once: it may change during a long run
     arms: list[tuple[str | None, pn.active.Selector]] = [(None, pn.active.RandomSelection())]
     arms += [(head, pn.active.StochasticSelection()) for head in (LAST_LAYER, ENSEMBLE)]
     made = [
@@ -114,7 +113,7 @@ def units(mode: str, todo: Sequence[Case], *, folder: Path) -> list[Unit]:
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
-    """Run, print the tables, write active.json, the figures and the report."""
+    """Run, print tables, and write active.json, figures and report."""
     start = time.perf_counter()
     todo = chosen(mode, problem=problem)
     planned = units(mode, todo, folder=output / "active")
@@ -162,12 +161,12 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 
 
 def _without_choice(row: dict[str, Any]) -> dict[str, Any]:
-    """A row for the results: which functions were chosen is in the file of the unit."""
+    """A row of the results, without the selected functions, which are in the file of the work item."""
     return {key: value for key, value in row.items() if key != "chosen"}
 
 
 def _run_all(planned: Sequence[Unit], *, workers: int) -> list[dict[str, Any]]:
-    """One unit per single-threaded process; what is finished is kept, and a run that was cut off goes on from there."""
+    """Run each work item in a single-threaded process; finished items are stored, and an interrupted run continues."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     with (
         spawned(workers) as pool,

@@ -16,13 +16,13 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, bytes]:
     """One PNG image per problem: error and its 99 % quantile over labels, one column per head.
 
     Args:
-        rows: Of `active_summary.curves`.
+        rows: Rows of `active_summary.curves`.
     """
     return {name: _drawn([row for row in rows if row["problem"] == name]) for name in dict.fromkeys(r["problem"] for r in rows)}
 
 
 def _drawn(rows: Sequence[dict[str, Any]]) -> bytes:
-    from matplotlib.figure import Figure  # a figure of its own, not pyplot's
+    from matplotlib.figure import Figure  # independent of pyplot
     from matplotlib.ticker import NullLocator
 
     heads = list(dict.fromkeys(row["head"] for row in rows))

@@ -1,7 +1,7 @@
-"""One unit of the active-learning benchmark: one distribution, one head, one selector and one seed, through all rounds.
+"""Work items of the active-learning benchmark: one distribution, head, selector and seed, through all rounds.
 
-All units of a seed share pool, test functions, the initial labels, and the initial weights and batches of every round. Random
-choice does not look at the head, so one unit serves both: it trains the ensemble, whose first member is the single operator.
+All items of a seed share pool, test functions, initial labels, and the initial weights and batches of every round. Random
+choice does not depend on the head, so one item serves both: it trains the ensemble, whose first member is the single operator.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ NAMES: dict[type[pn.active.Selector], str] = {
 
 
 def seed_of_pool(seed: int) -> int:
-    """The seed of the functions that a unit chooses from."""
+    """Seed of the pool."""
     return stream_seed(seed, "benchmark pool")
 
 
 def seed_of_tests(seed: int) -> int:
-    """The seed of the functions that it is scored on."""
+    """Seed of the test functions."""
     return stream_seed(seed, "benchmark test")
 
 
 @dataclass(frozen=True)
 class FNOTraining:
-    """An FNO and its training, of equally many gradient steps however many labels there are.
+    """An FNO and its training, with a number of gradient steps that does not depend on the number of labels.
 
     Attributes:
         modes: Frequencies per axis.
-        width: Channels of its hidden states.
-        depth: Number of its blocks.
-        projection: Features of its last layer.
+        width: Channels of hidden states.
+        depth: Number of blocks.
+        projection: Features of the last layer.
         steps: Gradient steps.
-        batch_size: Pairs a step.
+        batch_size: Pairs per step.
         learning_rate: Peak of the schedule.
     """
 
@@ -72,8 +72,8 @@ class FNOTraining:
     def train(self, pairs: pn.FieldPairs, *, seed: int) -> pn.operators.FNO:
         """Train from new weights on all pairs.
 
-        The loss is the root of each function's mean squared error in units of the outputs' standard deviation, averaged: unlike
-        a relative error it leaves functions that have decayed to nothing their small weight, as the scores do.
+        The loss is the average root mean squared error of functions, in units of the outputs' standard deviation. Unlike
+        a relative error, it gives functions that have decayed a small weight, as the scores do.
         """
         periodic = pairs.inputs.grid.periodic
         operator = pn.operators.FNO(
@@ -93,7 +93,7 @@ class FNOTraining:
             squares = pn.Field((predicted - target) / scales.to(target), grid).mean_square().mean(1)
             return squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt().mean()
 
-        # Pairs are repeated so that an epoch, which has costs of its own, is 16 steps or more for 16 pairs and for 256.
+        # Pairs are repeated so that an epoch has at least 16 steps: epochs have a fixed cost.
         per_epoch = max(16, math.ceil(len(pairs) / self.batch_size))
         tiled = pairs[torch.arange(per_epoch * self.batch_size) % len(pairs)]
         pn.fit(
@@ -111,12 +111,12 @@ class FNOTraining:
 
 @dataclass(frozen=True)
 class Protocol:
-    """Sizes that all units of a run share.
+    """Sizes shared by all work items.
 
     Attributes:
-        rounds: Numbers of labels at which operators are trained anew.
-        pool: Input functions to choose from.
-        tests: Test functions.
+        rounds: Numbers of labels at which operators are trained.
+        pool: Number of candidate input functions.
+        tests: Number of test functions.
     """
 
     rounds: tuple[int, ...] = (16, 32, 64, 128, 256)
@@ -126,17 +126,17 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one worker does at a time.
+    """One work item.
 
     Attributes:
         source: The distribution.
-        recipe: How operators are trained.
-        head: LAST_LAYER or ENSEMBLE; None for random choice, which is run for both.
-        selector: How labels are chosen.
-        seed: Names pool, tests, initial labels, and initial weights.
-        protocol: The sizes.
-        commit: Of the code.
-        folder: Where finished units are kept.
+        recipe: Training of the operators.
+        head: LAST_LAYER or ENSEMBLE; None for random choice, for both heads.
+        selector: Selection rule.
+        seed: Seed of pool, tests, initial labels and initial weights.
+        protocol: Sizes.
+        commit: Commit of the code.
+        folder: Folder of finished items.
     """
 
     source: VariedSource
@@ -150,32 +150,32 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """The selector's name in tables."""
+        """Name of the selector in tables."""
         return NAMES[type(self.selector)]
 
     @property
     def query(self) -> pn.Grid:
-        """The coarser grid on which the selector compares functions."""
+        """Coarser grid on which the selector compares functions."""
         return coarser(self.source.grid, 2 * self.source.grid.dimension)
 
     @property
     def trainings(self) -> int:
-        """Operators that it trains, those of the first round included."""
+        """Number of trained operators, with those of the first round."""
         return len(self.protocol.rounds) * (1 if self.head == LAST_LAYER else MEMBERS)
 
     @property
     def path(self) -> Path:
-        """Where it is kept: the name holds all that it follows from."""
+        """Path of the result; its name has all settings."""
         label = f"{self.source.name} {self.head or 'all'} {self.name} {self.seed}"
         return self.folder / f"{_slug(label)}-{self._digest(self.head, self.selector)}.json"
 
     def start_path(self, member: int) -> Path:
-        """Where an operator of the first round is kept, which does not depend on the selector."""
+        """Path of an operator of the first round, which does not depend on the selector."""
         return self.folder / "start" / f"{_slug(self.source.name)}-{self.seed}-{member}-{self._digest(member)}.safetensors"
 
     @property
     def is_kept(self) -> bool:
-        """Whether what is kept may be trusted to come from this very code."""
+        """Whether results are stored, which requires an unmodified commit."""
         return not self.commit.endswith(("-modified", "unknown"))
 
     def _digest(self, *more: object) -> str:
@@ -184,7 +184,7 @@ class Unit:
 
 
 def run(unit: Unit) -> dict[str, Any]:
-    """Go through all rounds, unless this very unit is there already; returns facts and one row per round and head."""
+    """Run all rounds, or read a stored result; return facts and one row per round and head."""
     torch.set_num_threads(1)
     if unit.is_kept and unit.path.exists():
         return environment.kept(unit.path) | {"resumed": True}
@@ -192,7 +192,7 @@ def run(unit: Unit) -> dict[str, Any]:
     facts: dict[str, Any] = {"problem": unit.source.name, "head": unit.head, "selector": unit.name, "seed": unit.seed}
     try:
         rows = _rounds(unit)
-    except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the unit says why
+    except (ProbneuralError, RuntimeError) as error:  # stored as a failure, so that other items continue
         return facts | {"rows": [], "failed": f"{type(error).__name__}: {error}", "seconds": time.perf_counter() - start}
     facts |= {"rows": rows, "seconds": time.perf_counter() - start}
     environment.keep(facts, unit.path)
@@ -232,7 +232,7 @@ def _rounds(unit: Unit) -> list[dict[str, Any]]:
 
 
 def _trained(unit: Unit, pairs: pn.FieldPairs, number: int) -> list[pn.operators.FNO]:
-    """The operators of a round; those of the first are kept for other selectors."""
+    """Operators of a round; those of the first round are stored for other selectors."""
     operators = []
     for member in range(1 if unit.head == LAST_LAYER else MEMBERS):
         path = unit.start_path(member)
@@ -248,7 +248,7 @@ def _trained(unit: Unit, pairs: pn.FieldPairs, number: int) -> list[pn.operators
 
 
 def fitted(head: str, operators: Sequence[pn.operators.FNO], pairs: pn.FieldPairs) -> pn.distributions.Predictor:
-    """A posterior on operators that were trained already, without calibration: all labels are trained on."""
+    """Uncalibrated posterior of trained operators: all labels were used in training."""
     if head == LAST_LAYER:
         return pn.heads.LastLayerLaplace().fit(operators[0], pairs)
     rest = iter(operators[1:])
@@ -261,10 +261,10 @@ def fitted(head: str, operators: Sequence[pn.operators.FNO], pairs: pn.FieldPair
 
 
 def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs) -> dict[str, float]:
-    """Errors on test functions, and whether the posterior's variances rank them.
+    """Errors on test functions, and their rank correlation with the posterior's variances.
 
     Returns:
-        `rmse`, over all functions, channels and points, and quantiles `q50`, `q95` and `q99` of the RMSE of single functions,
+        `rmse` over all functions, channels and points, and quantiles `q50`, `q95` and `q99` of the RMSE of single functions,
         all in units of the standard deviation of the test outputs per channel; `ranks`, Spearman's correlation over functions
         between the integrated variance, on the grid of the data, and the squared error.
     """
@@ -284,7 +284,7 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs) -> dict[s
 
 
 def channel_scales(outputs: pn.Field) -> Tensor:
-    """Standard deviation of each channel over functions and points, shaped to divide values by."""
+    """Standard deviation of each channel over functions and points, with the axes of values."""
     values = outputs.values
     return values.std(dim=(0, *range(2, values.ndim)), keepdim=True)
 
@@ -302,7 +302,7 @@ def _versions() -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def _tests(source: VariedSource, count: int, seed: int) -> pn.FieldPairs:
-    """Test functions; the units of one seed follow each other in a worker."""
+    """Test functions, cached for the successive items of a seed."""
     drawn: VariedInputs = source.draw(count, seed=seed)
     return drawn.label(range(count))
 

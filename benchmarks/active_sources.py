@@ -1,7 +1,7 @@
 """Distributions whose functions differ in difficulty: equations whose parameters vary from function to function.
 
-Each distribution was written down before any selector was run on it. A pool of functions that are all equally hard leaves
-nothing to choose, so, as AL4PDE has it, a parameter of the equation varies and is an input channel of its own, constant in
+Each distribution was fixed before any selector ran on it. Selection cannot help in a pool of equally difficult functions.
+So, as in AL4PDE, a parameter of the equation varies and is an input channel, constant in
 space; where the coefficient function is itself the parameter (Darcy, variable speed), its amplitude varies instead,
 log-uniformly:
 
@@ -10,12 +10,12 @@ log-uniformly:
 | Burgers | viscosity ν | log-uniform on [1e-3, 1], AL4PDE's | initial state, log ν |
 | Darcy 1-D | amplitude of the log-permeability | log-uniform on [1/4, 1] | log-permeability |
 | advection-diffusion | velocity c, diffusivity ν | uniform on [0, 1/2], log-uniform on [1e-3, 1e-1] | initial state, c, log ν |
-| variable-speed advection | amplitude of the field behind the slowness | log-uniform on [1/4, 2] | slowness, initial state |
+| variable-speed advection | amplitude of the log slowness | log-uniform on [1/4, 2] | slowness, initial state |
 | heat 2-D | diffusivity ν | log-uniform on [1e-4, 1e-1] | initial state, log ν |
 | shallow water | rotation f | log-uniform on [1, 16] | height, two velocities, log f |
 
-Random fields are those of the problems themselves. (Darcy's amplitude ends at that distribution: beyond it the log-normal tail
-of single functions is most of any mean squared error.) Parameter channels are scaled to [-1, 1].
+Random fields are those of the problems. (Darcy's amplitude is at most that of the problem: for larger ones the log-normal tail
+of single functions dominates mean squared errors.) Parameter channels are scaled to [-1, 1].
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from probneural.randomness import stream
 
 @dataclass(frozen=True)
 class Parameter:
-    """A number of the equation that differs from function to function.
+    """Parameter of the equation that varies between functions.
 
     Attributes:
-        name: The argument of the problem that it is.
-        low: Its least value.
-        high: Its largest value.
-        is_logarithmic: Whether its logarithm is uniform, and is what the operator sees; otherwise it is itself.
+        name: Argument of the problem.
+        low: Least value.
+        high: Largest value.
+        is_logarithmic: Whether its logarithm is uniform and an input of the operator, instead of the value.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Parameter:
     is_logarithmic: bool = True
 
     def at(self, share: float) -> float:
-        """The value at a share of the interval, from 0 to 1."""
+        """Value at a position in the interval, from 0 to 1."""
         if self.is_logarithmic:
             return math.exp(math.log(self.low) + share * math.log(self.high / self.low))
         return self.low + share * (self.high - self.low)
@@ -58,15 +58,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class VariedSource:
-    """Functions of a problem whose parameters vary; outputs are solved for, exactly, only where a label is asked for.
+    """Functions of a problem with varying parameters; exact outputs are solved for on request.
 
     Attributes:
-        name: What tables call it.
-        problem: The problem; its own values of the parameters that vary do not matter.
+        name: Name in tables.
+        problem: The problem; its values of varying parameters are not used.
         resolution: Points per axis.
         channel_parameters: Parameters of the equation; each is an input channel after those of the problem.
         amplitude: Range of a log-uniform factor on the leading coefficients of the distribution, or None.
-        amplified: How many leading coefficients that factor reaches, all of them by default.
+        amplified: Number of leading coefficients with that factor, all by default.
     """
 
     name: str
@@ -78,15 +78,15 @@ class VariedSource:
 
     @property
     def grid(self) -> pn.Grid:
-        """Where inputs and outputs live."""
+        """Grid of inputs and outputs."""
         return self.problem.grid(self.resolution)
 
     def draw(self, count: int, *, seed: int) -> VariedInputs:
-        """Draw input functions, without solving for any output.
+        """Draw input functions without outputs.
 
         Args:
-            count: How many.
-            seed: Of the distribution's coefficients and of the parameters.
+            count: Number of functions.
+            seed: Seed of coefficients and parameters.
         """
         coefficients = self.problem.input_distribution.draw(count, seed)
         shares = torch.rand(count, len(self.channel_parameters) + 1, generator=stream(seed, "benchmark parameters"))
@@ -100,12 +100,12 @@ class VariedSource:
 
 @dataclass(frozen=True)
 class VariedInputs:
-    """Functions that were drawn, and their labels on request.
+    """Drawn functions, with labels on request.
 
     Attributes:
-        source: Where they come from.
-        coefficients: `(n, size)`, amplified.
-        shares: Where each parameter lies in its interval, `(n, parameters)`, from 0 to 1.
+        source: Distribution of the functions.
+        coefficients: Coefficients with their amplitude, `(n, size)`.
+        shares: Position of each parameter in its interval, `(n, parameters)`, from 0 to 1.
     """
 
     source: VariedSource
@@ -122,13 +122,13 @@ class VariedInputs:
         return pn.Field(torch.cat([functions, constants.to(functions)], dim=1), grid)
 
     def problem(self, index: int) -> pn.problems.Problem:
-        """The problem of one function, with its own parameters."""
+        """Problem of one function, with its parameters."""
         values = self.shares[index].tolist()
         changes = {one.name: one.at(share) for one, share in zip(self.source.channel_parameters, values, strict=True)}
         return replace(self.source.problem, **changes)
 
     def label(self, indices: Sequence[int]) -> pn.FieldPairs:
-        """Solve for some of the functions, one by one: exact, float64, then rounded to float32."""
+        """Solve for some functions, one by one, exactly in float64; outputs are rounded to float32."""
         grid = self.source.grid
         rows = [int(index) for index in indices]
         solutions = [self.problem(row)._solve_coefficients(self.coefficients[row : row + 1], grid) for row in rows]

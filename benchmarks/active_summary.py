@@ -1,4 +1,4 @@
-"""From the units of the active-learning benchmark to its tables: every comparison is paired with random choice by seed."""
+"""Tables of the active-learning benchmark; comparisons with random choice are paired by seed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from benchmarks.active_runs import ENSEMBLE, RANDOM
 
 Row = dict[str, Any]
 Curve = tuple[Sequence[int], Sequence[float]]
-"""Numbers of labels, ascending, and the error at each."""
+"""Ascending numbers of labels, and the error at each."""
 
 LEVEL = 0.95
-"""Of the intervals of mean ratios."""
+"""Level of the intervals of mean ratios."""
 MEDIAN_LEVEL = 0.9
-"""The least level of intervals of medians: of ten seeds the second from either end, which hold the median with 97.9 %."""
+"""Least level of intervals of medians: of ten seeds, the second from either end have 97.9 %."""
 ERRORS = ("rmse", "q50", "q95", "q99")
 
 CLAIM_ARM = (ENSEMBLE, "stochastic")
-"""Head and selector that alone count for the claim: the best of many arms would hold it by luck more often than one."""
+"""Head and selector of the claim, fixed before the run: the best of several arms could fulfil it by chance."""
 CLAIM_LEAST = 5
-"""The claim: the area's whole interval lies below that of random choice, on at least so many of six problems."""
+"""Least number of six problems on which the interval of the area lies below random choice."""
 GOAL = 0.5
-"""The further goal: the median share of labels is at most this."""
+"""Goal of the median fraction of labels."""
 
 
 def mean_log_error(curve: Curve) -> float:
-    """The area under (log labels, log error) by the trapezoidal rule, divided by the length of the labels' axis.
+    """Area under (log labels, log error) by the trapezoidal rule, divided by the length of the labels' axis.
 
-    The exponential of a difference of two is the mean ratio, over the rounds, of one error to the other.
+    The exponential of a difference is the mean ratio of errors over rounds.
 
     Examples:
         >>> round(mean_log_error(([16, 64, 256], [1.0, math.e, math.e])), 12)
@@ -47,10 +47,10 @@ def mean_log_error(curve: Curve) -> float:
 
 
 def labels_to_reach(curve: Curve, target: float) -> float:
-    """The number of labels from which on the error stays at or below a target, interpolated on doubly logarithmic axes.
+    """Number of labels after which the error stays at or below a target, interpolated on doubly logarithmic axes.
 
-    Later rounds count: an error that falls below the target and rises again has not reached it. Infinity if the last error is
-    above the target or not a number; the first number of labels if none is.
+    An error that falls below the target and rises again has not reached it. Infinity if the last error is
+    above the target or NaN; the first number of labels if no error is.
 
     Examples:
         >>> round(labels_to_reach(([16, 64, 256], [1.0, 0.25, 0.0625]), 0.125), 9)
@@ -59,7 +59,7 @@ def labels_to_reach(curve: Curve, target: float) -> float:
         inf
     """
     sizes, errors = curve
-    above = [place for place, error in enumerate(errors) if not error <= target]  # NaN, of a training gone astray, included
+    above = [place for place, error in enumerate(errors) if not error <= target]  # also NaN, of a diverged training
     if above and above[-1] == len(errors) - 1:
         return math.inf
     if not above:
@@ -72,10 +72,10 @@ def labels_to_reach(curve: Curve, target: float) -> float:
 
 
 def label_share(curve: Curve, baseline: Curve) -> float:
-    """Labels to reach a baseline's final error, over those that the baseline itself needs for it by the same rule.
+    """Labels to reach a baseline's final error, over the baseline's labels for it by the same rule.
 
-    The baseline may have been at that error before its last round, so its last number of labels is not what it needs: of a
-    baseline against itself the share is 1.
+    The baseline may reach that error before its last round, so its last number of labels is no reference: for a
+    baseline against itself the fraction is 1.
 
     Examples:
         >>> random = [16, 32, 64, 128], [1.0, 0.5, 0.25, 0.5]
@@ -87,7 +87,7 @@ def label_share(curve: Curve, baseline: Curve) -> float:
 
 
 def mean_ratio(log_ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """The geometric mean of ratios, and its t interval of level LEVEL over seeds (none for one seed).
+    """Geometric mean of ratios, and its t interval of level LEVEL over seeds (none for one seed).
 
     Examples:
         >>> [round(number, 3) for number in mean_ratio([math.log(0.5), math.log(0.8), math.log(0.5), math.log(0.8)])]
@@ -102,15 +102,15 @@ def mean_ratio(log_ratios: Sequence[float]) -> tuple[float, float | None, float 
 
 
 def median_ratio(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """The median, and the narrowest symmetric pair of order statistics that holds it with MEDIAN_LEVEL.
+    """Median, and the narrowest symmetric pair of order statistics that contains it with MEDIAN_LEVEL.
 
-    Infinite entries, runs that never reached the target, take part. With fewer than five seeds no pair is sure enough: None.
+    Infinite entries, of runs that did not reach the target, count. With fewer than five seeds the pair is None.
 
     Examples:
         >>> median_ratio([0.9, 0.4, math.inf, 0.5, 0.7])
         (0.7, 0.4, inf)
     """
-    if any(math.isnan(ratio) for ratio in ratios):  # random choice itself has no final error
+    if any(math.isnan(ratio) for ratio in ratios):  # random choice has no final error
         return math.nan, None, None
     ordered, count = sorted(ratios), len(ratios)
     lower, upper = ordered[(count - 1) // 2], ordered[count // 2]
@@ -133,7 +133,7 @@ def curves(units: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def ratios(units: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """One row per problem, head and selector: how it compares with random choice on the same seeds."""
+    """One row per problem, head and selector, relative to random choice on the same seeds."""
     arms = _arms(units)
     table: list[Row] = []
     for (problem, head, selector), every in arms.items():
@@ -161,10 +161,10 @@ def ratios(units: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def claim(rows: Iterable[Row]) -> list[Row]:
-    """One row per problem: area and labels of the arm that counts, and as an aside the labels of the arm that came out best.
+    """One row per problem: area and labels of the arm of the claim, and labels of the best arm.
 
     Args:
-        rows: Of `ratios`.
+        rows: Rows of `ratios`.
     """
     compared = [row for row in rows if row["selector"] != RANDOM]
     table: list[Row] = []
@@ -183,7 +183,7 @@ def claim(rows: Iterable[Row]) -> list[Row]:
 
 
 def _arms(units: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], dict[int, dict[str, list[Any]]]]:
-    """Columns of the rounds by (problem, head, selector) and seed, without units that failed."""
+    """Columns of the rounds by (problem, head, selector) and seed, without failed items."""
     arms: dict[tuple[str, str, str], dict[int, dict[str, list[Any]]]] = {}
     for unit in sorted(units, key=lambda one: int(one["seed"])):
         for head in dict.fromkeys(row["head"] for row in unit["rows"]):

@@ -1,8 +1,8 @@
-"""Bayesian optimisation over input functions: ours and others', on simulators whose solutions are exact.
+"""Bayesian optimisation over input functions with surrogates of this and other libraries, on exact simulators.
 
-Every method begins with the same random designs and pays for every further one. All but the random ones maximise the same
-acquisition function with the same effort; they differ in the model behind it. Nothing about the solution enters but through
-the simulator's outputs. A finished run is kept in a file of its own, so a benchmark that was cut off goes on where it was.
+All methods start from the same random designs. All but the random ones maximise the same
+acquisition function with the same effort; they differ in the surrogate. They know the solution only through
+outputs of the simulator. Each finished run is stored in a file, so an interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.names import named
 from probneural.errors import ProbneuralError
 
 SEEDS = {"environmental model": 10}
-"""Runs per problem; five of all others."""
+"""Runs per problem; five for all others."""
 MAIN_METHODS = (
     "random",
     "Sobol",
@@ -46,15 +46,15 @@ METHODS = {
     ),
     "burgers target field": (*MAIN_METHODS[:5], "HigherOrderGP", *MAIN_METHODS[5:]),
 }
-"""By problem, and the main ones on all others: what is left out is a variant, takes a minute a run (HigherOrderGP), or needs
-more features than observations (the regression)."""
+"""Methods by problem, and the main methods for all others: variants, HigherOrderGP (a minute per run) and regression (it needs
+more features than observations) are left out there."""
 QUARTILES = {"lower": 0.25, "median": 0.5, "upper": 0.75}
 _GREY = {"random": "0.7", "Sobol": "0.45"}
-"""Colours of what has no model; ten are left for the others."""
+"""Colours of methods without surrogate; the others have the colour cycle."""
 _LEAST_SHOWN = 1e-18
-"""A difference of losses that double precision takes for zero: figures, on logarithmic axes, show no less."""
+"""Least loss in figures with logarithmic axes: below rounding."""
 FAILURES = (ProbneuralError, RuntimeError, BotorchError, ModelFittingError, NotPSDError, NanError)
-"""What ends one run and not all of them; the last two are RuntimeErrors in linear_operator 0.6, and named lest that change."""
+"""Errors that end a single run. The last two are RuntimeErrors in linear_operator 0.6; they are listed in case that changes."""
 
 NOTES = (
     "environmental model: sum of squared errors at three places and four times, without the factor sqrt(4 pi) that some "
@@ -64,38 +64,38 @@ NOTES = (
     "square; dissipation (largest integral of u_x squared) and peak pressure (least): how much worse than the best that "
     "gradient descent on the simulator finds. 10 random designs and 20 more",
     "start, half and end: least loss after the initial designs, after half of the others, and after all; medians over seeds, "
-    "quartiles at the end. No run ends early. Where a run finds less than gradient descent did, the least loss of all runs "
-    "takes the place of the latter's",
-    "to target: evaluations in all until the loss is 6e-6 or less (environmental model), 1e-4 (target fields), or within a "
-    "hundredth of what the best design gains on the mean random one; median over seeds, empty if half did not get there. "
-    "reached: seeds that did. failed: runs that an error ended, named below; to target counts them as not having reached it, "
-    "all other columns leave them out",
-    f"noise: no process has less than {bo_methods.MIN_NOISE:g} of its prior variance, for BoTorch's that of standardised "
-    "outputs. Learned noise has this bound in place of BoTorch's 1e-4. BoTorch's prior on it, which would hold that of exact "
-    "observations above the bound, is kept for GPs on the objective alone. 'least noise' is fixed at the bound, and GPyTorch's "
-    "own 1e-6 lowered for it. The kernel operator learns its noise as composites do. Last-layer Laplace takes what training "
-    "left for noise, which no bound can change; last-layer regression of the same network has as little noise as all others, "
-    "in units of the variance of the outputs, and features that outnumber the observations",
-    f"every model: qLogEI, {bo_methods.Budget().draws} draws, {bo_methods.Budget().raw} random designs, of which "
-    f"{bo_methods.Budget().restarts} are improved by gradients. Composite models predict observations of the field and "
-    "know the loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
-    f"{bo_methods.Budget().fit_iterations} iterations of the optimiser; those of HigherOrderGP go on from the last ones, "
-    f"with at most {bo_methods.Budget().slow_fit_iterations} where it has more than {bo_methods.MANY} observations, which "
-    "leaves its evidence below the largest. Its posterior at a design is computed in closed form. fit and choice: seconds of "
+    "quartiles at the end. No run ends early. If a run finds less than gradient descent, the least loss of all runs is the "
+    "reference",
+    "to target: evaluations until the loss is 6e-6 or less (environmental model), 1e-4 (target fields), or within a "
+    "hundredth of the best design's gain over the mean random one; median over seeds, empty if half did not reach it. "
+    "reached: seeds that did. failed: runs that ended with an error, named below; to target counts them as not reached, "
+    "all other columns omit them",
+    f"noise: every Gaussian process has at least {bo_methods.MIN_NOISE:g} of its prior variance, in BoTorch of standardised "
+    "outputs. Learned noise has this bound instead of BoTorch's 1e-4. BoTorch's prior on the noise, which keeps it above the "
+    "bound for exact observations, is used for GPs on the objective only. 'least noise' is fixed at the bound, below "
+    "GPyTorch's 1e-6. The kernel operator learns its noise like composite GPs. Last-layer Laplace counts the training error "
+    "as noise, which no bound changes; last-layer regression of the same network has the common least noise, in units of "
+    "the variance of the outputs, and more features than observations",
+    f"every model: qLogEI, {bo_methods.Budget().draws} draws, {bo_methods.Budget().raw} random designs, of which gradients "
+    f"improve {bo_methods.Budget().restarts}. Composite models predict observations of the field and "
+    "use the known loss; GPs on the objective do not. Hyper-parameters of BoTorch's models are fitted with at most "
+    f"{bo_methods.Budget().fit_iterations} iterations of the optimiser; those of HigherOrderGP start from the last ones, "
+    f"with at most {bo_methods.Budget().slow_fit_iterations} above {bo_methods.MANY} observations, which "
+    "leaves its evidence below the maximum. Its posterior at a design is computed in closed form. fit and choice: seconds of "
     "processor time per evaluation, medians over seeds",
 )
 
 
 @dataclass(frozen=True)
 class Unit(kept_units.Unit):
-    """One run of one method on one problem, in a worker of its own.
+    """One run of one method on one problem, in a worker process.
 
     Attributes:
-        problem: Its name.
-        method: Its name.
-        seed: Of the initial designs, of the method, and of the target where it is hidden.
-        is_small: Whether the run takes seconds and means nothing.
-        commit: Of the code, taken once per benchmark: it may change while a long one goes on.
+        problem: Name of the problem.
+        method: Name of the method.
+        seed: Seed of initial designs, method and hidden target.
+        is_small: Whether the run is a test of the script, in seconds.
+        commit: Commit of the code at the start of the benchmark.
     """
 
     problem: str
@@ -106,35 +106,35 @@ class Unit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.problem}, {self.method}, seed {self.seed}"
 
     @property
     def budget(self) -> bo_methods.Budget:
-        """How much work goes into a choice."""
+        """Effort per choice."""
         return bo_methods.SMALL if self.is_small else bo_methods.Budget()
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What results depend on beyond the fields."""
+        """Settings of the results beyond the fields."""
         return (self.budget,)
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Optimise; of a run that fails the reason is returned."""
+        """Optimise; a failed run returns the reason."""
         del folder
         problem = bo_problems.make(self.problem, seed=self.seed)
         count = 1 if self.is_small else None
         try:
             return bo_methods.run(self.method, problem, seed=self.seed, budget=self.budget, evaluations=count)
-        except FAILURES as error:  # must not cost the work on all others
+        except FAILURES as error:  # other runs continue
             return {"failed": f"{type(error).__name__}: {error}"}
 
 
 def chosen(problem: str | None) -> tuple[str, ...]:
-    """The problems of one run: all, or those whose names begin so.
+    """Problems of a run: all, or those whose names start with a text.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no name starts with the text.
     """
     return tuple(named(bo_problems.names(), problem))
 
@@ -150,7 +150,7 @@ def units(*, small: bool, problem: str | None = None) -> list[Unit]:
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
-    """Run all problems, or those whose names begin so, write tables, curves and a figure."""
+    """Run all problems, or those whose names start with a text; write tables, curves and a figure."""
     todo, notes = units(small=mode == "small", problem=problem), list(NOTES)
 
     @cache
@@ -179,7 +179,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 
 
 def failures(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
-    """A note for every run that an error ended."""
+    """Notes on failed runs."""
     return [
         f"failed: {unit.problem}, {unit.method}, seed {unit.seed}: {result['failed']}"
         for unit, result in results.items()
@@ -188,7 +188,7 @@ def failures(results: Mapping[Unit, Mapping[str, Any]]) -> list[str]:
 
 
 def best_so_far(result: Mapping[str, Any], *, reference: float = 0.0) -> list[float]:
-    """Least loss after each evaluation, less the reference."""
+    """Least loss after each evaluation minus the reference."""
     return [loss - reference for loss in accumulate(result["losses"], min)]
 
 
@@ -263,10 +263,10 @@ def figure(curves: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) ->
 
 
 def scale(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> tuple[float, float]:
-    """What tables subtract from losses, and what counts as reached then.
+    """Reference that tables subtract from losses, and the largest difference that counts as reached.
 
-    Less than what gradient descent found may be found by a run: then the least loss of all runs is subtracted from all, for
-    only that one to count as exact, and near is a hundredth of the gain of that one.
+    If a run finds less than gradient descent, the least loss of all runs is the reference, so that
+    only that run counts as exact, and near is a hundredth of its gain.
     """
     reference, near = _reference(problem, is_small=any(unit.is_small for unit in results))
     losses = [min(run["losses"]) for unit, run in results.items() if unit.problem == problem and "failed" not in run]
@@ -277,7 +277,7 @@ def scale(problem: str, results: Mapping[Unit, Mapping[str, Any]]) -> tuple[floa
 
 @cache
 def _reference(problem: str, *, is_small: bool) -> tuple[float, float]:
-    """What gradient descent on the simulator itself finds."""
+    """Loss found by gradient descent on the simulator."""
     steps = {"steps": 5, "starts": 2} if is_small else {}
     return bo_problems.reference(bo_problems.make(problem, seed=0), **steps)
 
@@ -300,7 +300,7 @@ def _quantile(values: torch.Tensor, name: str) -> float:
 
 
 def _middle(counts: Sequence[int | None]) -> float | None:
-    """The median of counts, where None is later than all others; None if it is one of those."""
+    """Median of counts, where None counts as infinity."""
     order = sorted(counts, key=lambda count: (count is None, count))
     low, high = order[(len(order) - 1) // 2], order[len(order) // 2]
     return None if low is None or high is None else (low + high) / 2.0

@@ -1,4 +1,4 @@
-"""The posterior of a `HigherOrderGP` in closed form, one design at a time: the same distribution, in milliseconds."""
+"""Closed-form posterior of a `HigherOrderGP` at single designs, in milliseconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class SingleDesignHigherOrderGP(Model):
-    """What a fitted `HigherOrderGP` predicts at single designs, without Matheron's rule over all training observations.
+    """Posterior of a fitted `HigherOrderGP` at single designs, without Matheron's rule over all training observations.
 
     Its observations have the covariance K ⊗ C + noise I, with K between designs and C between observations. In the eigenvectors
     of C = V diag(c) V^T they are independent processes, and with K = U diag(k) U^T and y the training observations
@@ -23,7 +23,7 @@ class SingleDesignHigherOrderGP(Model):
         mean_j(x) = c_j k(x) U (diag(k) c_j + noise)^-1 U^T y V_j,
         variance_j(x) = c_j k(x, x) - c_j² |(diag(k) c_j + noise)^-1/2 U^T k(x)|²,
 
-    which is exact. BoTorch draws from a prior over all training observations for every design instead, some seconds a choice.
+    which is exact. BoTorch instead draws from a prior over all training observations for every design, which takes seconds.
 
     Args:
         model: A fitted model whose outcomes are standardised.
@@ -40,7 +40,7 @@ class SingleDesignHigherOrderGP(Model):
             observations = reduce(torch.kron, [kernel(latent).to_dense() for kernel, latent in axes])
             values, self.rotation = torch.linalg.eigh(observations)
             between, self.vectors = torch.linalg.eigh(self.kernel(self.designs).to_dense())
-            self.sizes = values.clamp_min(0.0)  # of covariance matrices: what is negative is rounding
+            self.sizes = values.clamp_min(0.0)  # eigenvalues of a covariance: negative ones are rounding errors
             targets = self.vectors.mT @ model.train_targets.unflatten(-1, (len(self.designs), -1)) @ self.rotation
             self.inverse = 1.0 / (between.clamp_min(0.0)[:, None] * self.sizes + model.likelihood.noise)
             self.weights = self.inverse * targets * self.sizes
@@ -52,11 +52,11 @@ class SingleDesignHigherOrderGP(Model):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Of the model: none."""
+        """Batch shape of the model: empty."""
         return torch.Size()
 
     def posterior(self, X: Tensor, *arguments: Any, **options: Any) -> TransformedPosterior:
-        """The joint distribution of all observations at each of `(b, 1, d)` designs, `(b, 1, m)`."""
+        """Joint distribution of all observations at each of `(b, 1, d)` designs, `(b, 1, m)`."""
         if X.shape[-2] != 1 or any(arguments) or any(options.values()):
             raise NotImplementedError("the observations of one design, and nothing besides")
         cross = self.kernel(X, self.designs).to_dense() @ self.vectors
@@ -67,7 +67,7 @@ class SingleDesignHigherOrderGP(Model):
         independent = GPyTorchPosterior(MultivariateNormal(mean, DiagLinearOperator(variance)))
 
         def unrotated(values: Tensor) -> Tensor:
-            """From `(..., m, 1)` in the eigenvectors to `(..., 1, m)` in physical units."""
+            """Transform `(..., m, 1)` in the eigenbasis to `(..., 1, m)` in physical units."""
             return self.outcomes.means + self.outcomes.stdvs * (values.mT @ self.rotation.mT)
 
         return TransformedPosterior(

@@ -1,4 +1,4 @@
-"""Ways to choose the next design: all but two maximise the same acquisition function, under models of their own."""
+"""Methods that select the next design: all but two maximise the same acquisition function of different surrogates."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ from benchmarks.bo_problems import DesignProblem
 from probneural.randomness import seeded, stream, stream_seed
 
 MIN_NOISE = 1e-8
-"""The least noise variance of every process, in units of its prior variance: for BoTorch's, that of standardised outputs."""
+"""Least noise variance of all Gaussian processes relative to the prior variance; in BoTorch, of standardised outputs."""
 _LEAST = 1e-300
-"""Before taking a logarithm."""
+"""Lower bound before a logarithm."""
 _EXPECTED: dict[str, type[Warning]] = {
     "Sparse invariant checks are implicitly disabled": UserWarning,  # linear_operator builds a sparse matrix of its own
 }
-"""Beginnings of messages that say nothing about a run."""
+"""Starts of irrelevant warnings."""
 
 
 MANY = 20
-"""Observations."""
+"""Number of observations above which `HigherOrderGP` has fewer fit iterations."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much work goes into a choice; the same for every model.
+    """Effort per choice, the same for every surrogate.
 
     Attributes:
         draws: Posterior draws of the acquisition function.
-        raw: Random designs that it is first evaluated at.
-        restarts: Of these, how many are improved by gradients.
-        iterations: Of the optimiser of the acquisition function.
-        fit_iterations: Of the optimiser of a BoTorch model's hyper-parameters.
-        slow_fit_iterations: The same of `HigherOrderGP` where it has more than `MANY` observations: a fit of 200 takes 20
+        raw: Random designs at which it is first evaluated.
+        restarts: Number of these that gradients improve.
+        iterations: Iterations on the acquisition function.
+        fit_iterations: Iterations on hyper-parameters of a BoTorch model.
+        slow_fit_iterations: Iterations of `HigherOrderGP` with more than `MANY` observations: a fit of 200 takes 20
             seconds.
-        epochs: Of a network on the initial pairs.
-        more_epochs: Of the same network after every further pair.
+        epochs: Epochs of a network on the initial pairs.
+        more_epochs: Epochs after every further pair.
     """
 
     draws: int = 64
@@ -75,15 +75,15 @@ SMALL = Budget(draws=16, raw=16, restarts=1, iterations=5, fit_iterations=5, slo
 
 @dataclass
 class History:
-    """What one run knows: designs, what the simulator returned, and the network that is trained on.
+    """State of one run: designs, results of the simulator, and the network.
 
     Attributes:
-        designs: `(n, d)`.
+        designs: Evaluated designs, `(n, d)`.
         pairs: Input and output functions.
-        observations: `(n, m)`.
-        seed: Of the run.
-        operator: The network, kept between evaluations.
-        parameters: Those of a model whose fit goes on from the last evaluation's, by name.
+        observations: Observations of the outputs, `(n, m)`.
+        seed: Seed of the run.
+        operator: The network, trained further after each evaluation.
+        parameters: Initial hyper-parameters of the next fit by name, from the last fit.
     """
 
     designs: Tensor
@@ -101,7 +101,7 @@ class History:
 
 
 Build = Callable[[DesignProblem, History, Budget], tuple[Model, MCAcquisitionObjective | None, float]]
-"""Makes a model of what is known, an objective to maximise over its outputs, and the best value of it so far."""
+"""Returns a surrogate of the evaluated designs, an objective of its outputs to maximise, and its best value so far."""
 
 
 def names() -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def names() -> tuple[str, ...]:
 
 
 def run(method: str, problem: DesignProblem, *, seed: int, budget: Budget, evaluations: int | None = None) -> dict[str, Any]:
-    """Choose designs one after the other; returns the losses in order, and seconds of processor time, per choice and in all."""
+    """Select designs sequentially; return the losses in order, and processor seconds per choice and in total."""
     count = problem.evaluations if evaluations is None else evaluations
     generator = stream(seed, "initial designs")  # the same for every method
     designs = torch.rand(problem.initial, problem.dimension, generator=generator, dtype=torch.double)
@@ -119,7 +119,7 @@ def run(method: str, problem: DesignProblem, *, seed: int, budget: Budget, evalu
     sobol = torch.quasirandom.SobolEngine(problem.dimension, scramble=True, seed=stream_seed(seed, "Sobol designs"))
     fitting = choosing = 0.0
     with warnings.catch_warnings(), seeded(seed, "design methods"):
-        for message, category in _EXPECTED.items():  # all others are shown: a fit that is retried or fails must be seen
+        for message, category in _EXPECTED.items():  # show all others, such as failed fits
             warnings.filterwarnings("ignore", message=message, category=category)
         for number in range(count):
             start = time.process_time()
@@ -145,7 +145,7 @@ def run(method: str, problem: DesignProblem, *, seed: int, budget: Budget, evalu
 def _improved(
     model: Model, objective: MCAcquisitionObjective | None, best: float, problem: DesignProblem, budget: Budget, *, seed: int
 ) -> Tensor:
-    """The design of largest (log) expected improvement, `(1, d)`."""
+    """Design of largest (log) expected improvement, `(1, d)`."""
     bounds = torch.tensor([[0.0], [1.0]], dtype=torch.double).expand(2, problem.dimension)
     with torch.no_grad():
         posterior = model.posterior(bounds[:1])
@@ -163,7 +163,7 @@ def _improved(
 
 
 def _composite(problem: DesignProblem) -> GenericMCObjective:
-    """Minus the loss of the observations, which the models predict: what is known of the objective is used."""
+    """Minus the known loss of predicted observations."""
     return GenericMCObjective(lambda samples, X=None: -problem.loss(samples))
 
 
@@ -178,7 +178,7 @@ def _fitted(model: Any, iterations: int) -> Any:
 
 
 def _learned_noise(batch: torch.Size, *, has_prior: bool) -> GaussianLikelihood:
-    """BoTorch's likelihood with our least noise for its 1e-4; its prior would hold that of exact observations above both."""
+    """BoTorch's likelihood with our lower bound of the noise instead of 1e-4, and without its prior, which exceeds both."""
     prior = LogNormalPrior(-4.0, 1.0)
     bound = GreaterThan(MIN_NOISE, transform=None, initial_value=prior.mode)
     return GaussianLikelihood(noise_prior=prior if has_prior else None, noise_constraint=bound, batch_shape=batch)
@@ -199,23 +199,23 @@ def _scalar(problem: DesignProblem, history: History, budget: Budget, *, logarit
 def _processes(
     problem: DesignProblem, history: History, budget: Budget, *, learns_noise: bool
 ) -> tuple[Model, MCAcquisitionObjective, float]:
-    """An independent Gaussian process for every observation: as a ModelListGP, but fitted together."""
+    """Independent Gaussian processes for all observations, as in a ModelListGP but fitted together."""
     observations = history.observations
     count = observations.shape[1]
     if learns_noise:
         noise: dict[str, Any] = {"likelihood": _learned_noise(torch.Size([count]), has_prior=False)}
     else:
         noise = {"train_Yvar": (MIN_NOISE * observations.var(0)).expand_as(observations)}
-    with gpytorch.settings.min_fixed_noise(double_value=0.5 * MIN_NOISE):  # by default 1e-6, to which it would be raised
+    with gpytorch.settings.min_fixed_noise(double_value=0.5 * MIN_NOISE):  # the default 1e-6 would be the lower bound
         model = SingleTaskGP(history.designs, observations, **noise, outcome_transform=Standardize(count))
     return _fitted(model, budget.fit_iterations), _composite(problem), _best(problem, history)
 
 
 def _higher_order(problem: DesignProblem, history: History, budget: Budget) -> tuple[Model, MCAcquisitionObjective, float]:
-    """BoTorch's Kronecker-structured Gaussian process over all observations, its posterior in closed form.
+    """BoTorch's Kronecker-structured Gaussian process over all observations, with its posterior in closed form.
 
-    Its optimiser needs hundreds of iterations where those of the others need tens, and its iterations cost the most: each fit
-    goes on from the parameters that the last evaluation left.
+    Its fit needs hundreds of iterations instead of tens, and its iterations cost most, so each fit
+    starts from the last hyper-parameters.
     """
     model = HigherOrderGP(
         history.designs,
@@ -223,7 +223,7 @@ def _higher_order(problem: DesignProblem, history: History, budget: Budget) -> t
         likelihood=_learned_noise(torch.Size(), has_prior=False),
         outcome_transform=FlattenedStandardize(torch.Size(problem.shape)),
     )
-    with torch.no_grad():  # BoTorch's load_state_dict would want the scales of the outcomes too, which are new
+    with torch.no_grad():  # BoTorch's load_state_dict requires outcome scales, which changed
         for name, values in history.parameters.items():
             model.get_parameter(name).copy_(values)
     is_slow = history.observations.shape[1] > MANY
@@ -235,7 +235,7 @@ def _higher_order(problem: DesignProblem, history: History, budget: Budget) -> t
 def _kernel(
     problem: DesignProblem, history: History, budget: Budget, *, kernel: str | None
 ) -> tuple[Model, MCAcquisitionObjective, float]:
-    """Ours without a network: Gaussian processes between principal components of input and output functions."""
+    """`KernelOperator`: Gaussian processes between principal components of input and output functions."""
     options = {} if kernel is None else {"kernel": kernel}
     head = pn.heads.KernelOperator(**options, min_noise=MIN_NOISE)
     return _operator_model(head.fit(None, history.pairs), problem, history)
@@ -244,7 +244,7 @@ def _kernel(
 def _last_layer(
     problem: DesignProblem, history: History, budget: Budget, *, interpolates: bool
 ) -> tuple[Model, MCAcquisitionObjective, float]:
-    """Ours with a network's last layer: around the trained weights, or by regression with as little noise as all others."""
+    """Last-layer Laplace of a network: around the trained weights, or by regression with the common least noise."""
     operator, pairs = _trained(history, budget)
     head = pn.heads.LastLayerLaplace()
     if interpolates:
@@ -255,9 +255,9 @@ def _last_layer(
 
 
 def _trained(history: History, budget: Budget) -> tuple[torch.nn.Module, pn.FieldPairs]:
-    """A network trained on nothing but the evaluated pairs, and trained on after every evaluation.
+    """A network trained on the evaluated pairs only, and trained further after every evaluation.
 
-    It is trained in double precision. The DeepONet's features outnumber the observations of all evaluations, the FNO's do not.
+    It is trained in double precision. The DeepONet has more features than observations in a run, the FNO fewer.
     """
     epochs, pairs = budget.more_epochs, history.pairs
     if history.operator is None:

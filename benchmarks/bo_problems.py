@@ -1,4 +1,4 @@
-"""Design problems whose simulator is exact: find the design whose output field is best in some sense that is stated."""
+"""Design problems with exact simulators: minimise a loss of the output field over designs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import probneural as pn
 from probneural.randomness import stream
 
 SPACE, TIME = (0.0, 1.0, 2.5), (15.0, 30.0, 45.0, 60.0)
-"""Where and when the environmental model is observed."""
+"""Places and times of observations in the environmental model."""
 LOWER, UPPER = (7.0, 0.02, 0.01, 30.01), (13.0, 0.12, 3.0, 30.295)
-"""Mass M, diffusivity D, place L and time tau of the second spill: their range."""
+"""Ranges of mass M, diffusivity D, and place L and time tau of the second spill."""
 TRUE = (10.0, 0.07, 1.505, 30.1525)
-"""The spill that papers look for. It is the centre of the range, which an optimiser may like for other reasons."""
+"""Parameters used in papers. They are the centre of the range, which may favour some optimisers."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class DesignProblem:
     """Minimise loss(observations of solve(encode(design))) over the unit cube.
 
     Attributes:
-        name: What tables call it.
+        name: Name in tables.
         dimension: Number d of coordinates of a design.
-        initial: Random designs that every method begins with.
-        evaluations: Designs that it chooses then, one after the other.
-        encode: Designs `(N, d)` to N input functions, differentiably.
-        solve: Input functions to output functions: the simulator.
-        functional: What the loss reads from an output function: m numbers.
-        loss: Observations `(..., m)` to losses `(...)`, known and cheap.
-        shape: Of the m observations, for models that factorise over axes.
-        target: A loss that counts as reached; None where the least loss is not known, see `reference`.
+        initial: Number of random initial designs.
+        evaluations: Number of further designs, selected sequentially.
+        encode: Differentiable map from designs `(N, d)` to N input functions.
+        solve: The simulator, from input to output functions.
+        functional: Map from an output function to the m observations of the loss.
+        loss: Known map from observations `(..., m)` to losses `(...)`.
+        shape: Shape of the m observations, for models that factorise over axes.
+        target: Loss that counts as reached; None if the least loss is unknown, see `reference`.
     """
 
     name: str
@@ -64,7 +64,7 @@ def names() -> tuple[str, ...]:
 
 
 def make(name: str, *, seed: int) -> DesignProblem:
-    """A problem; where the target is hidden, every seed hides another one."""
+    """Return a problem; a hidden target depends on the seed."""
     return _MAKERS[name](seed)
 
 
@@ -92,9 +92,7 @@ def concentration(parameters: Tensor) -> Tensor:
         return mass / (4.0 * math.pi * diffusivity * age).sqrt() * torch.exp(-distance.square() / (4.0 * diffusivity * age))
 
     age = times - moment
-    second = spill(
-        spaces - place, torch.where(age > 0, age, torch.ones_like(age))
-    )  # no root of a negative age, nor its gradient
+    second = spill(spaces - place, torch.where(age > 0, age, torch.ones_like(age)))  # no root of a negative age
     return spill(spaces, times) + torch.where(age > 0, second, torch.zeros_like(second))
 
 
@@ -128,12 +126,12 @@ def _environmental(design: Tensor | None, name: str) -> DesignProblem:
 
 
 def _hidden(dimension: int, seed: int) -> Tensor:
-    """A design that no method is told: uniform in the middle nine tenths of the cube."""
+    """Hidden design, uniform in the middle nine tenths of the cube."""
     return 0.05 + 0.9 * torch.rand(dimension, generator=stream(seed, "hidden design"), dtype=torch.double)
 
 
 def _inverse(name: str, problem: pn.problems.Problem, points: int, *, seed: int, evaluations: int = 20) -> DesignProblem:
-    """Find the input function whose output equals a target, in mean square relative to the target's."""
+    """Find the input function of a target output, by the mean squared error relative to the target's mean square."""
     grid = problem.grid(points)
 
     def encode(designs: Tensor) -> pn.Field:
@@ -199,9 +197,9 @@ def _peak(seed: int) -> DesignProblem:
 
 
 def reference(problem: DesignProblem, *, starts: int = 12, steps: int = 300) -> tuple[float, float]:
-    """The least loss that gradient descent on the simulator itself finds, and how near to it counts as reached.
+    """Least loss found by gradient descent on the simulator, and the largest difference that counts as reached.
 
-    For scoring only: no method sees it. Near is a hundredth of what it gains on the mean of random designs.
+    It is used for scoring only. The difference is a hundredth of the gain over the mean of random designs.
     """
     if problem.target is not None:
         return 0.0, problem.target
@@ -224,12 +222,12 @@ def reference(problem: DesignProblem, *, starts: int = 12, steps: int = 300) -> 
 
 
 def _values(grid: pn.Grid, which: slice = slice(None)) -> pn.functionals.Functional:
-    """The values at grid points themselves."""
+    """Values at grid points."""
     return pn.functionals.MatrixFunctional(grid, torch.eye(grid.size, dtype=torch.double)[which])
 
 
 def _misfit(observations: Tensor, target: Tensor) -> Tensor:
-    """Squared errors of observations `(..., m)` against a target `(m,)`; any other shape is an error, not a broadcast."""
+    """Squared errors of observations `(..., m)` against a target `(m,)`, without broadcasting of other shapes."""
     if target.ndim != 1 or observations.shape[-1] != len(target):
         raise ValueError(f"observations {tuple(observations.shape)} against a target {tuple(target.shape)}")
     return (observations - target.to(observations)).square()

@@ -1,6 +1,6 @@
-"""Where, not only which: variances that follow slope, level and position, beside one factor for a whole channel.
+"""Local scales and scale mixtures compared with one variance factor per channel.
 
-See `calibration_units` for what is done on each problem.
+See `calibration_units` for the work on each problem.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from benchmarks.evaluation import CHANCE, COVERED, LEVEL
 from benchmarks.over_seeds import Row, grouped, mean, mean_of
 
 ATTAINABLE, MEANINGLESS, ERRORS = 0.9, 0.05, 2.0
-"""Least part of the attainable rank correlation; attainable values below which no part is taken; standard errors of gaps."""
+"""Least fraction of the attainable rank correlation, least attainable value for it, tolerance of gaps in standard errors."""
 FRONTS, FRONT_RANK = ("Burgers, viscosity 0.01", "Variable-speed advection, time 0.5"), 0.45
 """Problems with fronts, and the least rank correlation there."""
 STEEPEST, WIDTH = (0.8, 1.25), 0.6
-"""Limits of the steepest tenth's mean square, and the largest width of a band beside the constant one."""
+"""Limits of the mean square in the steepest tenth, and the largest width of a band relative to the constant one."""
 CHANGES = (("one", "local"), ("local", "mixed"))
-"""Scales that are compared."""
+"""Compared scales."""
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None, seeds: int | None = None) -> dict[str, Any]:
-    """Run all problems and seeds, those that are done already excepted, and average."""
+    """Run all problems and seeds without stored results, and average."""
     todo = Unit.planned(mode, problem, seeds=seeds)
     repetitions = len({unit.seed for unit in todo})
 
@@ -37,24 +37,24 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
         return [row for unit in todo for row in found[unit]["rows"]]
 
     notes = [
-        "Problems, sizes and recipes as in `exact`, four FNOs under each seed; functions and weights are drawn anew for each.",
-        "scale: one factor of variances per channel; local, VarianceScale as it is by default; mixed, with ScaleMixture after "
-        "that. Calibration: 200 functions. Scores: 200 others of the same grid; joint densities and rank correlations, of the "
-        f"first {WHOLE[1]} in two dimensions. whole fields: how many lie within bands of {LEVEL:g} of the draws, no conformal "
-        "help.",
-        "rank_within: rank correlation of stated deviation and error between the points of one function; attainable: its "
-        "expectation if errors were as stated. gap: attainable less reached, with a standard error over functions, not over "
-        f"trainings. of attainable: their ratio, which means nothing where less than {MEANINGLESS:g} is attainable.",
-        "Steepest tenth: mean of squared standardised errors at the tenth of points where the predicted mean is steepest.",
-        "band: width of conformal bands of whole functions that follow the stated deviation, relative to bands of constant "
-        "width, both calibrated on the same sets of 50 functions and tested on the same others.",
-        f"Shown: of all problems, on how many the means over seeds reach {ATTAINABLE:g} of the attainable rank correlation "
-        f"(where less than {MEANINGLESS:g} is attainable: come within {ERRORS:g} standard errors of it), a rank "
-        f"correlation of {FRONT_RANK:g} on problems with fronts, a steepest tenth from {STEEPEST[0]:g} to {STEEPEST[1]:g}, "
-        f"a band of {WIDTH:g} of the constant one or less, and {COVERED[0]:g} to {COVERED[1]:g} of whole fields.",
-        f"A model that is right, calibrated and tested on 200 functions, has whole fields of {LEVEL:g} with a standard "
-        f"deviation of {CHANCE:g}, {CHANCE / repetitions**0.5:.2g} over seeds: of ten problems it misses about one by chance.",
-        "A kernel operator that solves a linear problem up to rounding has nothing to scale: its variances stay as stated.",
+        "Problems, sizes and recipes as in `exact`, with four FNOs, samples and weights for each seed.",
+        "scale: one variance factor per channel; local: the default VarianceScale; mixed: ScaleMixture after it. Calibration "
+        "and scores: 200 samples each, on the same grid; joint densities and rank correlations: the first "
+        f"{WHOLE[1]} in two dimensions. whole fields: fraction inside bands with {LEVEL:g} of the draws, without conformal "
+        "calibration.",
+        "rank_within: rank correlation of predicted deviation and error between the points of one sample; attainable: its mean "
+        "for errors drawn from the predicted distribution. gap: attainable minus achieved value, with a standard error over "
+        f"samples, not over trainings. of attainable: their ratio, meaningless for attainable values below {MEANINGLESS:g}.",
+        "Steepest tenth: mean squared standardised error at the tenth of points where the predicted mean is steepest.",
+        "band: width of conformal bands that follow the predicted deviation, relative to bands of constant width, both "
+        "calibrated on the same sets of 50 samples and tested on the same others.",
+        f"Shown: number of problems on which means over seeds reach {ATTAINABLE:g} of the attainable rank correlation (or, "
+        f"for attainable values below {MEANINGLESS:g}, come within {ERRORS:g} standard errors of it), a rank correlation of "
+        f"{FRONT_RANK:g} on problems with fronts, a steepest tenth from {STEEPEST[0]:g} to {STEEPEST[1]:g}, a band of at most "
+        f"{WIDTH:g} of the constant one, and {COVERED[0]:g} to {COVERED[1]:g} of whole fields.",
+        f"For a right model and 200 samples each for calibration and test, whole fields at {LEVEL:g} have a standard deviation "
+        f"of {CHANCE:g}, {CHANCE / repetitions**0.5:.2g} over seeds: of ten problems it misses about one by chance.",
+        "Variances of a kernel operator that solves a linear problem up to rounding are not scaled.",
     ]
     return sections.write(
         "calibration",
@@ -84,7 +84,7 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
 
 
 def root_sum_of_squares(errors: Sequence[float | None]) -> float | None:
-    """The standard error of a mean of independent values with these errors; None where one is missing.
+    """Standard error of a mean of independent values with these errors; None if one is missing.
 
     Examples:
         >>> root_sum_of_squares([3.0, 4.0]), root_sum_of_squares([1.0, None])
@@ -95,7 +95,7 @@ def root_sum_of_squares(errors: Sequence[float | None]) -> float | None:
 
 
 def gains(rows: Sequence[Row]) -> list[Row]:
-    """What another scale changes, paired by seed: mean and standard error, per problem, head and change."""
+    """Differences between scales, paired by seed: mean and standard error per problem, head and change."""
     known = {(row["problem"], row["head"], row["seed"], row["scale"]): row for row in rows}
     table = []
     for (problem, head), own in grouped(rows, ("problem", "head")).items():
@@ -113,7 +113,7 @@ def gains(rows: Sequence[Row]) -> list[Row]:
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
-    """On how many problems each head and scale does what is claimed, and where it does not."""
+    """Number of problems on which each head and scale fulfils each claim, and the others."""
     claims: dict[str, Callable[[Row], str | None]] = {
         f"rank within >= {ATTAINABLE:g} of attainable": _rank_missed,
         f"rank within >= {FRONT_RANK:g} at fronts": _front_missed,
@@ -165,7 +165,7 @@ def _whole_missed(row: Row) -> str | None:
 
 
 def _outside(value: float | None, *, least: float = -math.inf, most: float = math.inf) -> str | None:
-    """The value if it lies outside these limits."""
+    """The value if it lies outside these limits, else None."""
     if value is None:
         return "unknown"
     return None if least <= value <= most else f"{value:.2f}"

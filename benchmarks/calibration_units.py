@@ -1,8 +1,8 @@
-"""Units of the benchmark of local scales: heads on one problem under one seed, with one factor, a local and a random scale.
+"""Work items of the calibration benchmark: heads on one problem and seed, with one factor, a local scale and a scale mixture.
 
-All heads share four trained FNOs: the last-layer Laplace posterior of the first, the mixture of those of the first two, the
-ensemble of all; and there is the kernel operator. All are scaled on the same calibration functions and scored on the same test
-functions. Nothing is fitted on test functions.
+All heads share four trained FNOs: the last-layer posterior of the first, the mixture of those of the first two, and the
+ensemble of all. The kernel operator needs none. All are scaled on the same calibration and scored on the same test
+samples.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from probneural.randomness import stream_seed
 
 HEADS = (DEFAULT, KERNEL, "mixture of 2", ENSEMBLE)
 SCALES = ("one", "local", "mixed")
-"""Variances with one factor per channel; with a factor that varies; and with that and a random scale for every function."""
+"""One variance factor per channel, a local scale, and a local scale with a scale mixture."""
 WHOLE = (200, 40)
-"""Test functions that densities of whole functions and rank correlations are taken from, by dimension."""
+"""Test samples of joint densities and rank correlations, by dimension."""
 BLOCKS = 10
-"""Parts of them that standard errors over functions come from."""
+"""Blocks of these samples for standard errors."""
 FAILED = "failed"
 _COLUMNS = ("nll", "joint_nll", "coverage", "chi2", "rank_within", "rank_within_attainable")
 
 
 class Unit(ProblemUnit):
-    """Heads on one problem under one seed, with every scale."""
+    """Heads on one problem and seed, with every scale."""
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Train, fit heads, scale them in both ways, and score."""
+        """Train, fit heads, apply all scales, and score."""
         del folder
         source = self.source
         train, calibration, test, pool = (
@@ -87,7 +87,7 @@ def scores(predictor: pn.distributions.Predictor, test: pn.FieldPairs, pool: pn.
 
 
 def gap(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> Row:
-    """By how much the rank correlation within functions falls short of the attainable one, and the standard error of that."""
+    """Difference of attainable and achieved rank correlation within samples, and its standard error."""
     size = len(pairs) // BLOCKS
     gaps = []
     for start in range(0, size * BLOCKS, size):
@@ -95,13 +95,13 @@ def gap(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> Row:
         comparison = pn.metrics.compare(predictor(some.inputs), some.outputs, noise=predictor.noise)
         ranks = pn.metrics.rank_correlation(comparison)
         gaps.append(float((ranks.attainable_within - ranks.within).mean()))
-    if not all(map(math.isfinite, gaps)):  # a constant deviation has no ranks
+    if not all(map(math.isfinite, gaps)):  # a constant standard deviation has no ranks
         return {"gap": None, "gap, error": None}
     return {"gap": statistics.fmean(gaps), "gap, error": statistics.stdev(gaps) / BLOCKS**0.5}
 
 
 def is_steep(mean: torch.Tensor, grid: pn.Grid) -> torch.Tensor:
-    """Where the predicted mean is steepest: a tenth of the points, over all functions."""
+    """True at the tenth of all points with the steepest predicted mean."""
     slopes = torch.zeros_like(mean)
     for axis in range(grid.dimension):
         step = grid.lengths[axis] / grid.shape[axis]

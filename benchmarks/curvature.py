@@ -1,4 +1,4 @@
-"""Curvature products: what works on which network, what it costs in gradients, how memory grows, beside other libraries."""
+"""Curvature products: supported networks, cost in gradients and memory, compared with other libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PEERS = ("curvlinops-for-pytorch", "laplace-torch", "backpack-for-pytorch", "neu
 
 
 def main(*, mode: str, output: Path) -> dict[str, Any]:
-    """Run all parts; those of other libraries only where they are installed (`make peers`)."""
+    """Run all parts; other libraries must be installed (`make peers`)."""
     small = mode == "small"
     return sections.write(
         "curvature",

@@ -1,4 +1,4 @@
-"""Functions of one's own, from a file or a folder."""
+"""User data from a file or a folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NOT_PERIODIC = "its axis is taken as not periodic, with a point at each end; sa
 
 @dataclass(frozen=True)
 class OwnData:
-    """Pairs for training, calibration included, and for testing.
+    """Pairs for training with calibration, and for testing.
 
     Attributes:
-        name: What the tables call them.
-        train: Pairs that may be looked at.
-        tests: Pairs to be scored, by name, the training grid first.
-        assumed: What the file does not say and was assumed, in a sentence; empty if nothing.
+        name: Name in tables.
+        train: Pairs for training and calibration.
+        tests: Test pairs by name, on the training grid first.
+        assumed: Assumptions about missing information, in a sentence; may be empty.
     """
 
     name: str
@@ -38,22 +38,23 @@ class OwnData:
 
 
 def read(path: str | Path) -> OwnData:
-    """Read pairs of functions; one set without tests is split, a fifth of it for testing, by a fixed seed.
+    """Read pairs of functions; without test pairs, a random fifth with a fixed seed is for testing.
 
     Args:
         path: One of
-            - an `.npz` file with arrays `inputs` and `outputs`, `(n, *grid)` or `(n, c, *grid)`, and `periodic`, `lengths` and
-              `endpoint` (one entry per axis) if wanted; `test_inputs` and `test_outputs` are a test set. Without `periodic`,
-              arrays `(n, points)` are taken as not periodic, and others are refused: they could be channels or space;
+            - an `.npz` file with arrays `inputs` and `outputs`, `(n, *grid)` or `(n, c, *grid)`, and optional
+              `periodic`, `lengths` and `endpoint` (one entry per axis); `test_inputs` and `test_outputs` are a test set.
+              Without `periodic`, arrays `(n, points)` are not periodic, and others are refused: axes could be channels or
+              space;
             - a NetCDF file (`.nc`) or Zarr folder (`.zarr`) with variables `inputs` and `outputs`, as `to_xarray` writes, or
               with a global attribute `periodic`;
-            - a folder, or what the names in it begin with, of `.safetensors` files with `train` or `test` in their names,
-              which hold `inputs` and `outputs`, or `x` and `y`: on the unit cube, not periodic, without the right edge.
+            - a folder, or a prefix of names in it, of `.safetensors` files with `train` or `test` in their names,
+              with `inputs` and `outputs`, or `x` and `y`, on the unit cube, not periodic, without the right edge.
 
     Raises:
-        FileError: If nothing is there, it cannot be read, or its suffix is another one.
-        DataError: If arrays are missing or are not what the package accepts.
-        ShapeError: If arrays of more than two axes come without saying which of them are space.
+        FileError: If the path does not exist, cannot be read, or has another suffix.
+        DataError: If arrays are missing or invalid.
+        ShapeError: If arrays of more than two axes have no information on space axes.
     """
     place = Path(path)
     if place.suffix == ".npz":

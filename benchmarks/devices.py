@@ -1,7 +1,7 @@
-"""What a GPU brings: each stage from training to scores on the CPU and on another device of the same machine, in one run.
+"""Stages from training to scores on the CPU and on another device of the same machine, in one run.
 
-Both devices do the same work on the same exact pairs: one operator is trained on each from the same weights; heads are fitted,
-predict and draw on each. The last columns tell how far their answers lie apart, and how far each from the exact solution.
+Both devices do the same work on the same exact pairs: one operator is trained on each from the same weights, then heads fit,
+predict and draw. The last columns are differences between devices and errors against exact solutions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from benchmarks.timing import wait
 from probneural.randomness import stream_seed
 
 ROUNDS = 3
-"""Of each stage but training, after one that does not count; the median is told."""
+"""Rounds of each stage but training, after a warm-up; results are medians."""
 LONG = 3.0
-"""Seconds from which one round is enough, the first one."""
+"""Seconds after which only the first round is measured."""
 TEST = 100
 DRAWS = 100
 WHOLE = 8
-"""Functions that densities of whole functions are taken from."""
+"""Number of samples for joint densities."""
 EPOCHS = 5
 
 Row = dict[str, Any]
@@ -39,16 +39,16 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A problem at one resolution, the operator that learns it, and how many functions a posterior over all weights reads.
+    """A problem at one resolution, its operator, and the samples of a posterior over all weights.
 
     Attributes:
-        problem: With exact solutions.
+        problem: Problem with exact solutions.
         shape: Points per axis.
-        pairs: Of training.
-        recipe: Of the operator.
-        weights_of: Functions that the Kronecker posterior is fitted on, and of which it states variances; None for no such
+        pairs: Number of training pairs.
+        recipe: Recipe of the operator.
+        weights_of: Numbers of samples for the fit and the variances of a Kronecker posterior; None for no such
             posterior.
-        has_process: Whether a Gaussian process without a network is fitted too.
+        has_process: Whether to fit a Gaussian process without a network.
     """
 
     problem: pn.problems.Problem
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         return f"{self.problem.name}, {' x '.join(map(str, self.shape))} points, {self.pairs} functions"
 
 
@@ -81,13 +81,13 @@ def cases(*, small: bool) -> list[Case]:
 
 
 def check(device: str) -> None:
-    """Raise a ValueError where a device is not there."""
+    """Raise a ValueError unless a device exists."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("there is no CUDA here: --device cpu compares the CPU with itself")
 
 
 def main(*, mode: str, output: Path, device: str = "cuda") -> dict[str, Any]:
-    """Time all stages on both devices, and compare what they give."""
+    """Time all stages on both devices and compare results."""
     small = mode == "small"
     threads = torch.get_num_threads()
 
@@ -119,7 +119,7 @@ def main(*, mode: str, output: Path, device: str = "cuda") -> dict[str, Any]:
 
 
 def _compared(case: Case, device: str, *, rounds: int) -> tuple[list[Row], list[Row]]:
-    """Rows of times and of answers."""
+    """Rows of times and of results."""
     print(f"{case.name} ...", flush=True)
     train, calibration, test = (
         case.problem.sample(count, resolution=case.shape, seed=stream_seed(0, "device functions", part))
@@ -148,7 +148,7 @@ def _compared(case: Case, device: str, *, rounds: int) -> tuple[list[Row], list[
 
 
 def _trained(case: Case, train: pn.FieldPairs, where: str) -> tuple[torch.nn.Module, float]:
-    """The operator, and the seconds of its training."""
+    """The operator and the seconds of its training."""
     for epochs in (1, case.recipe.epochs):
         operator = case.recipe.build(train, seed=0).to(where)
         wait(where)
@@ -161,7 +161,7 @@ def _trained(case: Case, train: pn.FieldPairs, where: str) -> tuple[torch.nn.Mod
 def _stages(
     case: Case, operator: torch.nn.Module, data: list[pn.FieldPairs], where: str
 ) -> tuple[dict[str, Work], Callable[[], pn.distributions.Predictor]]:
-    """What is timed, by name; and the head that is scored."""
+    """Timed functions by name, and the scored head."""
     train, calibration, test = data
     last_layer = pn.heads.LastLayerLaplace().fit(operator, train)
     scaled = pn.calibration.VarianceScale().fit(last_layer, calibration)
@@ -200,7 +200,7 @@ def _median(stage: Work, where: str, rounds: int) -> float:
 
 
 def _differences(operator: torch.nn.Module, train: pn.FieldPairs, test: pn.FieldPairs, device: str) -> Row:
-    """Of the last layer's deviations and draws between the devices, in double precision."""
+    """Differences of the last layer's deviations and draws between devices, in double precision."""
     found = []
     for where in ("cpu", device):
         exact = copy.deepcopy(operator).double().to(where)

@@ -1,4 +1,4 @@
-"""What a result must say about where it comes from, and how it reaches the disk."""
+"""Provenance of results, and atomic writes of files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = ("torch", "gpytorch", "botorch", "scipy", "numpy")
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Processor, cores, memory, system, and the accelerator that was used, if one was."""
+    """Processor, cores, memory, system, and the accelerator if one was used."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     facts: dict[str, Any] = {
         "processor": _processor(),
@@ -48,7 +48,7 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that numbers depend on."""
+    """Versions of Python and of the packages on which numbers depend."""
     return {
         "python": sys.version.split()[0],
         "probneural": probneural.__version__,
@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Versions of those distributions that are installed."""
+    """Versions of the installed ones among some distributions."""
     found = {}
     for name in names:
         with contextlib.suppress(PackageNotFoundError):
@@ -66,7 +66,7 @@ def installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checkout's commit, marked if files differ from it; `unknown` outside a repository."""
+    """Commit of the checkout, marked if files were modified; `unknown` outside a repository."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -79,39 +79,39 @@ def commit() -> str:
 
 
 def is_clean(commit: str) -> bool:
-    """Whether what a commit made may be trusted to come from this very code, and so be kept."""
+    """Whether results of a commit can be stored: it must be known and unmodified."""
     return not commit.endswith(("-modified", "unknown"))
 
 
 def file_name(name: str, *follows_from: object, suffix: str = "") -> str:
-    """A file's name that readers can tell, with a hash of all that its contents follow from, the versions included."""
+    """Readable file name with a hash of everything that determines the contents, including versions."""
     digest = hashlib.sha256(repr([*follows_from, versions()]).encode()).hexdigest()[:12]
     return f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}-{digest}{suffix}"
 
 
 def write_json(data: dict[str, Any], path: Path) -> None:
-    """Write JSON atomically; numbers that JSON does not know become strings."""
+    """Write standard JSON atomically; NaN and infinities become strings."""
     write_text(json.dumps(_plain(data), indent=1, allow_nan=False) + "\n", path)
 
 
 def keep(data: dict[str, Any], path: Path) -> None:
-    """Write what a later run reads again: as JSON of Python, which has NaN and infinities, for numbers to stay numbers."""
+    """Write intermediate results in Python's JSON, which has NaN and infinities."""
     write_text(json.dumps(data, indent=1) + "\n", path)
 
 
 def kept(path: Path) -> dict[str, Any]:
-    """What `keep` wrote, to the last bit."""
+    """Read the data of `keep`, bit for bit."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file so that a reader sees the old one or the new one."""
+    """Write a text file atomically."""
     write_bytes(text.encode(), path)
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Write a file so that a reader sees the old one or the new one."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write(path, content)
 

@@ -1,4 +1,4 @@
-"""What is asked of every predictor of the main benchmark, in the same way for all of them."""
+"""Evaluation of a predictor in the main benchmark, the same for all predictors."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ LEVEL = 0.9
 LEVELS = (0.9, 0.95)
 """Levels of the intervals of functionals."""
 WHOLE = {1: 200, 2: 20, 3: 10}
-"""Functions per place that scores of whole functions and constraints are computed on, by dimension: points cost."""
+"""Samples per test set for field-wise scores and constraints, by dimension."""
 COVERED = (0.88, 0.92)
-"""Within which the coverage of whole fields at `LEVEL` should lie."""
+"""Nominal range of simultaneous coverage at `LEVEL`."""
 CHANCE = 0.027
-"""Standard deviation of that coverage, of a model that is right and 200 functions, in 30 simulations."""
+"""Standard deviation of that coverage for a right model and 200 samples, from 30 simulations."""
 TOGETHER = 10
-"""Functions that are predicted at once for it."""
+"""Samples per batch of that coverage."""
 SET = 50
-"""Functions of each calibration set of the conformal bands."""
+"""Samples per calibration set of conformal bands."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is asked of each predictor.
+    """Extent of the evaluation.
 
     Attributes:
-        whole: Functions per place for scores of whole functions, by dimension.
-        shifts: How many of a problem's shifts are scored; None for all.
-        pool: How many functions of the pool test bands and intervals; None for all.
-        ensembles: Operators that are trained several times and have an ensemble; None for all.
-        compares_scales: Whether one scale for the whole posterior is scored beside separate ones.
+        whole: Samples per test set for field-wise scores, by dimension.
+        shifts: Number of shifts; None for all.
+        pool: Samples of the pool for bands and intervals; None for all.
+        ensembles: Operators with an ensemble; None for all.
+        compares_scales: Whether to compare one common scale with separate ones.
     """
 
     whole: Mapping[int, int] = field(default_factory=lambda: WHOLE)
@@ -52,7 +52,7 @@ class Extent:
     compares_scales: bool = True
 
     def has_ensemble(self, kind: str) -> bool:
-        """Whether operators of a kind are trained several times."""
+        """Whether operators of a kind have an ensemble."""
         return self.ensembles is None or kind in self.ensembles
 
 
@@ -60,7 +60,7 @@ FULL = Extent()
 SMALL = Extent(whole={1: 20, 2: 4, 3: 2}, shifts=1)
 """The small run."""
 QUICK = Extent(whole={1: 50, 2: 5, 3: 5}, shifts=1, pool=100, ensembles=("FNO",), compares_scales=False)
-"""The default run of the main benchmark: the same trainings, fewer of them, and fewer functions for what costs most."""
+"""The default run of the main benchmark: fewer trainings, and fewer samples for expensive scores."""
 
 
 def evaluate(
@@ -73,19 +73,19 @@ def evaluate(
     compares_scales: bool = False,
     tick: Callable[[pn.FieldPairs], None] = lambda pairs: None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]], Sketch]:
-    """Calibrate a predictor, score it at every place, and try its bands and intervals.
+    """Calibrate a predictor, score it on every test set, and test bands and intervals.
 
     Args:
         raw: The predictor.
-        source: Calibration functions and the pool.
-        places: Test functions by name, those of the training grid first.
-        name: What figures call the method.
-        extent: How much is asked.
-        compares_scales: Whether to score one scale for the whole posterior as well.
-        tick: Called with the functions of each place when it is scored.
+        source: Calibration samples and the pool.
+        places: Test sets by name, on the training grid first.
+        name: Name of the method in figures.
+        extent: Extent of the evaluation.
+        compares_scales: Whether to score one common scale too.
+        tick: Called with each scored test set.
 
     Returns:
-        Facts of the calibration, one evaluation per place, and what figures need.
+        Facts of the calibration, one evaluation per test set, and data of figures.
     """
     start = time.process_time()
     facts: dict[str, Any] = {"noise": raw.noise.tolist()}
@@ -127,14 +127,14 @@ def _first(
     *,
     whole: int,
 ) -> dict[str, Any]:
-    """What is asked at the first place only: raw numbers, a constraint, intervals of functionals, conformal bands."""
+    """Evaluation on the first test set only: raw numbers, a constraint, intervals of functionals, conformal bands."""
     found: dict[str, Any] = {"raw": _raw(raw, predictor, pairs)}
     few = pairs[:whole]
     u = predictor(few.inputs)
     if isinstance(u, pn.distributions.GaussianField):
         found["constrained"] = _constrained(u, few.outputs)
     found["intervals"] = interval_coverage(predictor, pool)
-    with contextlib.suppress(CalibrationError):  # a linear problem, solved up to rounding: there is nothing to calibrate
+    with contextlib.suppress(CalibrationError):  # a linear problem solved up to rounding cannot be calibrated
         found["bands"] = bands(predictor, pool, pairs)
     return found
 
@@ -142,7 +142,7 @@ def _first(
 def _common_scale(
     common: pn.distributions.Predictor, pool: pn.FieldPairs, pairs: pn.FieldPairs, *, whole: int
 ) -> dict[str, float]:
-    """Scores with one scale for the whole posterior."""
+    """Scores with one common scale."""
     alike = pn.metrics.score(common(pairs.inputs), pairs.outputs, noise=common.noise, level=LEVEL, whole=whole).to_dict()
     found: dict[str, float] = {key: alike[key] for key in ("crps", "nll", "joint_nll", "calibration_error")}
     return found | {"width_ratio": bands(common, pool, pairs)["width_ratio"]}
@@ -151,7 +151,7 @@ def _common_scale(
 def _calibrated(
     raw: pn.distributions.Predictor, calibration: pn.FieldPairs, *, separate: bool = True
 ) -> tuple[pn.distributions.Predictor, dict[str, Any]]:
-    """The scaled predictor and its numbers; the raw one, and why, where a linear problem is solved up to rounding."""
+    """The scaled predictor and its numbers; the raw one with a reason if a linear problem is solved up to rounding."""
     try:
         scaled = pn.calibration.VarianceScale(separate=separate).fit(raw, calibration)
     except CalibrationError as error:
@@ -163,7 +163,7 @@ def _calibrated(
 def _raw(
     raw: pn.distributions.Predictor, predictor: pn.distributions.Predictor, pairs: pn.FieldPairs
 ) -> dict[str, float | None]:
-    """What the head said before it was scaled, and by how much it was: the largest factors over channels."""
+    """Scores before scaling, and the largest scale factors over channels."""
     comparison = pn.metrics.compare(raw(pairs.inputs), pairs.outputs, noise=raw.noise)
     found: dict[str, float | None] = {"chi2": float(pn.metrics.chi2(comparison).mean())}
     if isinstance(predictor, ScaledPredictor):
@@ -178,7 +178,7 @@ def _raw(
 
 
 def interval_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> dict[str, dict[str, float]]:
-    """Coverage of the central intervals of functionals, read off the field's own distribution."""
+    """Coverage of central intervals of functionals of the predicted field."""
     grid = pairs.outputs.grid
     u = predictor(pairs.inputs, None if pairs.inputs.grid == grid else grid)
     found: dict[str, dict[str, float]] = {}
@@ -216,10 +216,10 @@ def functionals(grid: pn.Grid) -> dict[str, pn.functionals.Functional]:
 
 
 def bands(predictor: pn.distributions.Predictor, pool: pn.FieldPairs, fresh: pn.FieldPairs) -> dict[str, float]:
-    """Coverage of fresh functions by conformal bands, each calibrated on functions of its own, and their widths.
+    """Coverage of new samples by conformal bands with separate calibration sets, and widths of the bands.
 
-    The pool is cut into calibration sets. The coverage of a band of n functions at rank r is a Beta(r, n + 1 - r) variable, of
-    mean r/(n + 1): what the average over sets should come near.
+    The pool is divided into calibration sets. The coverage of a band from n samples at rank r is a Beta(r, n + 1 - r) variable
+    with mean r/(n + 1), which the average over sets approximates.
     """
     size = min(SET, len(pool))
     kinds = {
@@ -249,7 +249,7 @@ def bands(predictor: pn.distributions.Predictor, pool: pn.FieldPairs, fresh: pn.
 
 
 def _constrained(u: pn.distributions.GaussianField, truth: pn.Field) -> dict[str, Any]:
-    """What a known constraint does to accuracy: the integral on periodic domains, the values at two corners elsewhere."""
+    """Effect of an exact constraint on accuracy: the integral on periodic domains, values at two corners on others."""
     grid = truth.grid
     ends = [[axis.origin for axis in grid.axes], [axis.origin + axis.length for axis in grid.axes]]
     constraint = pn.functionals.integral(grid) if all(grid.periodic) else pn.functionals.sensors(grid, ends)
@@ -257,7 +257,7 @@ def _constrained(u: pn.distributions.GaussianField, truth: pn.Field) -> dict[str
     name = "integral" if all(grid.periodic) else "values at the ends"
     try:
         v = u.constrain(constraint, wanted)
-    except ConstraintError as error:  # every draw obeys it already, up to rounding, so nothing can be moved
+    except ConstraintError as error:  # all draws fulfil it already, up to rounding
         return {"constraint": name, "reason": str(error)}
     before, after = (float(pn.metrics.relative_l2(pn.Field(field.mean, grid), truth).mean()) for field in (u, v))
     size = wanted.abs().max().clamp_min(truth.values.abs().max())
@@ -270,7 +270,7 @@ def _constrained(u: pn.distributions.GaussianField, truth: pn.Field) -> dict[str
 
 
 def whole_coverage(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> float:
-    """How many of the functions lie wholly within bands that hold nine tenths of the draws, with no conformal help."""
+    """Fraction of samples inside bands with nine tenths of the draws, without conformal calibration."""
     inside = []
     for start in range(0, len(pairs), TOGETHER):
         some = pairs[start : start + TOGETHER]

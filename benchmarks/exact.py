@@ -1,9 +1,9 @@
-"""Operators and their posteriors against exact solutions: accuracy, honesty of error bars, resolution, shifts, bands.
+"""Operators and posteriors compared with exact solutions: accuracy, calibration, resolution, shifts, bands.
 
-For each problem: operators are trained on exact pairs; heads turn them into posteriors on the same pairs; all are scaled in
-the same way on 200 calibration functions, then scored on test functions of the training grid, of a finer grid, and of each
-named shift. Conformal bands are calibrated on sets of 50 from a pool of 400 further functions, and intervals of functionals
-tested there. Nothing is fitted on test functions.
+For each problem, operators are trained on exact pairs, and heads are fitted to the same pairs. All are calibrated
+alike on 200 samples, then scored on test samples on the training grid, on a finer grid, and on each
+named shift. Conformal bands are calibrated on sets of 50 from a pool of 400 further samples, which also tests intervals of
+functionals. Nothing is fitted to test samples.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Figures = dict[str, dict[str, bytes]]
 
 @dataclass(frozen=True)
 class Case:
-    """Where functions come from, and the trained operators to compare on them.
+    """A distribution of pairs and the operators compared on it.
 
     Attributes:
-        source: The functions.
-        operators: Recipes of the operators that are trained, each MEMBERS times.
-        is_in_slice: Whether the default run has it; the full run has all.
+        source: The distribution.
+        operators: Recipes of the operators, each trained MEMBERS times.
+        is_in_slice: Whether the case is in the default run; the full run has all.
     """
 
     source: Source
@@ -56,26 +56,26 @@ class Case:
         """The recipe of one kind of operator.
 
         Raises:
-            ValueError: If there is none, or there are several.
+            ValueError: If there is not exactly one.
         """
         (recipe,) = (recipe for recipe in self.operators if recipe.kind == kind)
         return recipe
 
 
 def cases() -> list[Case]:
-    """The problems of the full run; those of the default run say so."""
+    """Cases of the full run; `is_in_slice` marks those of the default run."""
     problems = pn.problems
     walls = {"embeds_position": True}
     plane = {"width": 16, "projection": 32, "continuation": "alternating"}
 
     def line(problem: pn.problems.Problem, points: int, *, rate: float = 1e-3, **options: Any) -> Case:
-        """A problem in one dimension; the DeepONet's learning rate and the FNO's decay were chosen by validation error."""
+        """A problem in one dimension; validation error chose the DeepONet's learning rate and the FNO's weight decay."""
         finer = 4 * points if problem.grid(points).periodic[0] else 4 * points - 3
         trained = recipes.fno(16, epochs=60, **options), recipes.deeponet(epochs=60, learning_rate=rate)
         return Case(ProblemSource(problem, (points,), (finer,)), trained)
 
     def square(problem: pn.problems.Problem, points: int, *, rate: float = 3e-3, **options: Any) -> Case:
-        """A problem in two dimensions, its rate and decay chosen likewise; a DeepONet would need more than minutes."""
+        """A problem in two dimensions, with learning rate and decay chosen likewise; a DeepONet would take too long."""
         finer = 2 * points if problem.grid(points).periodic[0] else 2 * points - 1
         source = ProblemSource(problem, (points, points), (finer, finer), pairs=500, finer_fields=50)
         return Case(source, (recipes.fno(9, 9, epochs=16, learning_rate=rate, **plane, **options),))
@@ -97,10 +97,10 @@ def cases() -> list[Case]:
 
 
 def chosen(mode: str, *, problem: str | None = None, path: Path | None = None) -> list[Case]:
-    """The cases of one run, or those whose names begin so, cut down to seconds if the mode is `small`.
+    """Cases of a run, or those whose names start with a text, reduced to seconds if the mode is `small`.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no name starts with the text.
     """
     if path is not None:
         source = FileSource(path)
@@ -113,7 +113,7 @@ def chosen(mode: str, *, problem: str | None = None, path: Path | None = None) -
 
 
 def _smaller(case: Case) -> Case:
-    """The same road in seconds."""
+    """A small version that takes seconds."""
     tiny = {"FNO": {"width": 8, "depth": 2}, "DeepONet": {"layers": pn.operators.HiddenLayers(width=16, depth=2), "basis": 8}}
     operators = tuple(replace(recipe, epochs=2, options={**recipe.options, **tiny[recipe.kind]}) for recipe in case.operators)
     few = {"pairs": 40, "fields": 40, "finer_fields": None} if isinstance(case.source, ProblemSource) else {"pairs": 40}
@@ -121,7 +121,7 @@ def _smaller(case: Case) -> Case:
 
 
 def extent(mode: str, *, path: Path | None = None) -> Extent:
-    """How much is asked of each predictor: less in the default run, but for data of one's own."""
+    """Extent of the evaluation: less in the default run, except for user data."""
     if mode == "small":
         return SMALL
     return QUICK if mode == "default" and path is None else FULL
@@ -130,11 +130,11 @@ def extent(mode: str, *, path: Path | None = None) -> Extent:
 def main(
     *, mode: str, output: Path, workers: int, problem: str | None = None, path: Path | None = None, is_verbose: bool = False
 ) -> dict[str, Any]:
-    """Run; after each problem print its table and write results.json and the report; in the end print a summary."""
+    """Run; after each problem print its table and write results.json and the report; finally print a summary."""
     start = time.perf_counter()
     todo = chosen(mode, problem=problem, path=path)
     assumed = [case.source.assumed for case in todo if isinstance(case.source, FileSource) and case.source.assumed]
-    for sentence in assumed:  # before minutes of work on the wrong axes
+    for sentence in assumed:  # report assumptions on axes before a long run
         print(sentence)
     flags = "" if mode == "default" else f" --{mode}"
     flags += f' --problem "{problem}"' if problem else ""
@@ -154,7 +154,7 @@ def main(
     notes = [*_notes(asked), *assumed]
 
     def written(runs: Runs, figures: Figures, to_come: Sequence[str]) -> dict[str, Any]:
-        """Results so far, on the disk."""
+        """Write the results so far."""
         results = facts | {"wall_seconds": round(time.perf_counter() - start, 1), "notes": notes + _resumed(runs), "runs": runs}
         if to_come:
             results["to_come"] = list(to_come)
@@ -172,30 +172,30 @@ def main(
 
 
 def _notes(asked: Extent) -> list[str]:
-    """What readers must know."""
+    """Notes for readers."""
     shared = [
-        "Posteriors are fitted on the training pairs and scaled on separate calibration functions of the training grid; "
-        f"bands are calibrated on sets of {evaluation.SET} functions of a separate pool and tested on the test functions, "
+        "Posteriors are fitted to the training pairs and scaled on separate calibration samples on the training grid. "
+        f"Bands are calibrated on sets of {evaluation.SET} samples of a separate pool and tested on the test samples; "
         "intervals of functionals are tested on the pool.",
-        "Seconds of training, fitting and evaluating are processor time of one core; those of the run passed on the clock.",
-        f"The ensembles hold {MEMBERS} operators that differ in their initial weights and in the order of batches; the "
-        "first of them is the operator of the last-layer row.",
+        "Seconds of training, fit and evaluation are processor time of one core; those of the run are wall time.",
+        f"Ensembles have {MEMBERS} operators with different initial weights and orders of batches; the first one is the "
+        "operator of the last-layer row.",
     ]
     if asked is FULL:
         return [
             *shared,
-            "Scores of whole functions (joint NLL, simultaneous coverage, energy score, rank correlations) are taken over the "
-            f"first {asked.whole[2]} functions of a place in two dimensions.",
-            "twice as long (full run): the error of the first operator on the calibration functions when trained anew for "
-            "twice the epochs, over its error there; below 1, longer training would have helped.",
+            "Field-wise scores (joint NLL, simultaneous coverage, energy score, rank correlations) in two dimensions use the "
+            f"first {asked.whole[2]} samples of a test set.",
+            "twice as long (full run): error of the first operator on the calibration samples after twice the epochs, relative "
+            "to its error after the epochs of the benchmark.",
         ]
     if asked is SMALL:
         return shared
     return [
         *shared,
-        "Scores of whole functions (joint NLL, simultaneous coverage, energy score, rank correlations) are taken over the "
-        f"first {asked.whole[1]} functions of a place in one dimension and {asked.whole[2]} in two.",
-        "This is the default run: trained as in the full run, with the first shift of each problem only and without ensembles "
+        "Field-wise scores (joint NLL, simultaneous coverage, energy score, rank correlations) use the first "
+        f"{asked.whole[1]} samples of a test set in one dimension and {asked.whole[2]} in two.",
+        "The default run has the trainings of the full run, with the first shift of each problem only and without ensembles "
         "of DeepONets; `--full` has the rest.",
     ]
 
@@ -211,7 +211,7 @@ def _resumed(runs: Runs) -> list[str]:
 
 
 def _jobs(todo: Sequence[Case], folder: Path, *, mode: str, asked: Extent) -> list[Job]:
-    """Trainings and evaluations of all problems, one group per problem; an evaluation needs its operators."""
+    """Trainings and evaluations of all problems, in one group per problem; an evaluation needs its operators."""
     jobs: list[Job] = []
     for number, case in enumerate(todo):
         kinds: dict[str, tuple[int, ...]] = {}
@@ -231,10 +231,10 @@ def _jobs(todo: Sequence[Case], folder: Path, *, mode: str, asked: Extent) -> li
 def _run_all(
     todo: Sequence[Case], workers: int, output: Path, *, mode: str, asked: Extent, written: Callable[..., Any]
 ) -> tuple[Runs, Figures]:
-    """Train and evaluate problem after problem in single-threaded processes; say and write each as soon as it is done.
+    """Train and evaluate one problem after the other in single-threaded processes; print and write each result.
 
-    Trained operators stay in the folder, and a run that was cut off goes on from them: what a training says of itself, its
-    seconds among them, is kept beside it.
+    Trained operators are stored, so an interrupted run continues; facts of a training, such as its
+    seconds, are stored with it.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     jobs = _jobs(todo, output / "operators", mode=mode, asked=asked)
@@ -265,7 +265,7 @@ def _run_all(
         listener.start()
         try:
             run(jobs, pool, workers=workers, ticks=ticks, on_job=lambda job, _: progress.finished(job.name), on_group=on_group)
-        finally:  # the listener must end before its queue does
+        finally:  # end the listener before its queue
             ticks.put(None)
             listener.join()
     return _in_order(found), {case.source.name: figures[case.source.name] for case in todo}
@@ -276,7 +276,7 @@ def _in_order(found: Mapping[int, Runs]) -> Runs:
 
 
 def _joined_runs(case: Case, tasks: Sequence[Training | Evaluation], results: Sequence[Any]) -> tuple[Runs, list[Sketch]]:
-    """Runs of one problem with the facts of the trainings behind them, and what its figures need."""
+    """Runs of one problem with facts of their trainings, and data of its figures."""
     both = sorted(zip(tasks, results, strict=True), key=lambda one: isinstance(one[0], Evaluation))
     trainings = [(task, result) for task, result in both if isinstance(task, Training)]
     by_operator = _by_operator([task for task, _ in trainings], [result for _, result in trainings])
@@ -292,13 +292,13 @@ def _joined_runs(case: Case, tasks: Sequence[Training | Evaluation], results: Se
 
 
 def _longer(task: Training, case: Case, folder: Path) -> Training:
-    """The same training for twice the epochs."""
+    """The same training with twice the epochs."""
     recipe = replace(task.recipe, epochs=2 * task.recipe.epochs)
     return replace(task, recipe=recipe, path=_kept(folder, case, recipe, task.member), is_longer=True)
 
 
 def _by_operator(trainings: Sequence[Training], facts: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Facts of the members of each operator; what training twice as long brings stands with the first of them."""
+    """Facts of the members of each operator; the first has the result of training twice as long."""
     found: dict[str, list[dict[str, Any]]] = {}
     for one, fact in zip(trainings, facts, strict=True):
         members = found.setdefault(one.recipe.kind, [])
@@ -310,14 +310,14 @@ def _by_operator(trainings: Sequence[Training], facts: Sequence[dict[str, Any]])
 
 
 def _kept(folder: Path, case: Case, recipe: Recipe, member: int) -> Path:
-    """Where a trained operator is kept: the name holds all that it follows from, the commit included."""
+    """Path of a trained operator; its name has all settings and the commit."""
     said = f"{environment.commit()} {case.source.identity} {recipe!r} {member} {SEEDS!r} {environment.versions()!r}"
     name = re.sub(r"[^a-z0-9.]+", "-", f"{case.source.name} {recipe.kind} {member}".lower())
     return folder / f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:12]}.safetensors"
 
 
 def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any]:
-    """A run with the facts of the trainings behind it: of one operator, or of all members."""
+    """A run with facts of its training, or of the trainings of all members."""
     if not trained:
         return run
     members = trained if run["head"] == ENSEMBLE else trained[:1]
@@ -326,7 +326,7 @@ def _joined(run: dict[str, Any], trained: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _figures(runs: Runs, sketches: Sequence[Sketch]) -> dict[str, bytes]:
-    """Figures of one problem: its methods side by side, their honesty and cost, and how training went."""
+    """Figures of one problem: methods, calibration, cost and training histories."""
     points: dict[str, tuple[float, float]] = {}
     densities: dict[str, float] = {}
     for one in runs:

@@ -1,4 +1,4 @@
-"""What workers of the main benchmark do: train one operator, or evaluate all heads of one, and what that should cost."""
+"""Work items of the main benchmark: training of one operator, evaluation of its heads, and their expected cost."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ENSEMBLE = f"ensemble of {MEMBERS}"
 KERNEL = "kernel operator"
 REGRESSION = Recipe("linear regression")
 POINT = {"FNO": 6.5e-6, "DeepONet": 4.5e-6, "POD-DeepONet": 4.5e-6}
-"""Seconds of one core that a point of a pair costs in an epoch, at width 32: measured once, and only their ratios matter."""
+"""Seconds of one core per point of a pair and epoch, at width 32; only ratios matter."""
 WHOLE_VALUE = 1.5e-4
-"""Seconds of one core that scores of whole functions cost per value."""
+"""Seconds of one core per value for field-wise scores."""
 RANKS = {"linear regression": 2.0}
-"""How many times that it costs where an operator's features are more than those of a network."""
+"""Factor of that cost for operators with more features than a network."""
 ASKED = 0.03
 """Seconds of one core per point of the training grid for calibration, bands and intervals."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training run, in a worker of its own."""
+    """One training run in a worker process."""
 
     case: int
     source: Source
@@ -46,17 +46,17 @@ class Training:
     member: int
     path: Path
     is_longer: bool = False
-    """Whether it only tells what training twice as long would have brought."""
+    """Whether it only measures training twice as long."""
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         what = "trained for twice as long" if self.is_longer else f"number {self.member + 1} trained"
         return f"{self.source.name}: {self.recipe.kind} {what}"
 
     @property
     def epoch_cost(self) -> float:
-        """Expected seconds of one core for an epoch: pairs x points x what a point costs; see `POINT`."""
+        """Expected seconds of one core for an epoch: pairs x points x cost of a point, see `POINT`."""
         pairs = self.source.pairs if isinstance(self.source, ProblemSource) else len(self.source.train)
         width = self.recipe.options.get("width", 32) / 32
         return POINT[self.recipe.kind] * width**2 * (pairs or 0) * self.source.points
@@ -69,7 +69,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All heads of one operator on one case, in a worker of its own."""
+    """All heads of one operator on one case in a worker process."""
 
     case: int
     source: Source
@@ -79,17 +79,17 @@ class Evaluation:
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.source.name}: {self.kind} evaluated"
 
     @property
     def heads(self) -> int:
-        """How many heads the operator has."""
+        """Number of heads of the operator."""
         return 2 if len(self.members) > 1 else 1
 
     @property
     def cost(self) -> float:
-        """Expected seconds of one core: a share per place and head, and the fit and the first place's questions."""
+        """Expected seconds of one core: fits, the first test set, and scores per test set and head."""
         if isinstance(self.source, ProblemSource):
             shifts = len(self.source.problem.shifts())
             shifts = shifts if self.extent.shifts is None else min(shifts, self.extent.shifts)
@@ -101,16 +101,16 @@ class Evaluation:
 
     @property
     def fit_cost(self) -> float:
-        """Expected seconds of one core for the fit, the calibration and the questions of the first place, per head."""
+        """Expected seconds of one core per head for the fit, the calibration and the first test set."""
         return (20.0 if self.kind == KERNEL else 0.0) + 1.0 + ASKED * self.source.points
 
     def place_cost(self, points: int) -> float:
-        """Expected seconds of one core for the scores of one place."""
+        """Expected seconds of one core for the scores on one test set."""
         return 0.2 + RANKS.get(self.kind, 1.0) * WHOLE_VALUE * points * self.extent.whole[self.source.dimension]
 
 
 def train(task: Training, ticks: Any) -> dict[str, Any]:
-    """Train one member and keep it in a file, unless this very one is there already; returns facts."""
+    """Train one member and store it, or read a stored one; return facts."""
     torch.set_num_threads(1)
     beside = task.path.with_suffix(".json")
     if beside.exists() and not environment.commit().endswith(("-modified", "unknown")):
@@ -134,7 +134,7 @@ def _error(operator: torch.nn.Module, pairs: pn.FieldPairs) -> float:
 
 
 def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], list[Sketch]]:
-    """Fit every head of one operator, calibrate and score each; returns runs and what figures need."""
+    """Fit every head of one operator, calibrate and score each; return runs and data of figures."""
     torch.set_num_threads(1)
     source, meter = task.source, _Meter(ticks, task.cost)
     places = _chosen_places(task)
@@ -160,7 +160,7 @@ def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], list[S
                 compares_scales=task.extent.compares_scales and task.kind == "FNO" and not runs,
                 tick=lambda pairs: meter.add(task.place_cost(pairs.outputs.grid.size)),
             )
-        except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
+        except (ProbneuralError, RuntimeError) as error:  # stored as a failed row, so that others continue
             traceback.print_exc()
             runs.append(run | {"head_fit": {"seconds": time.process_time() - start, "failed": str(error)}, "evaluations": []})
             continue
@@ -176,7 +176,7 @@ def evaluate(task: Evaluation, ticks: Any) -> tuple[list[dict[str, Any]], list[S
 def _heads(
     task: Evaluation, members: list[torch.nn.Module]
 ) -> tuple[dict[str, Any], dict[str, Callable[[], pn.distributions.Predictor]]]:
-    """What a report says of a training that is part of the evaluation, and what fits each head."""
+    """Facts of a training within the evaluation, and the fit of each head."""
     pairs = task.source.train
     facts: dict[str, Any] = {"pairs": len(pairs), "resolution": list(pairs.inputs.grid.shape)}
     if task.kind == KERNEL:
@@ -193,7 +193,7 @@ def _heads(
 
 
 def _chosen_places(task: Evaluation) -> Mapping[str, pn.FieldPairs]:
-    """The test functions that are scored: of the training grid, of the finer one, and of as many shifts as the extent says."""
+    """Test sets: on the training grid, on the finer grid, and on the shifts of the extent."""
     places = task.source.places()
     if task.extent.shifts is None or not isinstance(task.source, ProblemSource):
         return places
@@ -202,7 +202,7 @@ def _chosen_places(task: Evaluation) -> Mapping[str, pn.FieldPairs]:
 
 
 class _Meter:
-    """Tells the progress what a job has cost so far, and in the end all that it was expected to."""
+    """Reports the cost of a job so far to the progress, and finally its expected cost."""
 
     def __init__(self, ticks: Any, total: float) -> None:
         self._ticks, self._left = ticks, total

@@ -1,4 +1,4 @@
-"""Marginal standard deviations of one predicted field against its size: time and peak memory, each in a process of its own."""
+"""Time and peak memory of marginal standard deviations by field size, each in a separate process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Measurement:
 
 
 def measurements(*, small: bool = False) -> list[Measurement]:
-    """All of them, small ones first; all layers stop at 256 points a side."""
+    """All measurements, small sizes first; posteriors over all layers stop at 256 points per side."""
     sizes = SIZES[:2] if small else SIZES
     found = [Measurement(model, "last layer", size) for model in MODELS for size in sizes]
     found += [Measurement("3,400 parameters", "low rank", size) for size in sizes if size <= 256]
@@ -44,7 +44,7 @@ def measurements(*, small: bool = False) -> list[Measurement]:
 
 
 def run(*, small: bool = False) -> list[dict[str, Any]]:
-    """Measure one after the other, so that none disturbs another."""
+    """Measure one after the other, without interference."""
     os.environ["OMP_NUM_THREADS"] = "2"
     rows = []
     for measurement in measurements(small=small):
@@ -63,7 +63,7 @@ def run(*, small: bool = False) -> list[dict[str, Any]]:
 
 
 def measure(measurement: Measurement) -> dict[str, Any]:
-    """Fit on few functions at a low resolution, then predict one field of the size asked for, in float32."""
+    """Fit to few samples at a low resolution, then predict one field of the requested size, in float32."""
     operator = pn.operators.FNO(1, 1, **MODELS[measurement.model], seed=0)
     problem = pn.problems.Heat(dimension=2, random_field=pn.problems.GaussianRandomField(2, 7))
     train = problem.sample(2, resolution=(_TRAIN_SIZE, _TRAIN_SIZE), seed=30_000)
@@ -95,7 +95,7 @@ def measure(measurement: Measurement) -> dict[str, Any]:
 
 
 def _laplace_torch(operator: torch.nn.Module, inputs: pn.Field, head: str) -> dict[str, Any]:
-    """The same network with its output flattened, one sample to fit, as laplace-torch needs it."""
+    """The same network with flattened output and one sample for the fit, as laplace-torch requires."""
     from laplace import Laplace
     from torch.utils.data import DataLoader, TensorDataset
 

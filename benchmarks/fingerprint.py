@@ -1,4 +1,4 @@
-"""Fingerprint of a benchmark's code: results with another one are older than the code."""
+"""Fingerprint of a benchmark's code; results with another fingerprint are older than the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fingerprint(module: str) -> str:
 
 @functools.cache
 def _parsed(module: str) -> tuple[str, list[str]]:
-    """Hash of a module's syntax tree, and the modules that it imports; the package itself only by attributes `pn.NAME`."""
+    """Hash of a module's syntax tree, and its imported modules; of the package, those behind `pn.NAME`."""
     if not _path(module).exists():
         return "", []
     tree = ast.parse(_path(module).read_bytes())

@@ -1,8 +1,8 @@
-"""Forecasts with posteriors on equations whose trajectories are exact: which draws, heads and trainings forecast best.
+"""Probabilistic forecasts on equations with exact trajectories: comparison of draws, heads and trainings.
 
-Networks of one step are trained on windows of exact trajectories; heads turn them into posteriors, whose draws are rolled out;
-every forecast is scaled lead by lead on trajectories of its own, and scored on others. Trainings take equal time. Every
-finished unit is kept in a file, so a benchmark that was cut off goes on where it was.
+Networks of one step are trained on windows of exact trajectories. Heads give posteriors, whose draws are rolled out.
+Forecasts are scaled by lead on some trajectories and scored on others. Trainings take equal time. Each
+finished work item is stored, so an interrupted benchmark continues.
 """
 
 from __future__ import annotations
@@ -20,49 +20,47 @@ from benchmarks.forecast_units import BASELINES, BOUND, CHOICE, LEVEL, ONE_FACTO
 from benchmarks.over_seeds import CONFIDENCE, Row, average, difference, mean, ratio
 
 SEEDS = range(20, 23)
-"""Of functions, weights and draws; earlier ones served while scales of leads were worked out."""
+"""Seeds of functions, weights and draws; smaller seeds were used during development of `LeadScale`."""
 SKILL_RANGE, POINTS = (0.9, 1.1), 0.02
-"""Where spread over skill has to be at every lead, and how far the coverage of whole trajectories may be from the level."""
+"""Range of the spread-skill ratio at every lead, and tolerance of the coverage of whole trajectories."""
 REFERENCE = "one step, residuals"
-"""What probabilistic forecasts are compared with: the network of one step, dressed with the errors it made elsewhere."""
+"""Reference forecast: the network of one step plus its errors on other trajectories."""
 Results = Mapping[Unit, Mapping[str, Any]]
 
 NOTES = (
-    "every seed has trajectories, weights and draws of its own, which all methods share; means over seeds. Intervals are "
+    "each seed has its own trajectories, weights and draws, which all methods share; means over seeds. Intervals are "
     f"{CONFIDENCE:.0%} intervals of Student's t over seeds, of the logarithms of ratios",
-    "CRPS: fair, over that of the climatology, which is the distribution of the states at that lead; 'all' is over all leads. "
-    f"'over residuals': CRPS over all leads divided by that of '{REFERENCE}', one state per lead with the errors that it made "
-    "on the trajectories for scaling; below 1 is better",
-    "posteriors are scaled on trajectories that neither training nor scores see: their variance of one step before they are "
-    "rolled out (VarianceScale), the roll-outs lead by lead, with a factor that varies along functions (LeadScale); 'raw' is "
-    "before the latter. "
+    "CRPS: fair, relative to that of the climatology, the distribution of the states at that lead; 'all' is over all leads. "
+    f"'over residuals': CRPS over all leads relative to that of '{REFERENCE}', one state per lead plus its errors on the "
+    "scaling trajectories; below 1 is better",
+    "posteriors are scaled on trajectories without part in training and scores: the variance of one step before the roll-out "
+    "(VarianceScale), roll-outs by lead with a factor that varies in space (LeadScale); 'raw' is before the latter. "
     f"spread-skill: least and largest ratio over leads. coverage: pointwise, nominal {LEVEL:g}; horizon: of whole "
-    "trajectories, all points and leads together, against the members; band: of whole trajectories by a conformal band "
-    f"(HorizonBand) that {Sizes().bands} other trajectories carry (shallow water: fewer)",
-    f"scales: scores by what LeadScale does. raw: nothing; {ONE_FACTOR}: variances of a lead times one number "
-    "(local=False); local: the default. CRPS is over all leads, divided by that with one factor, in pairs of seeds",
+    "trajectories at all points and leads, by ranks among the members; band: of whole trajectories by a conformal band "
+    f"(HorizonBand) from {Sizes().bands} other trajectories (shallow water: fewer)",
+    f"scales: effect of LeadScale. raw: without it; {ONE_FACTOR}: one factor per lead (local=False); local: the default. CRPS "
+    "is over all leads, relative to that with one factor, paired by seed",
     "all forecasts start at the second state of a trajectory",
-    f"the kernel operator is fitted on {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is left out: "
-    "linearised, its scaled draws ask for the variance at every state that a member passes, which costs a gradient per value "
-    "of the field; and roll-outs of operators with weights drawn from it were not finite by lead 12, on Burgers' equation",
-    "verdicts: of the posteriors of networks that have results with all seeds, the one of least CRPS on the trajectories for "
-    "scaling, mean over seeds; members' own regions are those of 'horizon'; "
-    f"test trajectories choose nothing. Met where spread over skill is in {SKILL_RANGE[0]:g} to {SKILL_RANGE[1]:g} at every "
-    f"lead and the band's coverage within {POINTS:g} of {LEVEL:g}, means over seeds. Both vary by chance, where few functions "
-    "make most errors: the seeds and the interval say by how much",
-    "recipes take equal time, by what a batch of each took in the median of six equations, in whole epochs; seconds are "
-    f"processor time. error: relative L2. valid: leads until it exceeds {VALID:g}. stable: starts from which the long roll-out "
+    f"the kernel operator is fitted to {Sizes().kernel} windows, evenly spread over all. A low-rank posterior is omitted: "
+    "its scaled linearised draws need the variance at every state of a member, at the cost of a gradient per value of the "
+    "field; and roll-outs of operators with weights drawn from it were not finite by lead 12, on Burgers' equation",
+    "verdicts: the posterior of networks with results for all seeds and the least mean CRPS on the scaling trajectories, so "
+    "test trajectories select nothing; regions of members are those of 'horizon'. Met if, in means over seeds, spread over "
+    f"skill is in {SKILL_RANGE[0]:g} to {SKILL_RANGE[1]:g} at every lead and the band's coverage within {POINTS:g} of "
+    f"{LEVEL:g}. Both vary by chance, if few samples dominate the errors: see seeds and interval",
+    "recipes take equal time, by the median cost of a batch over six equations, in whole epochs; seconds are processor time. "
+    f"error: relative L2. valid: leads until it exceeds {VALID:g}. stable: number of starts from which the long roll-out "
     f"stays below {BOUND:g} times the largest true norm",
 )
 
 
 def chosen(problem: str | None) -> list[forecast_cases.Case]:
-    """The problems of one run: all, or those whose names begin so."""
+    """Problems of a run: all, or those whose names start with a text."""
     return forecast_cases.chosen(problem, small=False)
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
-    """Run all problems, or those whose names begin so, and write their tables."""
+    """Run all problems, or those whose names start with a text, and write their tables."""
     small = mode == "small"
     commit = environment.commit()
     todo = forecast_cases.chosen(problem, small=small)
@@ -89,7 +87,7 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -
 
 
 def posterior_rows(problem: str, results: Results) -> list[Row]:
-    """One row per forecast: scores over leads, and CRPS beside that of the reference."""
+    """One row per forecast: scores over leads, and CRPS relative to the reference."""
     every = _methods(problem, results)
     rows = []
     for name, runs in every.items():
@@ -121,7 +119,7 @@ def posterior_rows(problem: str, results: Results) -> list[Row]:
 
 
 def verdict_rows(problem: str, results: Results) -> list[Row]:
-    """One row: what the head that is best on the trajectories for scaling states of the test trajectories."""
+    """One row: test scores of the head that is best on the scaling trajectories."""
     methods = {
         name: list(runs.values())
         for name, runs in _methods(problem, results).items()
@@ -154,7 +152,7 @@ def verdict_rows(problem: str, results: Results) -> list[Row]:
 
 
 def scale_rows(problem: str, results: Results) -> list[Row]:
-    """One row per forecast whose leads are scaled: what one factor per lead does, and what local scales do."""
+    """One row per scaled forecast: one factor per lead compared with local scales."""
     rows = []
     for name, every in _methods(problem, results).items():
         runs = [run for run in every.values() if ONE_FACTOR in run]
@@ -175,7 +173,7 @@ def scale_rows(problem: str, results: Results) -> list[Row]:
 
 
 def recipe_rows(problem: str, results: Results) -> list[Row]:
-    """One row per recipe: errors of roll-outs, beside those of the recipe of one step."""
+    """One row per recipe: errors of roll-outs relative to the recipe of one step."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for unit, result in results.items():
         if (unit.case.name, unit.kind) == (problem, "recipes"):
@@ -202,7 +200,7 @@ TABLES = {"verdicts": verdict_rows, "posteriors": posterior_rows, "scales": scal
 
 
 def costs(results: Results) -> list[str]:
-    """A note on what units cost."""
+    """A note on costs of work items."""
     kinds = {kind: [one["processor_seconds"] for unit, one in results.items() if unit.kind == kind] for kind in KINDS}
     said = ", ".join(f"{kind} {statistics.median(seconds):.0f} s" for kind, seconds in kinds.items() if seconds)
     return [f"a unit of one problem, recipe and seed takes, in the median, of one processor: {said}"]
@@ -212,7 +210,7 @@ KINDS = ("recipes", BASELINES, "posteriors")
 
 
 def failures(results: Results) -> list[str]:
-    """A note for every forecast that an error ended."""
+    """Notes on failed forecasts."""
     return [
         f"failed: {unit.name}, {method}: {found['failed']}"
         for unit, result in results.items()
@@ -222,7 +220,7 @@ def failures(results: Results) -> list[str]:
 
 
 def _methods(problem: str, results: Results) -> dict[str, dict[int, Mapping[str, Any]]]:
-    """Results by forecast and seed, without those that failed; those without a network first."""
+    """Results by forecast and seed without failures; forecasts without network first."""
     found: dict[str, dict[int, Mapping[str, Any]]] = {}
     for recipe in ("", *POSTERIORS):
         for unit, result in results.items():
@@ -236,7 +234,7 @@ def _methods(problem: str, results: Results) -> dict[str, dict[int, Mapping[str,
 
 
 def _skill(run: Mapping[str, Any], climate: Mapping[str, Any]) -> dict[str, Any]:
-    """CRPS by lead and over all of them, over that of the climatology."""
+    """CRPS relative to the climatology, by lead and over all leads."""
     own, other = run["scores"]["crps"], climate["scores"]["crps"]
     values = [one / two for one, two in zip(own["values"], other["values"], strict=True)]
     return {"values": values, "overall": own["overall"] / other["overall"]}
@@ -247,12 +245,12 @@ def _shown(leads: int) -> list[int]:
 
 
 def _by_lead(ratios: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Means over seeds; None where a seed has no value, as of members that agree."""
+    """Means over seeds; None if a seed has no value, such as for equal members."""
     return [mean(values) for values in zip(*ratios, strict=True)]
 
 
 def _range(ratios: Sequence[Sequence[float | None]]) -> str:
-    """Least and largest over leads of the means over seeds; leads without one are counted."""
+    """Least and largest mean over seeds among leads, and the number of leads without a mean."""
     every = _by_lead(ratios)
     means = [value for value in every if value is not None]
     if not means:
@@ -262,7 +260,7 @@ def _range(ratios: Sequence[Sequence[float | None]]) -> str:
 
 
 def _by_seed(ratios: Sequence[Sequence[float | None]]) -> str:
-    """What seeds have at the lead where their mean is furthest from 1, and which lead that is."""
+    """Values of seeds at the lead whose mean is furthest from 1, and this lead."""
     distances = [-1.0 if value is None or value <= 0 else abs(math.log(value)) for value in _by_lead(ratios)]
     if not max(distances, default=-1.0) >= 0:
         return ""
@@ -271,6 +269,6 @@ def _by_seed(ratios: Sequence[Sequence[float | None]]) -> str:
 
 
 def _interval(values: Sequence[float | None]) -> str | None:
-    """The mean over seeds with its interval; None where a seed has no value."""
+    """Mean over seeds with its interval; None if a seed has no value."""
     known = [value for value in values if value is not None]
     return average(known, digits=3) if len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""Equations whose trajectories are forecast: five exact semigroups and one that is chaotic, and what is learned of each."""
+"""Equations of the forecast benchmark: five exact semigroups and one chaotic equation, with their networks."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from probneural.randomness import stream_seed
 
 Truth = pn.FieldTrajectories
 PARTS = ("train", "scaling", "bands", "test")
-"""What the trajectories of a seed are for; each part has functions of its own."""
+"""Disjoint sets of trajectories of a seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much there is of everything.
+    """Sizes.
 
     Attributes:
-        train: Trajectories to train on.
-        scaling: Those that scales and the ridge are fitted on.
-        residuals: Of these, how many give residuals.
-        bands: Those that carry bands: coverage of one band varies by about (.09 / bands)^1/2.
-        test: Those that are scored.
+        train: Trajectories for training.
+        scaling: Trajectories for scales and the ridge.
+        residuals: Number of these that give residuals.
+        bands: Trajectories for conformal bands; the coverage of a band has a standard deviation of about (.09 / bands)^1/2.
+        test: Trajectories for scores.
         leads: Steps of a trajectory.
-        epochs: Passes of the recipe of one step over its windows; other recipes have as much time.
-        members: Roll-outs of a forecast.
+        epochs: Epochs of the recipe of one step; other recipes take equal time.
+        members: Members of a forecast.
         networks: Networks of an ensemble.
-        steps: Windows, evenly spread over those for scaling, that a head's variance of one step is scaled on.
-        long: Leads of the roll-outs whose stability is tested.
-        kernel: Windows that the kernel operator is fitted on.
+        steps: Windows, evenly spread over the scaling trajectories, that scale a head's variance of one step.
+        long: Leads of roll-outs in the test of stability.
+        kernel: Windows for the kernel operator.
     """
 
     train: int = 200
@@ -56,14 +56,14 @@ SMALL = Sizes(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An equation, the step of time, and the network of one step.
+    """An equation, its time step, and the network of one step.
 
     Attributes:
-        name: What tables and `--problem` call it.
-        problem: Whose trajectories are forecast; its own `time` is one step.
+        name: Name in tables and for `--problem`.
+        problem: The problem; its `time` is one step.
         resolution: Points per axis.
-        network: Arguments of the FNO beside its channels.
-        sizes: How much there is of everything.
+        network: Arguments of the FNO other than channels.
+        sizes: Sizes.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Case:
     sizes: Sizes = Sizes()
 
     def truth(self, part: str, *, seed: int) -> Truth:
-        """Exact trajectories of one part under a seed, from the state after one step on; a few are cached."""
+        """Exact trajectories of one part and seed, from the state after one step; a few are cached."""
         return _truth(self, part, seed)
 
     def build(self, truth: Truth, *, seed: int) -> pn.operators.FNO:
@@ -90,7 +90,7 @@ def _truth(case: Case, part: str, seed: int) -> Truth:
 
 
 def cases() -> list[Case]:
-    """All of them."""
+    """All cases."""
     problems = pn.problems
     line = {"modes": (16,), "width": 16, "depth": 3, "projection": 32}
     plane = {"modes": (9, 9), "width": 12, "depth": 3, "projection": 24}
@@ -116,10 +116,10 @@ def cases() -> list[Case]:
 
 
 def chosen(problem: str | None, *, small: bool) -> list[Case]:
-    """The cases of one run: all, or those whose names begin so; cut down to seconds if `small`.
+    """Cases of a run: all, or those whose names start with a text; reduced to seconds if `small`.
 
     Raises:
-        ValueError: If no name begins so.
+        ValueError: If no name starts with the text.
     """
     by_name = {case.name: case for case in cases()}
     found = [by_name[name] for name in named(list(by_name), problem)]
@@ -132,5 +132,5 @@ def _smaller(case: Case) -> Case:
 
 
 def evenly_spread(pairs: pn.FieldPairs, count: int) -> pn.FieldPairs:
-    """So many windows, evenly spread over all."""
+    """`count` windows, evenly spread over all."""
     return pairs[evenly_spread_rows(len(pairs), count)]

@@ -1,4 +1,4 @@
-"""How networks of one step are trained for forecasts, in equal time, and the forecasts without a network."""
+"""Training recipes of networks of one step, in equal time, and forecasts without a network."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from probneural.randomness import stream_seed
 from probneural.training import Unroll
 
 BATCH, JUDGED, FREE = 0.36, 0.64, 0.28
-"""Processor time of a batch itself, of each evaluation with its gradient and of each one without, in units of a batch of one
-step: what trainings of six equations took, in the median."""
+"""Processor time of a batch, of each evaluation with gradient and of each one without, in units of a batch of one
+step: medians over trainings on six equations."""
 RECIPES = {
     "one step": Unroll(),
     "several steps": Unroll(steps=4),
     "pushed forward": Unroll(steps=4, pushforward=True),
 }
 RIDGES = tuple(10.0**power for power in range(-12, 1))
-"""Ridges that the regression of the step chooses among, relative to the largest squared singular value."""
+"""Candidate ridges of the step regression, relative to the largest squared singular value."""
 
 
 def duration(unroll: Unroll) -> float:
-    """Processor time of an epoch, in epochs of one step over as many pairs.
+    """Processor time of an epoch, in epochs of one step over the same number of pairs.
 
     Examples:
         >>> [round(duration(RECIPES[name]), 2) for name in ("one step", "several steps", "pushed forward")]
@@ -41,20 +41,20 @@ def duration(unroll: Unroll) -> float:
 
 
 def epochs_for(unroll: Unroll, *, budget: float, windows: int) -> int:
-    """The number of epochs over so many windows whose duration comes nearest to a budget; at least one."""
+    """Number of epochs with the duration nearest to a budget; at least one."""
     return max(1, round(budget / (windows * duration(unroll))))
 
 
 def trained(case: Case, recipe: str, *, seed: int, number: int, folder: Path, commit: str) -> tuple[Any, dict[str, Any]]:
-    """A trained network and what is known of its training, from a file if this very one was trained before.
+    """A trained network with facts of its training, from a file if it was trained before.
 
     Args:
         case: The equation.
         recipe: A name of `RECIPES`.
-        seed: Of the functions, the weights and the batches.
-        number: Which network of an ensemble.
-        folder: Where networks are kept.
-        commit: Of the code; networks of a checkout that differs from it are not kept.
+        seed: Seed of functions, weights and batches.
+        number: Index of the network in an ensemble.
+        folder: Folder of trained networks.
+        commit: Commit of the code; networks of a modified checkout are not stored.
     """
     path = folder / environment.file_name(
         f"{case.name} {recipe} {seed} {number}", case, RECIPES[recipe], commit, suffix=".safetensors"
@@ -95,13 +95,13 @@ def trained(case: Case, recipe: str, *, seed: int, number: int, folder: Path, co
 
 @dataclass(frozen=True, eq=False)
 class StepRegression:
-    """The least-squares affine map of a state to the next, with a ridge: dynamic mode decomposition.
+    """Least-squares affine map from a state to the next, with a ridge: dynamic mode decomposition.
 
     Attributes:
         matrix: `(c p, c p)`, float64, acting from the right on states about `centre`.
         centre: Mean state before a step, `(c p,)`.
-        offset: Mean state after it, `(c p,)`.
-        ridge: Relative to the largest squared singular value.
+        offset: Mean state after a step, `(c p,)`.
+        ridge: Ridge relative to the largest squared singular value.
 
     Reference:
         Schmid (2010), Dynamic mode decomposition of numerical and experimental data.
@@ -114,7 +114,7 @@ class StepRegression:
 
     @classmethod
     def fitted(cls, train: Truth, scaling: Truth) -> StepRegression:
-        """Fit every ridge on the training trajectories, and keep the one whose roll-outs are best on the others."""
+        """Fit every ridge to the training trajectories and select the one with the best roll-outs on others."""
         step = train.windows()
         before, after = (side.values.double().flatten(1) for side in (step.inputs, step.outputs))
         centre, offset = before.mean(0), after.mean(0)
@@ -131,7 +131,7 @@ class StepRegression:
         return best[1]
 
     def rolled_out(self, truth: Truth, *, steps: int | None = None) -> Tensor:
-        """States `(n, leads, c, *grid)` from the starts of some trajectories."""
+        """States `(n, leads, c, *grid)` of the roll-outs from the starts of trajectories."""
         start = truth.at(0).values
         state, found = start.double().flatten(1), []
         for _ in range(steps or truth.steps):
@@ -142,7 +142,7 @@ class StepRegression:
 
 @torch.no_grad()
 def rolled_out(operator: torch.nn.Module, truth: Truth, *, steps: int | None = None) -> Tensor:
-    """States `(n, leads, c, *grid)` that an operator of one step leads to, from the starts of some trajectories."""
+    """States `(n, leads, c, *grid)` of the roll-outs of an operator of one step from the starts of trajectories."""
     state, found = truth.at(0), []
     for _ in range(steps or truth.steps):
         state = pn.Field(operator(state.values, grid=state.grid), state.grid)
@@ -151,12 +151,12 @@ def rolled_out(operator: torch.nn.Module, truth: Truth, *, steps: int | None = N
 
 
 class DressedForecast:
-    """One state per lead and the errors that it had on other trajectories: a forecast whose spread is the same for all.
+    """Forecast of one state per lead plus its errors on other trajectories, with the same spread for all samples.
 
     Args:
-        states: `(n, leads, c, *grid)`.
-        errors: Truth less such states on other trajectories, `(s, leads, c, *grid)`.
-        grid: Where all live.
+        states: States, `(n, leads, c, *grid)`.
+        errors: Truth minus such states on other trajectories, `(s, leads, c, *grid)`.
+        grid: Grid of all states.
     """
 
     def __init__(self, states: Tensor, errors: Tensor, *, grid: pn.Grid) -> None:
@@ -164,7 +164,7 @@ class DressedForecast:
 
     @property
     def steps(self) -> int:
-        """The largest lead."""
+        """Number of leads."""
         return self.states.shape[1]
 
     def at(self, lead: int) -> pn.distributions.EmpiricalField:
@@ -188,5 +188,5 @@ def persistence(truth: Truth) -> Tensor:
 
 
 def climatology(truth: Truth) -> Tensor:
-    """Nothing at every lead: its errors are the states themselves."""
+    """Zero at every lead: its errors are the states."""
     return torch.zeros_like(truth.values)

@@ -1,4 +1,4 @@
-"""Units of the forecast benchmark: what a worker does, in a file of its own when it is done."""
+"""Work items of the forecast benchmark, each stored in a file when finished."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ LEVEL = 0.9
 VALID = 0.1
 """Relative L2 error up to which a roll-out counts as valid."""
 BOUND = 3.0
-"""How many times the largest norm of a true state a stable roll-out may reach."""
+"""Largest norm of a state in a stable roll-out, relative to the largest norm of a true state."""
 DRAWS = ("trajectory", "step")
 POSTERIORS = ("one step", "pushed forward")
-"""Recipes whose networks get posteriors."""
+"""Recipes of networks with posteriors."""
 BASELINES = "baselines"
 ONE_FACTOR = "one factor"
-"""Results of a forecast whose leads have a scale each that is the same everywhere."""
+"""Key of results with one factor per lead."""
 CHOICE = "CRPS on the trajectories for scaling"
-"""By which the best head is chosen, so that test trajectories choose nothing."""
+"""Score that selects the best head without test trajectories."""
 KEPT = ("relative_l2", "rmse", "spread_skill", "crps", "energy", "coverage")
-"""Scores that results hold by lead."""
+"""Scores stored by lead."""
 FAILURES = (ProbneuralError, RuntimeError)
 
 
 @dataclass(frozen=True)
 class Unit(kept_units.Unit):
-    """The forecasts of one problem under one seed by one recipe or without networks, or the accuracy of one recipe.
+    """Forecasts of one problem and seed by one recipe or without networks, or the accuracy of one recipe.
 
     Attributes:
         case: The equation.
         kind: `"posteriors"`, `"baselines"` or `"recipes"`.
-        recipe: A name of `RECIPES`, or nothing.
-        seed: Of functions, weights and draws.
-        commit: Of the code, taken once per benchmark: it may change while a long one goes on.
+        recipe: A name of `RECIPES`, or an empty text.
+        seed: Seed of functions, weights and draws.
+        commit: Commit of the code at the start of the benchmark.
     """
 
     case: Case
@@ -60,20 +60,20 @@ class Unit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.case.name}, {self.kind}{', ' * bool(self.recipe)}{self.recipe}, seed {self.seed}"
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What results depend on beyond the fields."""
+        """Settings of the results beyond the fields."""
         return (RECIPES,)
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Do it, with networks that are kept in a folder."""
+        """Compute the results, with networks stored in a folder."""
         return {"posteriors": _posteriors, "baselines": _baselines, "recipes": _recipe}[self.kind](self, folder)
 
     def trained(self, folder: Path, number: int = 0) -> tuple[Any, dict[str, Any]]:
-        """A network of its recipe, and what is known of its training."""
+        """A network of the recipe, with facts of its training."""
         return forecast_recipes.trained(
             self.case, self.recipe, seed=self.seed, number=number, folder=folder / "networks", commit=self.commit
         )
@@ -84,7 +84,7 @@ class Unit(kept_units.Unit):
 
 
 def units(todo: list[Case], *, seeds: Sequence[int], commit: str) -> list[Unit]:
-    """All units: problem by problem and seed by seed, so that methods are interleaved."""
+    """All work items by problem and seed, so that methods are interleaved."""
     found: list[Unit] = []
     for case in todo:
         for seed in seeds:
@@ -95,7 +95,7 @@ def units(todo: list[Case], *, seeds: Sequence[int], commit: str) -> list[Unit]:
 
 
 def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
-    """Scores of every head and kind of draws, on networks of one recipe; and of one network with its residuals."""
+    """Scores of every head and kind of draws with networks of one recipe, and of one network with its residuals."""
     sizes, train = unit.case.sizes, unit.truth("train")
     networks = [unit.trained(folder, number) for number in range(sizes.networks)]
     pairs, first = train.windows(), networks[0][0]
@@ -110,9 +110,9 @@ def _posteriors(unit: Unit, folder: Path) -> dict[str, Any]:
 
 
 def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple[str, ...] = DRAWS) -> dict[str, Any]:
-    """Scores of a head, by the kind of draws; why, where it fails.
+    """Scores of a head by kind of draws, or the reason of a failure.
 
-    Its variance of one step is scaled before it is rolled out: draws that are too wide leave the states that the network knows.
+    Its variance of one step is scaled before the roll-out: too wide draws leave the states of the training data.
     """
     start = time.process_time()
     try:
@@ -134,9 +134,9 @@ def _heads(unit: Unit, head: str, make: Callable[[], Predictor], *, kinds: tuple
 
 
 def _calibrated(unit: Unit, predictor: Predictor, *, draws: str) -> dict[str, Any]:
-    """Scores of a predictor's roll-outs, raw, with one factor per lead, and with local scales; fitted on other trajectories.
+    """Scores of a predictor's roll-outs: raw, with one factor per lead, and with local scales, fitted to other trajectories.
 
-    All parts have one seed: a forecast is then one map of the start, as the conformal band asks.
+    All roll-outs have one seed: a forecast is then one function of the start, as conformal bands require.
     """
     sizes, seed = unit.case.sizes, stream_seed(unit.seed, "forecast draws")
 
@@ -152,7 +152,7 @@ def _calibrated(unit: Unit, predictor: Predictor, *, draws: str) -> dict[str, An
 
 
 def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:
-    """Scores of one state per lead that is dressed with its errors on the trajectories for scaling."""
+    """Scores of one state per lead plus its errors on the scaling trajectories."""
     scaling = unit.truth("scaling")
     try:
         errors = scaling.values - roll_out(scaling).to(scaling.values)
@@ -168,14 +168,14 @@ def _dressed(unit: Unit, roll_out: Callable[[Truth], Tensor]) -> dict[str, Any]:
 
 
 def _scored(unit: Unit, forecast: Callable[[str], Forecast]) -> dict[str, Any]:
-    """Scores of forecasts of the test trajectories, and the coverage of a band that others carry."""
+    """Scores of forecasts of the test trajectories, and the coverage of a band fitted to others."""
     bands, test, found = unit.truth("bands"), unit.truth("test"), forecast("test")
     band = pn.calibration.HorizonBand(LEVEL).fit(forecast("bands"), bands)
     return _scores(found, test) | {"band": band.coverage(found, test).horizon}
 
 
 def _baselines(unit: Unit, folder: Path) -> dict[str, Any]:
-    """Scores without a network: the start, the climate, a regression of the step, a Gaussian process."""
+    """Scores without a network: persistence, climatology, step regression, Gaussian process."""
     train = unit.truth("train")
     start = time.process_time()
     regression = StepRegression.fitted(train, unit.truth("scaling"))
@@ -191,7 +191,7 @@ def _baselines(unit: Unit, folder: Path) -> dict[str, Any]:
 
 
 def _recipe(unit: Unit, folder: Path) -> dict[str, Any]:
-    """Accuracy of one network by lead, without any posterior, and whether long roll-outs stay bounded."""
+    """Accuracy of one network by lead without posterior, and stability of long roll-outs."""
     operator, facts = unit.trained(folder)
     test = unit.truth("test")
     states = forecast_recipes.rolled_out(operator, test)
@@ -205,7 +205,7 @@ def _recipe(unit: Unit, folder: Path) -> dict[str, Any]:
     valid = (errors <= VALID).cumprod(1).sum(1)
     last = forecast_recipes.rolled_out(operator, test, steps=unit.case.sizes.long)[:, -1]
     norms, largest = (test.grid.mean(some.double().square().flatten(2)) for some in (last, test.values.flatten(0, 1)))
-    stable = (norms <= BOUND**2 * largest.amax(0)).all(1)  # false for what is not a number
+    stable = (norms <= BOUND**2 * largest.amax(0)).all(1)  # False for NaN
     return facts | {
         "errors": errors.mean(0).tolist(),
         "valid": float(valid.double().mean()),

@@ -1,11 +1,11 @@
-"""Heads against posteriors that are known in closed form.
+"""Heads compared with posteriors in closed form.
 
-The unknown operator is diagonal in frequency, l_k ~ N(0, (2/k)^2) real for k = 1 ... 16, seen through 4 pairs with inputs
+The unknown operator is diagonal in frequency, l_k ~ N(0, (2/k)^2) real for k = 1 ... 16. The data are 4 pairs with inputs
 GRF(25, 5, 2) and white noise of sd .05 on 64 points. Every coefficient has posterior precision
-1/tau_k^2 + 2 N sum_n |x_nk|^2 / sigma^2, and one spectral layer of the library holds all of them.
+1/tau_k^2 + 2 N sum_n |x_nk|^2 / sigma^2, and one spectral layer of the library has all coefficients.
 
-Members of an ensemble that have converged agree, whatever that posterior is. A further part has a field that depends on a
-Gaussian one in a nonlinear way.
+Converged members of an ensemble are equal, independent of the posterior. A second part has a nonlinear function of a
+Gaussian field.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ GRID = pn.Grid.uniform(POINTS)
 NUMBERS = torch.arange(1, MODES + 1, dtype=torch.float64)
 PRIOR = 2.0 / NUMBERS
 FAMILIES = 4
-"""Largest z that are held against limits: of means and spreads, for draws in two rows."""
+"""Number of tested maxima of z: of means and spreads, for draws in two rows."""
 AGREEMENT = 1e-3
-"""Spread, in exact standard deviations, below which members agree."""
+"""Spread in exact standard deviations below which members are equal."""
 
 
 def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def layer() -> SpectralConv:
 
 
 def ensemble(*, small: bool, workers: int) -> dict[str, Any]:
-    """Members of an ensemble that have converged, which agree."""
+    """Row of a converged ensemble."""
     exact = posterior()
     start = time.perf_counter()
     predictor = pn.heads.DeepEnsemble(8 if small else 40, train=least_squares, workers=workers).fit(layer(), exact.data)
@@ -121,7 +121,7 @@ def judged(found: dict[str, float]) -> dict[str, Any]:
 
 
 def compared(predictor: WeightSampledPredictor, exact: Posterior) -> dict[str, float]:
-    """How members' coefficients and fields spread, relative to the exact posterior."""
+    """Spread of members' coefficients and fields relative to the exact posterior."""
     weights = predictor.vectors.reshape(predictor.members, MODES + 1, 2)[:, 1:, 0]
     ratio = weights.std(0) / exact.variance.sqrt()
     found = {"sd_ratio_least": float(ratio.min()), "sd_ratio_largest": float(ratio.max())}
@@ -136,9 +136,9 @@ def compared(predictor: WeightSampledPredictor, exact: Posterior) -> dict[str, f
 
 @torch.no_grad()
 def least_squares(operator: nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
-    """Minimise the squared error alone, to convergence: nothing random is about it, and weights that no input sees stay.
+    """Minimise the squared error to convergence; weights without effect on the data do not change.
 
-    The operator is linear in its weights, so what unit vectors of weights give are the columns of a least-squares problem.
+    The operator is linear in its weights, so its values at unit vectors are the columns of a least-squares problem.
     """
     del seed
     start = parameters_to_vector(operator.parameters())
@@ -149,7 +149,7 @@ def least_squares(operator: nn.Module, data: pn.FieldPairs, *, seed: int) -> Non
         return found.flatten()
 
     columns = torch.stack([predicted(unit) for unit in torch.eye(len(start)).to(start)], 1)
-    for _ in range(2):  # the second one polishes
+    for _ in range(2):  # the second iteration reduces rounding errors
         residual = data.outputs.values.flatten() - predicted(start)
         start = start + torch.linalg.pinv(columns, rtol=1e-12) @ residual
     vector_to_parameters(start, operator.parameters())

@@ -1,4 +1,4 @@
-"""Scores of heads against what they cost: one picture of the tables of `heads`."""
+"""Figure of the scores of heads against their cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from benchmarks.over_seeds import Row, grouped
 
 PANELS = {"joint_nll": "joint NLL less the ensemble's (nats per value)", "crps": "CRPS over the ensemble's"}
-"""Scores beside those of the ensemble, and the labels of their axes."""
+"""Scores relative to the ensemble, and labels of their axes."""
 QUARTILES = (0.25, 0.5, 0.75)
 
 
 def against_cost(points: Sequence[Row]) -> bytes:
-    """A panel per score: medians over problems with quartiles, against processor time in trainings; PNG.
+    """One panel per score: medians over problems with quartiles, against processor time in trainings; PNG.
 
     Args:
-        points: One per problem and head, with its `cost`, and its mean scores beside the ensemble's: `joint_nll` in nats per
+        points: One per problem and head, with `cost` and mean scores relative to the ensemble: `joint_nll` in nats per
             value, `crps` as a ratio.
     """
     from matplotlib.figure import Figure  # costs a quarter of a second
@@ -47,7 +47,7 @@ def against_cost(points: Sequence[Row]) -> bytes:
 
 
 def summary(points: Sequence[Row], *, name: str) -> dict[str, tuple[Any, Any]]:
-    """Of each head: quartiles of its costs and of one score over problems; heads without either are left out."""
+    """Quartiles of cost and one score over problems for each head that has both."""
     found = {}
     for (head,), own in grouped(points, ("head",)).items():
         known = [(point["cost"], point[name]) for point in own if point.get(name) is not None and math.isfinite(point["cost"])]

@@ -1,4 +1,4 @@
-"""The heads of the comparison: what each is made of, and what its training costs beside that of one operator."""
+"""Heads of the comparison, with the cost of their trainings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from probneural.randomness import stream_seed
 
 MEMBERS = 4
 QUARTERS = "ensemble of 4 quarters"
-"""Four members, each trained for a quarter of the epochs: an ensemble at the cost of one training."""
+"""Four members with a quarter of the epochs each: an ensemble at the cost of one training."""
 BATCH = 20
 """Functions per gradient, as in training."""
 DEFAULT = "last layer"
@@ -32,12 +32,12 @@ ENSEMBLE = f"ensemble of {MEMBERS}"
 
 @dataclass(frozen=True)
 class Data:
-    """The functions of one problem under one seed.
+    """Samples of one problem and seed.
 
     Attributes:
         train: Training pairs.
-        scaling: Pairs that variances are scaled on, for all heads alike.
-        weighing: Further ones, that stacking takes its weights from.
+        scaling: Pairs that scale the variances of all heads, and fit the weights of stacking.
+        weighing: Further pairs, which scale the predictors inside stacking.
         noise: Variance of the measurement noise in all outputs, `(c,)`, in physical units squared.
     """
 
@@ -47,18 +47,18 @@ class Data:
     noise: torch.Tensor
 
     def scale(self) -> pn.calibration.VarianceScale:
-        """What all heads are scaled by."""
+        """The calibrator of all heads."""
         return pn.calibration.VarianceScale(noise=self.noise)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A head whose variances are not scaled yet, and seconds of a processor.
+    """An uncalibrated head, with processor seconds.
 
     Attributes:
-        predictor: What the head gives.
-        trainings: Seconds of the trainings that it shares with other heads.
-        fit: Seconds of its own work, that of the heads it is made of included.
+        predictor: Predictor of the head.
+        trainings: Seconds of trainings shared with other heads.
+        fit: Seconds of the fit, with those of component heads.
     """
 
     predictor: Predictor
@@ -67,12 +67,12 @@ class Fitted:
 
 
 class Workshop:
-    """Trains the networks and fits the heads that others are made of, each once, and remembers what it cost.
+    """Trains networks and fits component heads, each once, and stores their cost.
 
     Args:
-        recipe: Of the operator.
-        data: The functions.
-        seed: Of weights and batches.
+        recipe: Recipe of the operator.
+        data: The samples.
+        seed: Seed of weights and batches.
     """
 
     def __init__(self, recipe: Recipe, data: Data, *, seed: int) -> None:
@@ -82,7 +82,7 @@ class Workshop:
         self._borrowed = 0.0
 
     def head(self, name: str) -> Fitted:
-        """One of `HEADS`; one that was fitted before still counts its seconds to what is made of it."""
+        """A fitted head of `HEADS`; its seconds count for every head that contains it."""
         if name in self._fitted:
             self._borrowed += self._fitted[name].fit
             return self._fitted[name]
@@ -95,7 +95,7 @@ class Workshop:
         return self._fitted[name]
 
     def member(self, number: int, *, length: float = 1.0) -> tuple[torch.nn.Module, float]:
-        """One trained operator and its seconds of a processor; of a length in units of the recipe's epochs."""
+        """One trained operator and its processor seconds, with a number of epochs relative to the recipe."""
         key = (number, length)
         if key not in self._trained:
             recipe = replace(self.recipe, epochs=max(1, int(length * self.recipe.epochs)))
@@ -105,21 +105,21 @@ class Workshop:
         return self._trained[key]
 
     def members(self, count: int, *, length: float = 1.0) -> tuple[list[torch.nn.Module], float]:
-        """Several trained operators, and their seconds together."""
+        """Several trained operators and their total seconds."""
         found = [self.member(number, length=length) for number in range(count)]
         return [operator for operator, _ in found], sum(seconds for _, seconds in found)
 
     def seed_of(self, number: int) -> int:
-        """The seed of one training."""
+        """Seed of one training."""
         return stream_seed(self.seed, "heads recipe", number)
 
     @property
     def seconds(self) -> float:
-        """Of a processor, that all trainings so far have taken."""
+        """Processor seconds of all trainings so far."""
         return sum(seconds for _, seconds in self._trained.values())
 
     def copies(self, count: int) -> pn.FieldPairs:
-        """Training pairs with so many images of each: under shifts where there are any, else under mirrors and turns."""
+        """Training pairs with a number of images of each, under shifts if the problem has them, else mirrors and rotations."""
         grid = self.pairs.inputs.grid
         is_periodic = any(grid.periodic)
         symmetries = pn.augmentation.shifts(grid, count, seed=self.seed) if is_periodic else pn.augmentation.box(grid)[:count]
@@ -132,7 +132,7 @@ class Workshop:
 
 
 Maker = Callable[[Workshop], tuple[Predictor, float]]
-"""Gives a predictor whose variances are not scaled yet, and the seconds of the trainings that it shares with others."""
+"""Returns an uncalibrated predictor, and the seconds of the trainings that it shares with others."""
 
 
 def last_layer(shop: Workshop, *, number: int = 0, length: float = 1.0) -> tuple[Predictor, float]:
@@ -142,7 +142,7 @@ def last_layer(shop: Workshop, *, number: int = 0, length: float = 1.0) -> tuple
 
 
 def variational(shop: Workshop) -> tuple[Predictor, float]:
-    """Independent Gaussian weights around those of the same operator, with as many gradients as its training."""
+    """Mean-field variational weights of the same operator, with the number of gradients of its training."""
     operator, seconds = shop.member(0)
     steps = max(4, shop.recipe.epochs * len(shop.pairs) // BATCH // 2)
     head = pn.heads.BayesianOperator(steps=steps, batch_size=BATCH, seed=shop.seed_of(0), show_progress=False)
@@ -152,24 +152,24 @@ def variational(shop: Workshop) -> tuple[Predictor, float]:
 
 
 def ensemble(shop: Workshop, *, count: int, length: float = 1.0) -> tuple[Predictor, float]:
-    """Several operators, each with as many epochs as the others."""
+    """Several operators with equal epochs."""
     operators, seconds = shop.members(count, length=length)
     return recipes.ensemble(operators, shop.pairs), seconds
 
 
 def mixture(shop: Workshop, *, count: int) -> tuple[Predictor, float]:
-    """Several operators, each with its own last-layer posterior."""
+    """Mixture of the last-layer posteriors of several operators."""
     operators, seconds = shop.members(count)
     return pn.heads.LaplaceEnsemble().fit(operators, shop.pairs), seconds
 
 
 def kernel(shop: Workshop, *, copies: int = 0) -> tuple[Predictor, float]:
-    """A Gaussian process without any network."""
+    """A Gaussian process without network."""
     return pn.heads.KernelOperator().fit(None, shop.copies(copies) if copies else shop.pairs), 0.0
 
 
 def copied_ensemble(shop: Workshop, *, count: int, copies: int) -> tuple[Predictor, float]:
-    """Several operators that learned from copies too, from as many evaluations as those without: trainings of their own."""
+    """Several operators trained on augmented data with the same number of evaluations."""
     pairs = shop.copies(copies)
     recipe = replace(shop.recipe, epochs=max(1, shop.recipe.epochs * len(shop.pairs) // len(pairs)))
     operators = [recipe.train(pairs, seed=shop.seed_of(number), tick=lambda: None)[0] for number in range(count)]
@@ -177,7 +177,7 @@ def copied_ensemble(shop: Workshop, *, count: int, copies: int) -> tuple[Predict
 
 
 class Average(torch.nn.Module):
-    """The mean of several operators' outputs."""
+    """Mean of the outputs of several operators."""
 
     def __init__(self, operators: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class Average(torch.nn.Module):
 
 
 def residual_process(shop: Workshop, *, count: int = 1, length: float = 1.0) -> tuple[Predictor, float]:
-    """A Gaussian process of what an operator, or the mean of several, leaves of the training functions."""
+    """A Gaussian process of the training residuals of one operator, or of the mean of several."""
     operators, seconds = shop.members(count, length=length)
     return pn.heads.KernelOperator().fit(operators[0] if count == 1 else Average(operators), shop.pairs), seconds
 
@@ -199,7 +199,7 @@ def regression(shop: Workshop) -> tuple[Predictor, float]:
 
 
 def stacked(shop: Workshop, *, heads: Sequence[str]) -> tuple[Predictor, float]:
-    """Some heads, the last of which shares the trainings of all, a Gaussian process and a linear regression, with weights."""
+    """Stacking of some heads, a Gaussian process and a linear regression; the last head shares all trainings."""
     found = [shop.head(name) for name in (*heads, KERNEL, REGRESSION)]
     seconds = found[len(heads) - 1].trainings
     scaled = [shop.data.scale().fit(one.predictor, shop.data.weighing) for one in found]
@@ -225,15 +225,15 @@ HEADS: dict[str, Maker] = {
     ENSEMBLE: partial(ensemble, count=MEMBERS),
     f"mixture of {MEMBERS}": partial(mixture, count=MEMBERS),
 }
-"""By what the trainings cost: one and less than one more, none, two, four."""
+"""Heads in the order of training cost: one training and less than one more, none, two, four."""
 FEWER, MORE = 7, 39
-"""Images of each function under symmetries: those of a square, and what makes 1,000 functions of 25."""
+"""Images of each sample under symmetries: those of a square, and enough to turn 25 samples into 1,000."""
 COPIED: dict[str, Maker] = {
     f"{KERNEL}, {FEWER} copies": partial(kernel, copies=FEWER),
     f"{KERNEL}, {MORE} copies": partial(kernel, copies=MORE),
     f"{ENSEMBLE}, {FEWER} copies": partial(copied_ensemble, count=MEMBERS, copies=FEWER),
 }
-"""For operators that are known to commute with these."""
+"""Heads for operators that commute with these symmetries."""
 _PARTS: dict[str, Maker] = {_SECOND: partial(last_layer, number=1)}
 BRIEF = (
     DEFAULT,
@@ -247,4 +247,4 @@ BRIEF = (
     ENSEMBLE,
     f"mixture of {MEMBERS}",
 )
-"""Heads of the default run: they need no training but four at the recipe's length and one at twice that."""
+"""Heads of the default run: they need four trainings of the recipe and one of twice its length."""

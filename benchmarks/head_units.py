@@ -1,4 +1,4 @@
-"""Units of the comparison of heads: all heads on one problem, one operator and one amount of data, under one seed."""
+"""Work items of the comparison of heads: all heads on one problem, operator, amount of data and seed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from probneural.randomness import stream, stream_seed
 
 LEVEL = 0.9
 FEW = 25
-"""Training functions where data are few."""
+"""Training samples in the small-data regime."""
 EVALUATIONS = 10
-"""Where functions are few, there are up to so many times the epochs, but never more evaluations of functions than with all."""
+"""Largest factor of epochs for few samples, without more evaluations of samples than with all."""
 RANDOM = (DEFAULT, KERNEL, ENSEMBLE, f"mixture of {MEMBERS}")
-"""Heads that are scored with a random scale, too."""
+"""Heads that are also scored with a scale mixture."""
 SCALED = ("whole", "coverage", "crps", "joint_nll")
-"""What is asked of both."""
+"""Scores with and without scale mixture."""
 SCORES = (
     "relative_l2",
     "crps",
@@ -47,11 +47,11 @@ SCORES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How many functions there are.
+    """Numbers of samples.
 
     Attributes:
-        held_out: For scales, by dimension; as many more for the weights of stacking, and to test on.
-        whole: Of those tested, how many scores of whole functions are taken from, by dimension.
+        held_out: Samples for scales, for the weights of stacking, and for tests, each, by dimension.
+        whole: Test samples with field-wise scores, by dimension.
     """
 
     held_out: tuple[int, int] = (200, 100)
@@ -63,17 +63,17 @@ SMALL = Sizes(held_out=(12, 12), whole=(6, 3))
 
 @dataclass(frozen=True)
 class Unit(kept_units.Unit):
-    """All heads, on one operator.
+    """All heads on one operator.
 
     Attributes:
-        problem: Its name in `exact`.
-        kind: Of operator.
-        pairs: Training functions, or None for all that the problem has.
-        seed: Of functions, weights and batches.
-        commit: Of the code.
-        sizes: How many functions; `SMALL` trains for seconds, too.
-        heads: Which of `HEADS`.
-        shifts: How many shifts of the problem are scored, the first ones.
+        problem: Name in `exact`.
+        kind: Kind of operator.
+        pairs: Number of training samples, or None for all.
+        seed: Seed of samples, weights and batches.
+        commit: Commit of the code.
+        sizes: Numbers of samples; `SMALL` also trains for seconds only.
+        heads: Names in `HEADS`.
+        shifts: Number of leading shifts of the problem.
     """
 
     problem: str
@@ -87,16 +87,16 @@ class Unit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.problem}, {self.kind}, {self.regime}, seed {self.seed}"
 
     @property
     def regime(self) -> str:
-        """How many training functions there are, in words."""
+        """Number of training samples in words."""
         return "all functions" if self.pairs is None else f"{self.pairs} functions"
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Train, fit every head, scale all alike, and score; then some of them with a random scale after that."""
+        """Train, fit and scale all heads, and score; then score some with a scale mixture."""
         source, recipe = _case(self.problem, self.kind, is_small=self.sizes == SMALL)
         if self.pairs is not None:
             times = max(1, min(EVALUATIONS, source.pairs // self.pairs))
@@ -131,13 +131,13 @@ class Unit(kept_units.Unit):
                         known = known | {"whole": evaluation.whole_coverage(one, tests[0])}
                         each |= {f"{name}, {scale}": known[name] for name in SCALED}
                     randomly.append(row | {"seed": self.seed} | each)
-            except (ProbneuralError, RuntimeError) as error:  # must not cost the work on all others: the row says why
+            except (ProbneuralError, RuntimeError) as error:  # stored as a failed row, so that others continue
                 traceback.print_exc()
                 rows.append(row | {"seed": self.seed, "on": "in distribution", "failed": f"{type(error).__name__}: {error}"})
         return {"rows": rows, "random scale": randomly}
 
     def _judged(self, head: str, shop: Workshop, places: Mapping[str, pn.FieldPairs]) -> tuple[Predictor, list[dict[str, Any]]]:
-        """The scaled head, and one row per place."""
+        """The scaled head, and one row per test set."""
         made = shop.head(head)
         raw = made.predictor
         facts: dict[str, Any] = {"training_seconds": made.trainings, "fit_seconds": made.fit}
@@ -153,20 +153,20 @@ class Unit(kept_units.Unit):
             u = predictor(pairs.inputs)
             row = facts | {"on": place} | self._scores(u, pairs, noise=predictor.noise)
             row["seconds"] = time.process_time() - start
-            if found:  # whether the stated variance alone tells the shifted functions from the others
+            if found:  # AUROC of the predicted variance for shifted samples
                 row["auroc"] = auroc(ordinary, _stated(predictor, pairs))
             found.append(row)
         return predictor, found
 
     def _scores(self, u: pn.distributions.FieldDistribution, pairs: pn.FieldPairs, *, noise: torch.Tensor) -> dict[str, float]:
-        """Scores of all functions, those of whole ones of some."""
+        """Pointwise scores of all samples, field-wise scores of some."""
         scores = pn.metrics.score(u, pairs.outputs, noise=noise, level=LEVEL, whole=self._whole(pairs)).to_dict()
         return {name: scores[name] for name in SCORES}
 
     def _few_scores(
         self, u: pn.distributions.FieldDistribution, pairs: pn.FieldPairs, *, noise: torch.Tensor
     ) -> dict[str, float]:
-        """Those of `SCALED` that take no draws."""
+        """Scores of `SCALED` without draws."""
         some = slice(self._whole(pairs))
         comparison = pn.metrics.compare(u, pairs.outputs, noise=noise)
         together = pn.metrics.compare(u[some], pairs.outputs[some], noise=noise)
@@ -177,19 +177,19 @@ class Unit(kept_units.Unit):
         }
 
     def _whole(self, pairs: pn.FieldPairs) -> int:
-        """How many functions scores of whole functions are taken from."""
+        """Number of samples with field-wise scores."""
         return self.sizes.whole[min(pairs.outputs.grid.dimension, 2) - 1]
 
 
 @lru_cache
 def _case(problem: str, kind: str, *, is_small: bool) -> tuple[Any, Any]:
-    """Where the functions come from, and the recipe of the operator."""
+    """Distribution of the samples and recipe of the operator."""
     (case,) = exact.chosen("small" if is_small else "full", problem=problem)
     return case.source, case.recipe(kind)
 
 
 def _stated(predictor: Predictor, pairs: pn.FieldPairs) -> torch.Tensor:
-    """The mean variance that is stated for each function, over the domain and channels, in physical units squared."""
+    """Predicted variance of each sample, averaged over domain and channels, in physical units squared."""
     u = predictor(pairs.inputs)
     variance = u.variance.double().flatten(2)
     return u.grid.mean(variance).mean(1)

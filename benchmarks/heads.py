@@ -1,8 +1,8 @@
-"""Heads beside one another: the same networks and data, variances scaled alike, with what each training costs.
+"""Comparison of heads with the same networks, data and calibration, and with their cost.
 
-Per problem, operator, amount of data and seed, every head is fitted to networks of one recipe and scaled by `VarianceScale` on
-the same held-out functions; those that all are tested on are others again. Finished units are kept, so that a benchmark that
-was cut off goes on where it was.
+Per problem, operator, amount of data and seed, every head is fitted to networks of one recipe, scaled by `VarianceScale` on
+the same held-out samples, and tested on others. Finished work items are stored, so an interrupted
+benchmark continues.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from benchmarks.over_seeds import CONFIDENCE, Row, difference, grouped, half_wid
 from probneural.calibration import VarianceScale
 
 SEEDS = {"default": 2, "full": 5, "small": 1}
-"""Of a run that does not say how many."""
+"""Default numbers of seeds."""
 OPERATORS = ("FNO", "DeepONet")
-"""The first is that of the default run."""
+"""Operators; the first is that of the default run."""
 COMPARED = ("joint_nll", "crps", "energy")
-"""Scores that ranks and comparisons are taken of; lower is better."""
+"""Scores in ranks and comparisons; lower is better."""
 AFFORDED = 2
-"""Trainings that a head may cost in the last column of `wins`."""
+"""Largest cost in trainings in the last column of `wins`."""
 NOTES = (
-    "means over seeds, each with functions, weights and batches of its own, which all heads share. Every head is scaled by "
-    f"{VarianceScale()!r} on the same 200 functions (100 in two dimensions), and tested on as many others; stacking takes "
-    "its weights from those, and scales its predictors on as many further ones",
-    f"all outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, "
-    "which every scale is told: what is exact has no density without",
-    f"coverage and width are those of central intervals at {LEVEL:g}; simultaneous: of whole functions. auroc: how well "
-    "the stated variance alone tells shifted functions from ordinary ones. raw chi2: before scales",
-    f"beside the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
-    "wins: on how many problems a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
-    "interval. cost: processor seconds of trainings and of the head itself, scales and weights of stacked ones included, "
-    "in units of one training; median and largest over problems",
-    "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. Heads whose mean ranks "
-    f"differ by less than the critical difference (Nemenyi, {1 - CONFIDENCE:.1g}) are not told apart",
-    f"with few functions there are up to {head_units.EVALUATIONS} times the epochs, never more evaluations than with all",
-    "random scale: ScaleMixture after the scale of all, fitted to the same functions. whole: how many functions lie wholly "
-    f"within bands of {LEVEL:g} of the draws, of all that are tested; coverage: of values",
-    f"whole fields: on how many problems their share, a mean over seeds, lies between {COVERED[0]:g} and {COVERED[1]:g}. "
-    f"That of a model that is right has a standard deviation of {CHANCE:g} for one seed in one dimension",
+    "means over seeds with separate samples, weights and batches, which all heads share. Every head is scaled by "
+    f"{VarianceScale()!r} on the same 200 samples (100 in two dimensions), and tested on the same number of others; stacking "
+    "fits its weights to these scaling samples, and scales its predictors on further ones",
+    f"all outputs have measurement noise of {NOISE:g} of their root mean square, which is passed to all scales: without noise, "
+    "exact predictions have no density",
+    f"coverage and width: central intervals at {LEVEL:g}; simultaneous: coverage of fields. auroc: of the predicted variance, "
+    "for samples from shifts. raw chi2: before scales",
+    f"relative to the ensemble: differences of nats, ratios of others, paired by seed; {CONFIDENCE:.0%} intervals of Student's",
+    "wins: number of problems on which a head's mean over seeds is lower than the ensemble's; clearly: by more than half the "
+    "interval. cost: processor seconds of trainings, head, scales and weights of stacking, in units of one training; median "
+    "and largest over problems",
+    "ranks: 1 is best, over problems, operators and amounts of data; means over seeds are ranked. The critical difference is "
+    f"Nemenyi's at {1 - CONFIDENCE:.1g}",
+    f"with few samples there are up to {head_units.EVALUATIONS} times the epochs, never more evaluations than with all",
+    "random scale: ScaleMixture after VarianceScale, on the same samples. whole: fraction of test samples inside bands with "
+    f"{LEVEL:g} of the draws; coverage: pointwise",
+    f"whole fields: number of problems with a mean fraction between {COVERED[0]:g} and {COVERED[1]:g}. For a right model its "
+    f"standard deviation is {CHANCE:g} for one seed in one dimension",
 )
-"""What a reader must know."""
+"""Notes for readers."""
 _HEAD = ("problem", "operator", "regime", "head")
 _LOGARITHMIC = ("joint_nll",)
-"""Those that are compared by differences; others by ratios."""
+"""Scores compared by differences; others by ratios."""
 
 
 def chosen(mode: str, problem: str | None, *, operator: str | None = None) -> list[tuple[str, str]]:
-    """Problems and operators of one run: FNOs where none are named, and DeepONets too in a run that is not the default.
+    """Problems and operators of a run: by default FNOs, and DeepONets too unless it is the default run.
 
     Raises:
-        ValueError: If no problem's name begins so, or none of them has that operator.
+        ValueError: If no name of a problem starts with the text, or no problem has that operator.
     """
     cases = exact.chosen("full", problem=problem)
     cases = cases[:1] if mode == "small" else cases
@@ -83,7 +83,7 @@ def main(
     functions: int | None = None,
     seeds: int | None = None,
 ) -> dict[str, Any]:
-    """Run all units, and make tables of their rows."""
+    """Run all work items and tabulate their rows."""
     repetitions = seeds or SEEDS[mode]
     commit = environment.commit()
     sizes = head_units.SMALL if mode == "small" else head_units.Sizes()
@@ -133,7 +133,7 @@ def main(
 
 
 def points(rows: Sequence[Row]) -> list[Row]:
-    """Of every problem and head: what it costs in trainings, and its mean scores beside the ensemble's."""
+    """Cost in trainings and mean scores relative to the ensemble, for each problem and head."""
     costs = _costs(rows)
     table: list[Row] = []
     for group, own in _beside_the_ensemble(rows).items():
@@ -146,7 +146,7 @@ def points(rows: Sequence[Row]) -> list[Row]:
 
 
 def random_scale(rows: Sequence[Row]) -> list[Row]:
-    """What a random scale changes, paired by seed: shares of whole functions and of values, and scores with intervals."""
+    """Effect of a scale mixture, paired by seed: coverages, and scores with intervals."""
     table = []
     for group, own in grouped(rows, _HEAD).items():
         line: Row = dict(zip(_HEAD, group, strict=True)) | {"seeds": len(own)}
@@ -168,7 +168,7 @@ def random_scale(rows: Sequence[Row]) -> list[Row]:
 
 
 def whole_fields(rows: Sequence[Row]) -> list[Row]:
-    """On how many problems whole functions are covered as often as is stated, with one scale and with a random one."""
+    """Number of problems with nominal simultaneous coverage, with one scale and with a scale mixture."""
     table = []
     for (operator, regime, head), own in grouped(rows, _HEAD[1:]).items():
         for scale in ("scale", "random"):
@@ -182,7 +182,7 @@ def whole_fields(rows: Sequence[Row]) -> list[Row]:
 
 
 def averaged(rows: Sequence[Row]) -> list[Row]:
-    """Means over seeds, by problem, operator, amount of data, place and head."""
+    """Means over seeds by problem, operator, amount of data, test set and head."""
     keys = ("problem", "operator", "regime", "on", "head")
     names = (*head_units.SCORES, "auroc")
     return [
@@ -192,7 +192,7 @@ def averaged(rows: Sequence[Row]) -> list[Row]:
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
-    """Every head beside the ensemble at its four trainings, in distribution, with intervals over seeds."""
+    """Every head relative to the ensemble of four, in distribution, with intervals over seeds."""
     table = []
     for group, own in _beside_the_ensemble(rows).items():
         line: Row = dict(zip(_HEAD, group, strict=True)) | {"seeds": max(len(pairs) for pairs in own.values())}
@@ -207,7 +207,7 @@ def compared(rows: Sequence[Row]) -> list[Row]:
 
 
 def wins(rows: Sequence[Row]) -> list[Row]:
-    """On how many problems a head beats the ensemble on joint NLL and CRPS, in the mean and beyond the intervals; its cost."""
+    """Number of problems on which a head beats the ensemble on joint NLL and CRPS, by means and beyond intervals; cost."""
     table = []
     found = _beside_the_ensemble(rows)
     costs = _costs(rows)
@@ -226,7 +226,7 @@ def wins(rows: Sequence[Row]) -> list[Row]:
 
 
 def side_by_side(rows: Sequence[Row], *, name: str, shifted: bool = False) -> list[Row]:
-    """One score in distribution, or under shifts: a problem per row and a head per column; means over seeds."""
+    """One score in distribution or under shifts, as means over seeds, with a row per problem and a column per head."""
     keys = ("problem", "operator", "regime", *(("on",) if shifted else ()))
     chosen = [row for row in rows if (row["on"] != "in distribution") == shifted]
     return [
@@ -236,7 +236,7 @@ def side_by_side(rows: Sequence[Row], *, name: str, shifted: bool = False) -> li
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Mean ranks of heads over problems, operators and amounts of data, and how far apart they must be."""
+    """Mean ranks of heads over problems, operators and amounts of data, with the critical difference."""
     ordinary = [row for row in rows if row["on"] == "in distribution"]
     heads = list(dict.fromkeys(row["head"] for row in rows))
     table: list[Row] = [{"head": head} for head in heads]
@@ -258,7 +258,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
 
 
 def costs(rows: Sequence[Row]) -> list[Row]:
-    """Seconds of a processor for trainings and for the head itself, and the factors of its variances."""
+    """Processor seconds of trainings and head, and variance factors."""
     ordinary = [row for row in rows if row["on"] == "in distribution"]
     return [
         {
@@ -277,7 +277,7 @@ def costs(rows: Sequence[Row]) -> list[Row]:
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
-    """A note for each head that an error ended."""
+    """Notes on failed heads."""
     return [
         ", ".join(
             ["failed", *(str(row[key]) for key in ("problem", "operator", "regime", "head", "seed")), row["failed"][:200]]
@@ -288,7 +288,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 
 def critical_difference(heads: int, blocks: int) -> float:
-    """Of mean ranks, after Nemenyi.
+    """Critical difference of mean ranks by Nemenyi's test.
 
     Reference:
         Demšar (2006), Statistical comparisons of classifiers over multiple data sets, section 3.2.2.
@@ -302,7 +302,7 @@ def critical_difference(heads: int, blocks: int) -> float:
 
 
 def _beside_the_ensemble(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, list[tuple[float, float]]]]:
-    """Of every problem and head, and of every score: its pairs of a head's and the ensemble's, by seed."""
+    """Pairs of a head's and the ensemble's score by seed, for every problem, head and score."""
     ordinary = [row for row in rows if row["on"] == "in distribution"]
     known = {(*(row[key] for key in _HEAD), row["seed"]): row for row in ordinary}
     found: dict[tuple[Any, ...], dict[str, list[tuple[float, float]]]] = {}
@@ -322,7 +322,7 @@ def _beside_the_ensemble(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str,
 
 
 def _costs(rows: Sequence[Row]) -> dict[tuple[Any, ...], float]:
-    """Of every problem and head: seconds of its trainings and its own work, in units of one training of the last layer's."""
+    """Cost of trainings and fit for every problem and head, in trainings of the last layer's network."""
     ordinary = grouped([row for row in rows if row["on"] == "in distribution"], _HEAD)
     seconds = {
         group: (mean_of(own, "training_seconds") or 0.0, mean_of(own, "fit_seconds") or 0.0) for group, own in ordinary.items()
@@ -336,12 +336,12 @@ def _beats(pairs: Mapping[str, Sequence[tuple[float, float]]], *, clearly: bool 
 
 
 def _differences(pairs: Sequence[tuple[float, float]], name: str) -> list[float]:
-    """Of nats, or of logarithms of scores."""
+    """Differences of nats, or of logarithms of scores."""
     return [one - other if name in _LOGARITHMIC else math.log(one / other) for one, other in pairs]
 
 
 def _is_lower(pairs: Sequence[tuple[float, float]], name: str, *, clearly: bool = False) -> bool:
-    """Whether the head's mean is lower; clearly: by more than half the interval over seeds."""
+    """Whether the head's mean is lower; if `clearly`, by more than half the interval over seeds."""
     found = _differences(pairs, name)
     half = half_width(found)
     if not found or (clearly and half is None):

@@ -38,10 +38,10 @@ CALIBRATED = {"Burgers": 25, "Poisson": 50, "Darcy": 50}
 LIKELIHOODS = ("mean", "joint", "draws")
 PAIRS = (25, 100, 400)
 DATA_SETS, SIMULATIONS, PER_SURROGATE = 2, 200, 10
-"""Data sets per surrogate, those of simulation-based calibration, and how many of these share a surrogate."""
+"""Data sets per surrogate; data sets of simulation-based calibration, and number of these per surrogate."""
 DRAWS, OPERATORS = 400, 4
 PLAIN_STEPS, WARM_UP = 8000, 1000
-"""Steps of each chain of plain pCN with the solver, and those of them that adapt its step size."""
+"""Steps of each chain of plain pCN with the solver, and number of these that adapt the step size."""
 
 
 def surrogate(task: Task, pairs: int, *, seed: int) -> Predictor:
@@ -74,7 +74,7 @@ def distance(draws: Tensor, exact: Tensor) -> float:
 
 
 def without_warnings() -> warnings.catch_warnings[None]:
-    """Poor surrogates warn that data do not fit, and of slow convergence: the tables show both."""
+    """Suppress warnings of poor surrogates on fit and convergence, which the tables show."""
     context = warnings.catch_warnings()
     context.__enter__()
     warnings.simplefilter("ignore", DataWarning)
@@ -309,7 +309,7 @@ def tempered_rows(*, small: bool) -> Iterator[dict[str, Any]]:
 
 
 def main(*, mode: str, output: Path, workers: int) -> dict[str, Any]:
-    """Run all parts, units that are done already excepted."""
+    """Run all work items without stored results."""
     small, commit = mode == "small", environment.commit()
     accuracy = [Accuracy(task, pairs, commit, small) for task in TASKS for pairs in PAIRS[: 1 if small else None]]
     calibration = [Calibration(task, likelihood, commit, small) for task in CALIBRATED for likelihood in ("mean", "joint")]

@@ -1,9 +1,9 @@
-"""Which simulations to buy for one inversion: draws from the prior, or from the posterior of the surrogate so far.
+"""Simulations for one inversion: draws from the prior compared with draws from the surrogate's posterior.
 
-Each seed has parameters and data of its own. A kernel operator is fitted to the simulations of either design, and the posterior
-of its `"joint"` likelihood is compared with the exact one. Both designs begin with the same draws from the prior. The posterior
-design goes through `ActiveLearner`: it selects at random from 100 draws of ensemble Kalman inversion and 100 draws from the
-prior, which correct a surrogate whose posterior lies in a wrong place.
+Each seed has its own parameters and data. A kernel operator is fitted to the simulations of each design, and the posterior
+of its `"joint"` likelihood is compared with the exact one. Both designs start from the same draws of the prior. The posterior
+design uses `ActiveLearner`: it selects at random from 100 draws of ensemble Kalman inversion and 100 draws from the
+prior, which correct a wrong posterior of the surrogate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SEEDS = 5
 NODES = 8
 """Gauss-Hermite nodes per parameter of posterior moments."""
 CLAIM = 3.0
-"""Simulations of the prior design over those of the posterior design at equal error, at the end of the latter."""
+"""Claimed ratio of simulations, prior over posterior design, at the final error of the posterior design."""
 
 NOTES = (
     "Simulations near the posterior: error is the distance of the posterior's mean from the exact one, in exact posterior "
@@ -92,9 +92,9 @@ class Plan:
     """Simulations of one design.
 
     Attributes:
-        start: Draws from the prior that both designs begin with.
+        start: Initial draws from the prior, in both designs.
         batch: Simulations per round of the posterior design.
-        rounds: Its rounds after the start.
+        rounds: Rounds of the posterior design after the start.
         prior: Sizes of the prior design.
     """
 
@@ -118,8 +118,8 @@ class Unit(kept_units.Unit):
     Attributes:
         task: Name of the task.
         design: `"prior"` or `"posterior"`.
-        seed: Of parameters, data and draws.
-        is_small: Whether the run takes seconds and means nothing.
+        seed: Seed of parameters, data and draws.
+        is_small: Whether the run is a test of the script, in seconds.
     """
 
     task: str
@@ -138,7 +138,7 @@ class Unit(kept_units.Unit):
 
     @property
     def plan(self) -> Plan:
-        """Its simulations."""
+        """Simulations of the design."""
         plan = TASKS[self.task][1]
         return Plan(plan.start, plan.batch, 1, plan.prior[:2]) if self.is_small else plan
 
@@ -146,7 +146,7 @@ class Unit(kept_units.Unit):
         del folder
         inversion = Inversion(TASKS[self.task][0](), self.seed)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of surrogates that explain no data yet
+            warnings.simplefilter("ignore")  # early surrogates do not explain the data
             rows = inversion.prior_design(self.plan) if self.design == "prior" else inversion.posterior_design(self.plan)
         return {"rows": rows}
 
@@ -245,7 +245,7 @@ class Inversion:
 
 
 def parts(*, mode: str, folder: Path, workers: int, notes: list[str] | None = None) -> dict[str, Callable[[], Sequence[Row]]]:
-    """Tables of the inverse benchmark; the first one that is made runs all units, or reads those in the folder."""
+    """Tables of the inverse benchmark; the first runs all work items or reads stored results."""
     todo = units(mode=mode)
     return sections.made_of(
         lambda: kept_units.spread(todo, folder, workers=workers, notes=notes),
@@ -300,7 +300,7 @@ def ratios(results: Results) -> list[Row]:
 
 
 def _needed(curve: Sequence[Row], error: float) -> tuple[float, bool]:
-    """Simulations from which on a curve stays at or below an error, and whether it gets there."""
+    """Number of simulations after which a curve stays at or below an error, and whether it reaches it."""
     last = max((index for index, row in enumerate(curve) if row["error"] > error), default=None)
     if last is None:
         return float(curve[0]["simulations"]), True

@@ -1,9 +1,9 @@
-"""A Poisson source whose smoothness and length scale are unknown too, after the Poisson task of PosteriorBench.
+"""A Poisson source with unknown smoothness and length scale, after the Poisson task of PosteriorBench.
 
-Given the two hyperparameters source and data are jointly Gaussian; they are integrated out by quadrature. That benchmark's
-reference posterior is another one, *tempered*: it weighs by exp(-MAE^2 / 2 s^2), MAE the mean absolute residual of m sensors
-and s the standard deviation of their noise, where the likelihood is exp(-m MSE / 2 s^2). Its repository states the sources'
-standard deviation, not the ranges of the hyperparameters: those here are our choice.
+Given the two hyperparameters, source and data are jointly Gaussian; quadrature integrates over them. The published
+reference posterior is *tempered*: its weight is exp(-MAE^2 / 2 s^2), with MAE the mean absolute residual of m sensors
+and s the standard deviation of their noise, instead of the likelihood exp(-m MSE / 2 s^2). Its repository has the sources'
+standard deviation, not the ranges of the hyperparameters, which are our choice.
 
 Reference: Yao et al. (2026), PosteriorBench, arXiv 2609.20794, equations 16 and 17. Murray, Adams and MacKay (2010), Elliptical
 slice sampling.
@@ -31,7 +31,7 @@ from probneural.randomness import stream
 SMOOTHNESS, INVERSE_LENGTH = (2.0, 4.0), (3.0, 15.0)
 """Ranges of alpha and tau, uniform: sources are N(0, sigma^2 (-Lap + tau^2)^-alpha)."""
 SOURCE_STD = 0.272
-"""Root mean square of the sources, whatever alpha and tau."""
+"""Root mean square of the sources for all alpha and tau."""
 INFLATION = 5.0
 """Factor on the noise of the Gaussian reference of the tempered posterior; it changes the speed of chains, not their law."""
 
@@ -143,15 +143,15 @@ class HierarchicalTask(Task):
 
 @dataclass(frozen=True, eq=False)
 class HierarchicalPosterior(Posterior):
-    """A mixture over the nodes of a quadrature over the two hyperparameters of Gaussian distributions of xi.
+    """Mixture of Gaussian distributions of xi over quadrature nodes of the two hyperparameters.
 
     Attributes:
         levels: The posterior of the quantiles of (alpha, tau) in their ranges, uniform on the unit square in the prior. The
             moments of z, which diverges logarithmically at its border, converge like 1 / nodes^2, all others exponentially.
-        weights: Of the nodes that count, `(k,)`.
+        weights: Weights of the nodes with positive mass, `(k,)`.
         places: (z_alpha, z_tau) at those nodes, `(k, 2)`.
-        means: Of xi at each, `(k, modes)`.
-        variances: Of xi at each, `(k, modes)`.
+        means: Means of xi at the nodes, `(k, modes)`.
+        variances: Variances of xi at the nodes, `(k, modes)`.
     """
 
     task: HierarchicalTask
@@ -225,7 +225,7 @@ class HierarchicalPosterior(Posterior):
 def slice_draws(
     log_likelihood: Callable[[Tensor], Tensor], start: Float64[Tensor, "c d"], *, steps: int, seed: int
 ) -> Float64[Tensor, "s c d"]:
-    """Elliptical slice sampling of a likelihood under N(0, I), the second half of all steps, for several chains at a time."""
+    """Elliptical slice sampling of a likelihood under N(0, I) in several chains; returns the second half of all steps."""
     generator, kept, theta = stream(seed, "inverse chains"), [], start
     logs = log_likelihood(theta)
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""Units of work that are kept in files, so that a benchmark that was cut off goes on where it was."""
+"""Work items with stored results, so that an interrupted benchmark continues."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Unit(ABC):
     """A work item of one process, abstract; subclasses are frozen dataclasses, so hashable and picklable."""
 
     commit: str
-    """Of the code, taken once per benchmark: it may change while a long one goes on."""
+    """Commit of the code at the start of the benchmark."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What results depend on beyond the dataclass's own fields."""
+        """Settings of the results beyond the fields of the dataclass."""
         return ()
 
     @abstractmethod
@@ -41,7 +41,7 @@ class Unit(ABC):
         """Compute the result."""
 
     def path(self, folder: Path) -> Path:
-        """The file of its result; the name depends on all that the result does, the commit included."""
+        """Path of the result; its name has all settings and the commit."""
         return folder / environment.file_name(self.name, self, *self.settings, suffix=".json")
 
 
@@ -49,13 +49,13 @@ Some = TypeVar("Some", bound=Unit)
 
 
 def spread(todo: Sequence[Some], folder: Path, *, workers: int, notes: list[str] | None = None) -> dict[Some, dict[str, Any]]:
-    """Results of all units, those of an earlier run of this very commit included; `resumed` says which they are.
+    """Results of all work items; those stored by an earlier run of this commit are marked `resumed`.
 
     Args:
-        todo: The units.
-        folder: Where results are kept.
+        todo: The work items.
+        folder: Folder of results.
         workers: Number of processes.
-        notes: Where to note those that were finished before, if there are any.
+        notes: List to which a note on stored results is appended.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     results: dict[Some, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ def spread(todo: Sequence[Some], folder: Path, *, workers: int, notes: list[str]
 
 
 def work(unit: Unit, folder: Path) -> dict[str, Any]:
-    """Run one unit on one thread, and keep its result before it is used."""
+    """Run one work item on one thread, and store its result before use."""
     torch.set_num_threads(1)
     start, used = time.perf_counter(), time.process_time()
     result = unit.run(folder)
@@ -103,7 +103,7 @@ def work(unit: Unit, folder: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def noted(failed: list[dict[str, Any]], what: str) -> Iterator[None]:
-    """Turn an error into a row that says what it ended: it must not cost the work on all else."""
+    """Convert an error into a failed row, so that other work continues."""
     try:
         yield
     except (ProbneuralError, RuntimeError) as error:
@@ -112,5 +112,5 @@ def noted(failed: list[dict[str, Any]], what: str) -> Iterator[None]:
 
 
 def failures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A note for each such row, of a problem, head and seed."""
+    """Notes on failed rows by problem, head and seed."""
     return [f"failed: {row['problem']}, {row['head']}, seed {row['seed']}, {row['what']}: {row['error'][:200]}" for row in rows]

@@ -1,4 +1,4 @@
-"""Data larger than memory: train, fit a head, calibrate and score from files, in bounded memory and at what speed."""
+"""Data larger than memory: training, head, calibration and scores from files, with memory and speed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from benchmarks.workers import spawned
 
 Row = dict[str, Any]
 CHANNELS = {"inputs": 14, "outputs": 2}
-"""Channels: fourteen states, of which the first two are also seen later. A pair is a megabyte and costs little to train on."""
+"""Channels: fourteen states as inputs, and the first two at a later time as outputs. A pair has one megabyte."""
 _HELD = 32
-"""One pair of so many is held out, half for calibration and half for scores."""
+"""One of this many pairs is held out, half for calibration and half for scores."""
 _PIECE = 32
-"""Functions written at once."""
+"""Samples per write."""
 _REPETITIONS = 3
 
 
@@ -39,8 +39,8 @@ class Store:
     """Pairs in two .npy files, `(n, 14, side, side)` and `(n, 2, side, side)` float32, of the heat equation.
 
     Attributes:
-        folder: Where they are.
-        pairs: How many.
+        folder: Folder of the files.
+        pairs: Number of pairs.
         side: Points along each axis.
     """
 
@@ -50,7 +50,7 @@ class Store:
 
     @property
     def grid(self) -> pn.Grid:
-        """Of both sides."""
+        """Grid of inputs and outputs."""
         return _problem().grid(self.side)
 
     @property
@@ -59,11 +59,11 @@ class Store:
         return self.pairs * _pair_bytes(self.side) / 1e9
 
     def paths(self) -> tuple[Path, Path]:
-        """Files of inputs and outputs."""
+        """Paths of inputs and outputs."""
         return self.folder / "inputs.npy", self.folder / "outputs.npy"
 
     def write(self) -> None:
-        """Solve and write, some functions at a time."""
+        """Solve and write, some samples at a time."""
         files = [
             np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(self.pairs, channels, self.side, self.side))
             for path, channels in zip(self.paths(), CHANNELS.values(), strict=True)
@@ -101,7 +101,7 @@ def _operator() -> pn.operators.FNO:
 
 
 def _whole_road(store: Store, loads: bool, epochs: int) -> Row:
-    """Train, fit, calibrate and score in this process; returns seconds, memory, and digests of what came out."""
+    """Train, fit, calibrate and score in this process; return seconds, memory, and digests of the results."""
     torch.set_num_threads(1)
     data = store.load() if loads else store.open()
     rest, held = data.split(len(data) - max(8, len(data) // _HELD), seed=0)
@@ -134,7 +134,7 @@ def _whole_road(store: Store, loads: bool, epochs: int) -> Row:
 
 
 def _alone(work: Callable[..., Row], *arguments: Any) -> Row:
-    """The result of a function in a fresh process, whose peak of memory is its own."""
+    """Result of a function in a new process, for its peak memory."""
     with spawned(1) as pool:
         return pool.submit(work, *arguments).result()
 
@@ -160,7 +160,7 @@ def _large(folder: Path, *, gigabytes: float, side: int) -> list[Row]:
 
 
 def _both_ways(folder: Path, *, gigabytes: float, side: int, repetitions: int) -> list[Row]:
-    """The stages from files and from memory in turn, on a store that fits."""
+    """The stages from files and from memory in turn, on a store that fits into memory."""
     store = _made(folder / "small", gigabytes=gigabytes, side=side)
     told: dict[bool, list[Row]] = {False: [], True: []}
     try:
@@ -189,7 +189,7 @@ def _both_ways(folder: Path, *, gigabytes: float, side: int, repetitions: int) -
 
 
 def _agree(told: dict[bool, list[Row]], name: str) -> bool | None:
-    """Whether the scores, which calibration enters, are the same numbers."""
+    """Whether scores after calibration are equal."""
     if name != "score":
         return None
     return len({(one["relative_l2"], one["crps"]) for found in told.values() for one in found}) == 1
@@ -204,7 +204,7 @@ def _made(folder: Path, *, gigabytes: float, side: int) -> Store:
 
 
 def main(*, mode: str, output: Path, gigabytes: float = 20.0) -> dict[str, Any]:
-    """Measure both, in fresh processes on one thread each; the files are removed."""
+    """Run both measurements in new single-threaded processes; remove the files."""
     small = mode == "small"
     side = 32 if small else 128
     folder = Path(tempfile.mkdtemp(prefix="probneural-"))

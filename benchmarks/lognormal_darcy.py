@@ -1,15 +1,15 @@
 """Log-normal Darcy flow with a flux at one end: the exact moments of a nonlinear functional of a Gaussian field.
 
 -(e^g u')' = 1 with u(0) = 0 and no flux at 1 has u(x) = F(g)(x), the integral of q(s) e^-g(s) from 0 to x, q(s) = 1 - s. The
-logarithm g has a squared-exponential covariance of length .15, and is seen at four points with noise of standard deviation .1.
+logarithm g has a squared-exponential covariance of length .15, and is observed at four points with noise of deviation .1.
 Given these it is Gaussian of mean m and covariance k, so that
 
     E u(x)          = int_0^x q e^(-m + k(s, s)/2) ds,
     Cov(u(x), u(y)) = int_0^x int_0^y q(s) q(t) e^(-m(s) - m(t) + (k(s, s) + k(t, t))/2) (e^k(s, t) - 1) dt ds.
 
-On a grid the integrals are sums, F is their function of the values of g, and both formulas, with sums, are its exact moments.
-The linearised field has the mean F(m), the plug-in, and the covariance J k J^T: what it misses, every linearised posterior
-does. A scale can mend its deviations, neither the mean nor the shape.
+On a grid the integrals are sums, F is a function of the values of g, and both formulas with sums are its exact moments.
+The linearised field has the mean F(m) and the covariance J k J^T; every linearised posterior has its error.
+Calibration can correct its standard deviations, but neither its mean nor its shape.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRIORS = (0.5, 1.0)
 """Prior standard deviations of g."""
 GRID = pn.Grid.uniform((POINTS,), periodic=False)
 MEASURES = 2
-"""Largest z of draws, of means and of variances, that are held against limits for each prior."""
+"""Number of tested maxima of z for each prior: of means and of variances."""
 _FLUX = 1.0 - GRID.points[:, 0]
 NOTE = (
     "Log-normal Darcy flow with a flux at one end, its logarithm seen at four points. Linearised: the Gaussian field of the "
@@ -46,12 +46,12 @@ NOTE = (
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """The field of the logarithm given data, and the exact moments of the solution.
+    """Distribution of the logarithm given data, and exact moments of the solution.
 
     Attributes:
         logarithm: g given the data, one function.
-        mean: Of the solution, `(201,)`.
-        covariance: Of the solution, `(201, 201)`.
+        mean: Mean of the solution, `(201,)`.
+        covariance: Covariance of the solution, `(201, 201)`.
     """
 
     logarithm: GaussianField
@@ -91,7 +91,7 @@ def solution(logarithm: Float64[Tensor, "*n p"]) -> Float64[Tensor, "*n p"]:
 
 
 class ExactMap(Predictor):
-    """F as an operator that is known: nothing but its input is uncertain."""
+    """F as a known operator: only its input is uncertain."""
 
     def __init__(self) -> None:
         none = torch.zeros(1, dtype=torch.float64)
@@ -114,12 +114,12 @@ def linearised(exact: Exact) -> GaussianField:
 
 
 def sampled(exact: Exact, *, draws: int, seed: int) -> EmpiricalField:
-    """The same field, pushed forward by draws."""
+    """The field of the logarithm, pushed forward by draws."""
     return exact.logarithm.apply_by_draws(solution, draws=draws, seed=seed)
 
 
 def rows(*, small: bool, families: int) -> list[Row]:
-    """Both fields beside the exact distribution, for each prior."""
+    """Both fields compared with the exact distribution, for each prior."""
     draws = 1000 if small else 20_000
     found = []
     for prior_std in PRIORS:
@@ -132,7 +132,7 @@ def rows(*, small: bool, families: int) -> list[Row]:
 
 
 def compared(u: FieldDistribution, exact: Exact, fresh: Float64[Tensor, "s p"]) -> Row:
-    """Errors of moments, the energy distance, and what stated intervals hold."""
+    """Errors of moments, energy distance, and coverage of intervals."""
     if isinstance(u, EmpiricalField):
         stated = u.samples[:, 0, 0].double()
         covariance = torch.cov(stated.mT)
@@ -153,7 +153,7 @@ def compared(u: FieldDistribution, exact: Exact, fresh: Float64[Tensor, "s p"]) 
 
 
 def energy_distance(first: Float64[Tensor, "n s p"], second: Float64[Tensor, "n t p"]) -> Float64[Tensor, " n"]:
-    """2 E|X - Y| - E|X - X'| - E|Y - Y'| in the root-mean-square norm, without bias from the numbers of draws."""
+    """Unbiased estimate of 2 E|X - Y| - E|X - X'| - E|Y - Y'| in the root-mean-square norm."""
     scale = math.sqrt(first.shape[-1])
 
     def within(draws: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def energy_distance(first: Float64[Tensor, "n s p"], second: Float64[Tensor, "n 
 
 
 def coverage(stated: Float64[Tensor, "n s p"], exact: Float64[Tensor, "n t p"], *, level: float = 0.9) -> float:
-    """Probability, under the exact law, of the central intervals of stated draws, averaged over points and functions."""
+    """Exact probability of the central intervals of predicted draws, averaged over points and samples."""
     low, high = (stated.quantile(q, dim=1, keepdim=True) for q in ((1 - level) / 2, (1 + level) / 2))
     return float(((exact >= low) & (exact <= high)).double().mean())
 
@@ -179,6 +179,6 @@ def errors(draws: Float64[Tensor, "s p"], exact: Exact) -> Row:
 
 
 def judged(row: Row, *, families: int) -> Row:
-    """The limit of z and the verdict: draws are those of the exact distribution."""
+    """Limit of z, and the verdict on whether draws have the exact distribution."""
     limit = verdicts.largest_z(POINTS - 1, families=families)
     return {"limit": limit, "verdict": verdicts.verdict(row, {"mean z": limit, "variance z": limit})}

@@ -1,4 +1,4 @@
-"""Measurement noise of functions that are solved exactly: what is exact has no density and no scale without."""
+"""Measurement noise for exact solutions, which have no density and no scale without it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 import probneural as pn
 
 NOISE = 1e-5
-"""Standard deviation of the measurement noise of all functions, in units of the root mean square of the training outputs.
+"""Standard deviation of the measurement noise of all samples, relative to the root mean square of the training outputs.
 
-Rounding is some 1e-6 of the largest value. Without noise, what is exact (a linear regression of a linear map) has no density,
-and no scale."""
+Rounding errors are about 1e-6 of the largest value. Without noise, an exact predictor (regression of a linear map) has no
+density and no scale."""
 
 
 def noise_variance(train: pn.FieldPairs) -> Float64[Tensor, " c"]:
@@ -21,7 +21,7 @@ def noise_variance(train: pn.FieldPairs) -> Float64[Tensor, " c"]:
 
 
 def measured(pairs: pn.FieldPairs, noise: Float64[Tensor, " c"], generator: torch.Generator) -> pn.FieldPairs:
-    """The pairs with white noise of these variances in their outputs."""
+    """Pairs with white noise of these variances in their outputs."""
     values = pairs.outputs.values
     white = torch.randn(values.shape, generator=generator, dtype=torch.float64)
     moved = values + (noise.sqrt().reshape(-1, *(1,) * (values.ndim - 2)) * white).to(values)

@@ -1,4 +1,4 @@
-"""Training the members of an ensemble: one after another, together in one vectorised step, or side by side in two processes."""
+"""Training of ensemble members: sequential, in one vectorised step, or in two processes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Members:
 
     Attributes:
         shape: Points per axis.
-        batch: Functions in a batch.
+        batch: Samples per batch.
         width: Channels of the FNO's blocks.
-        modes: Of the FNO; a DeepONet has none.
+        modes: Modes of the FNO; none for a DeepONet.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Members:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         grid = " x ".join(map(str, self.shape))
         kind = f"FNO, {self.width} channels, {self.modes[0]} modes" if self.modes else "DeepONet"
         return f"{kind}, {self.batch} functions, {grid} points"
@@ -53,7 +53,7 @@ class Members:
         return pn.operators.DeepONet(1, 1, sensors=pn.Grid.uniform(self.shape, periodic=True), seed=seed)
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, normal numbers."""
+        """Inputs and targets of normal random numbers."""
         generator = stream(0, "member inputs")
         inputs = torch.randn(self.batch, 1, *self.shape, generator=generator)
         return inputs, torch.randn(self.batch, 1, *self.shape, generator=generator)
@@ -72,7 +72,7 @@ SMALL = (Members((16,), 2, width=4, modes=(3,)),)
 
 
 def rows(*, small: bool) -> list[dict[str, Any]]:
-    """A row per case, in processes of one thread; milliseconds of one training step of all members."""
+    """One row per case, in single-threaded processes: milliseconds of one training step of all members."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
     rounds = 2 if small else ROUNDS
     found = []
@@ -96,7 +96,7 @@ def rows(*, small: bool) -> list[dict[str, Any]]:
 
 
 def _times(case: Members, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step of all members, and by how much the losses differ after as many steps of both."""
+    """Seconds of a step of all members, and the difference of losses after equal numbers of steps."""
     torch.set_num_threads(1)
     inputs, targets = case.data()
     in_turn, together = _in_turn(case, inputs, targets), _together(case, inputs, targets)
@@ -126,7 +126,7 @@ def _together(case: Members, inputs: Tensor, targets: Tensor) -> Callable[[], Te
     stacked, buffers = stack_module_state(members)
     weights = {name: value.detach().clone().requires_grad_() for name, value in stacked.items()}
     optimizer = torch.optim.AdamW(list(weights.values()), lr=LEARNING_RATE, fused=True)
-    batches = inputs.expand(MEMBERS, *inputs.shape).contiguous()  # members of a deep ensemble see batches of their own
+    batches = inputs.expand(MEMBERS, *inputs.shape).contiguous()  # members of a deep ensemble have different batches
 
     def evaluate(weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: Tensor) -> Tensor:
         result: Tensor = copy_for_call(members[0], {**weights, **buffers})(batch)

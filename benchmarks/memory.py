@@ -1,6 +1,6 @@
-"""Memory of this process, in bytes, where the system tells it (Linux).
+"""Memory of this process in bytes (Linux only).
 
-The peak that `resource.getrusage` tells is no help: a new process begins with that of the one that started it.
+The peak of `resource.getrusage` is not usable: a new process inherits that of its parent.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def reset_peak_memory() -> int:
-    """Start the peak of the resident memory anew, and return the memory held now."""
+    """Reset the peak of the resident memory, and return the present memory."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
 
 def peak_memory() -> int:
-    """The most memory held since the peak was reset, or since the process began; pages of files count."""
+    """Peak memory since the last reset or the start of the process, with pages of files."""
     return _status("VmHWM")
 
 

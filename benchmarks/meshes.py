@@ -97,7 +97,7 @@ class BackgroundFNO(nn.Module):
         out_channels: Channels of the outputs.
         grid: The uniform grid, in two dimensions.
         modes: Modes of the FNO per axis.
-        width: Channels of its hidden states.
+        width: Channels of hidden states.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, grid: pn.Grid, modes: tuple[int, ...], width: int = 32) -> None:
@@ -117,7 +117,7 @@ class BackgroundFNO(nn.Module):
         hidden = self.body(raster, grid=self.grid)
         origin, lengths = (torch.tensor([getattr(axis, name) for axis in self.grid.axes]) for name in ("origin", "length"))
         points = target.points if target.has_points_per_sample else target.points[None]
-        position = (2.0 * (points - origin) / lengths - 1.0).flip(-1).to(values)  # grid_sample takes the last axis first
+        position = (2.0 * (points - origin) / lengths - 1.0).flip(-1).to(values)  # grid_sample expects the last axis first
         sampled = nn.functional.grid_sample(hidden, position[:, None].expand(len(values), -1, -1, -1), align_corners=True)
         features = nn.functional.gelu(self.projection(sampled[:, :, 0]))
         return self.output_normalizer.inverse(self.readout(features))
@@ -226,7 +226,7 @@ class Unit(kept_units.Unit):
 
 
 def fit(network: nn.Module, train: pn.FieldPairs, *, epochs: int, seed: int, rate: float = 3e-3) -> None:
-    """Train in silence."""
+    """Train without output."""
     pn.fit(network, train, epochs=epochs, seed=seed, learning_rate=rate, show_progress=False)
 
 
@@ -259,7 +259,7 @@ def scores(
 
 
 def chunks(pairs: pn.FieldPairs, size: int = 20) -> list[pn.FieldPairs]:
-    """Pairs in parts."""
+    """Batches of pairs."""
     return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
 
@@ -298,7 +298,7 @@ class Refinement(kept_units.Unit):
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None) -> dict[str, Any]:
-    """Run all problems and operators, those that are done already excepted."""
+    """Run all problems and operators without stored results."""
     is_small, commit = mode == "small", environment.commit()
     todo: list[kept_units.Unit] = [Refinement(commit, is_small)]
     for title, case in CASES.items():

@@ -1,4 +1,4 @@
-"""Figures that set methods side by side, from the little that each worker sends of its method."""
+"""Figures that compare methods, from small summaries of the workers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ COST = "score against cost"
 
 @dataclass(frozen=True)
 class Sketch:
-    """One method on one problem: its posterior on one test function, and its calibration over all of them.
+    """One method on one problem: its posterior on one test sample, and its calibration over all.
 
     Attributes:
         name: Operator and head.
-        grid: Where the function's values stand.
+        grid: Coordinates of the values.
         truth: The exact solution, `(*grid)`, of the first channel.
         mean: The posterior's mean, `(*grid)`.
-        sd: Its standard deviation, observation noise included, `(*grid)`.
-        covered: Share of values inside the central interval of each of `LEVELS`.
-        spread: Stated standard deviation, in bins of it.
+        sd: The posterior's standard deviation with observation noise, `(*grid)`.
+        covered: Fraction of values inside the central interval of each of `LEVELS`.
+        spread: Predicted standard deviation in bins.
         skill: Root mean squared error in these bins.
     """
 
@@ -53,7 +53,7 @@ class Sketch:
 
     @classmethod
     def of(cls, name: str, comparison: Comparison, grid: pn.Grid) -> Sketch:
-        """What a comparison of a posterior with the truth says, at its first function and channel."""
+        """Summarise a comparison at its first sample and channel."""
         curve = spread_skill_curve(comparison)
         parts = (comparison.truth, comparison.mean, comparison.variance.sqrt())
         truth, mean, sd = (part[0, 0].cpu().double().numpy() for part in parts)
@@ -66,8 +66,8 @@ def drawn(sketches: Sequence[Sketch], *, best: str | None, cost: Mapping[str, tu
     """All figures of one problem, by caption.
 
     Args:
-        sketches: The methods, all on the same test functions.
-        best: Name of the method to show alone, or None.
+        sketches: The methods, all on the same test samples.
+        best: Name of the method with a separate figure, or None.
         cost: Seconds and CRPS of the methods, by name.
     """
     figures: dict[str, Figure] = {}
@@ -96,13 +96,13 @@ def score_against_cost(points: Mapping[str, tuple[float, float]]) -> Figure:
         marker = {"color": series_colour(number), "marker": series_marker(number), "markersize": 6}
         panel.plot([seconds], [score], linestyle="none", label=name, **marker)
     panel.margins(x=0.1, y=0.15)
-    figure.legend(loc="outside right upper", fontsize=8)  # beside the panel: good methods lie close together
+    figure.legend(loc="outside right upper", fontsize=8)  # outside of the panel, where curves are close together
     panel.set(xlabel="training and fitting (seconds of one core)", ylabel="CRPS, lower is better")
     return figure
 
 
 def one(sketch: Sketch) -> Figure:
-    """Truth, mean and band of one method, beside its error and the size that it states for it."""
+    """Truth, mean and band of one method, and its error with the predicted deviation."""
     if sketch.grid.dimension == 2:
         return _one_map(sketch)
     figure = new_figure(8.0, 3.2)
@@ -119,7 +119,7 @@ def one(sketch: Sketch) -> Figure:
 
 
 def _one_map(sketch: Sketch) -> Figure:
-    """Truth and mean on one scale, error and stated deviation on another."""
+    """Truth and mean on one scale, error and predicted deviation on another."""
     figure = new_figure(9.0, 2.4)
     panels = figure.subplots(1, 4)
     pairs = ((sketch.truth, sketch.mean, VALUE_MAP), (_misses(sketch), sketch.sd, ERROR_MAP))
@@ -137,12 +137,12 @@ def _one_map(sketch: Sketch) -> Figure:
 
 
 def side_by_side(sketches: Sequence[Sketch]) -> Figure:
-    """A column per method: its posterior above, its error beside what it states below."""
+    """A column per method: posterior above, error and predicted deviation below."""
     return _maps(sketches) if sketches[0].grid.dimension == 2 else _curves(sketches)
 
 
 def honesty(sketches: Sequence[Sketch]) -> Figure:
-    """Coverage against level, and error against stated deviation: on the diagonals if error bars are right."""
+    """Coverage against level, and error against predicted deviation: on the diagonals if calibrated."""
     figure = new_figure(10.0, 3.9)
     left, right = figure.subplots(1, 2)
     left.plot([0, 1], [0, 1], color=ink(), linewidth=0.9, linestyle=DASHES, label="right")
@@ -185,7 +185,7 @@ def _curves(sketches: Sequence[Sketch]) -> Figure:
 
 
 def _maps(sketches: Sequence[Sketch]) -> Figure:
-    """Rows of means, errors and stated deviations, the truth in front; errors and deviations share one logarithmic scale."""
+    """Rows of means, errors and predicted deviations, with the truth first; errors and deviations share a logarithmic scale."""
     count = len(sketches)
     figure = new_figure(2.0 * (count + 1) + 1.6, 6.2)
     panels = figure.subplots(3, count + 1, squeeze=False, sharex=True, sharey=True)
@@ -215,7 +215,7 @@ def _maps(sketches: Sequence[Sketch]) -> Figure:
 
 
 def _error_limits(sketches: Sequence[Sketch]) -> tuple[float, float]:
-    """From a third of the least typical error or stated deviation to the largest, for logarithmic scales."""
+    """Limits of logarithmic scales: a third of the least typical error or deviation, and the largest."""
     sizes = [part for sketch in sketches for part in (_misses(sketch), sketch.sd)]
     highest = max(float(part.max()) for part in sizes) or 1.0
     return max(0.3 * min(float(np.median(part)) for part in sizes), 1e-7 * highest), 2.0 * highest
@@ -241,11 +241,11 @@ def _misses(sketch: Sketch) -> Numbers:
 
 
 def _ordered(sketch: Sketch, *parts: Numbers) -> tuple[Numbers, list[Numbers]]:
-    """Coordinates along a line from left to right, and values in that order."""
+    """Sorted coordinates along a line, and values in that order."""
     order = sketch.grid.points[:, 0].argsort(stable=True).numpy()
     return sketch.grid.points[:, 0].numpy()[order], [part[order] for part in parts]
 
 
 def _folded(name: str) -> str:
-    """Operator and head on lines of their own."""
+    """Operator and head on separate lines."""
     return name.replace(", ", "\n")

@@ -1,4 +1,4 @@
-"""What `--problem` names."""
+"""Selection of names by `--problem`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def named(names: Sequence[str], wanted: str | None) -> list[str]:
-    """All names, the one that is wanted, or those that begin so, in upper or lower case.
+    """Return all names, an exact match, or the names that start with a text, ignoring case.
 
     Raises:
-        ValueError: If none does.
+        ValueError: If no name starts with the text.
 
     Examples:
         >>> named(["Burgers, viscosity 0.1", "Burgers, viscosity 0.1, shifted"], "Burgers, viscosity 0.1")

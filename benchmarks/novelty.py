@@ -1,6 +1,6 @@
-"""When not to trust: which shifts scores of novelty see, and what error bars that widen by them cover.
+"""Detection of shifts by novelty scores, and coverage of inflated error bars.
 
-See `novelty_units` for what is done on each problem. Named shifts serve for scores alone: nothing was fitted on them.
+See `novelty_units` for the work on each problem. Nothing is fitted to named shifts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from benchmarks.novelty_units import ALARM, ALL_KINDS, COMBINED, FAILED, LEVEL, 
 from benchmarks.over_seeds import CONFIDENCE, Row, grouped, half_width, mean_of
 
 CLAIMED = ("amplitude", "roughness")
-"""Shifts under which widened error bars are meant to hold."""
+"""Shifts in the claim on inflated error bars."""
 COVERAGE, WIDTH, DETECTED = 0.85, 1.3, 0.95
-"""Least coverage there, largest width in distribution beside bars that are not widened, and least AUROC."""
+"""Least coverage there, largest relative width in distribution, and least AUROC."""
 
 Results = Mapping[Unit, Mapping[str, Any]]
 
 
 def main(*, mode: str, output: Path, workers: int, problem: str | None = None, seeds: int | None = None) -> dict[str, Any]:
-    """Run all problems and seeds, those that are done already excepted, and average."""
+    """Run all problems and seeds without stored results, and average."""
     todo = Unit.planned(mode, problem, seeds=seeds)
 
     def run() -> Results:
@@ -34,23 +34,23 @@ def main(*, mode: str, output: Path, workers: int, problem: str | None = None, s
 
     parts = {"detection": partial(averaged, table="detection"), "coverage": partial(averaged, table="coverage"), "shown": shown}
     notes = [
-        "Problems, sizes and recipes as in `exact`; functions and weights are drawn anew for each seed. Means over seeds; "
+        "Problems, sizes and recipes as in `exact`, with samples and weights for each seed. Means over seeds; "
         f"±: half of Student's {CONFIDENCE:.0%} interval over seeds.",
-        f"All outputs, to train and to test on, have measurement noise of {NOISE:g} of their root mean square, which scales "
-        "are told: what is exact has no scale without.",
-        f"Detection: AUROC of each score against test functions in distribution; flagged: combined p-value <= {ALARM}. "
-        "Scores are fitted on half of the calibration functions; reference: on the training functions. "
-        "Shifts that leave the inputs as they were change the equation alone: no score of inputs can tell them.",
-        f"Coverage of pointwise intervals, and of whole functions by a band, both stated for {LEVEL}; bands are calibrated "
-        "in distribution. Width: mean standard deviation of measurements, here and in distribution, over that of the "
-        "unwidened predictor in distribution; a mean over channels.",
-        "Widening of other kinds: no synthetic shift that resembles the place's took part "
+        f"All outputs have measurement noise of {NOISE:g} of their root mean square, which is passed to scales: without noise, "
+        "exact predictions have no scale.",
+        f"Detection: AUROC of each score against test samples in distribution; flagged: combined p-value <= {ALARM}. "
+        "Scores are fitted to half of the calibration samples; reference: to the training samples. "
+        "Shifts of the equation do not change the inputs: no score of inputs can detect them.",
+        f"Coverage: of pointwise intervals and of simultaneous bands, nominal {LEVEL}; bands are calibrated in distribution. "
+        "Width: mean standard deviation of measurements, on the shift and in distribution, relative to that of the predictor "
+        "without inflation in distribution; a mean over channels.",
+        "Widening of other kinds: without synthetic shifts that resemble the tested one "
         f"({'; '.join(name + ': ' + ' and '.join(kinds) for name, kinds in LIKE.items())}).",
-        "Named shifts took part in no fit. Of Darcy's equation in two dimensions, synthetic shifts change the source alone: "
-        "the solver takes harmonic roots of permeabilities only.",
-        f"Shown: of all problems and shifts, how many reach an AUROC of {DETECTED} by the combined scores, where inputs "
-        f"changed, and a coverage of {COVERAGE} on {' and '.join(CLAIMED)} at {WIDTH} times the width in distribution or "
-        "less. Means over seeds are compared.",
+        "Nothing is fitted to named shifts. Synthetic shifts of Darcy's equation in two dimensions change the source only: "
+        "the solver requires harmonic roots of permeabilities.",
+        f"Shown: number of problems and shifts with an AUROC of {DETECTED} of the combined scores, if inputs change, and with "
+        f"a coverage of {COVERAGE} on {' and '.join(CLAIMED)} at no more than {WIDTH} times the width in distribution. "
+        "Means over seeds are compared.",
     ]
     return sections.write(
         "novelty",
@@ -78,7 +78,7 @@ def averaged(results: Results, table: str) -> list[Row]:
 
 
 def shown(results: Results) -> list[Row]:
-    """On how many problems and shifts each head does what is claimed, and where it does not."""
+    """Number of problems and shifts on which each head fulfils each claim, and the others."""
     detected, covered = (averaged(results, table) for table in ("detection", "coverage"))
     visible = dict.fromkeys((row["problem"], row["shift"]) for row in detected if row["inputs"] == "changed")
     claimed = [(problem, shift) for problem, shift in visible if shift in CLAIMED]
@@ -96,20 +96,20 @@ def shown(results: Results) -> list[Row]:
 
 
 def _count(head: str, claim: str, missed: Mapping[tuple[str, str], str | None]) -> Row:
-    """One claim: of how many problems and shifts it holds, and what falls short."""
+    """One claim: number of problems and shifts that fulfil it, and those that do not."""
     short = [f"{problem}, {shift}: {found}" for (problem, shift), found in missed.items() if found is not None]
     return {"head": head, "claim": claim, "met": len(missed) - len(short), "of": len(missed), "missed": "; ".join(short)}
 
 
 def _undetected(row: Row | None, score: str) -> str | None:
-    """What a row of the first table falls short by, or None; NaN does."""
+    """Deficit of a row of the first table, or None; NaN is a deficit."""
     if row is None:
         return "no row"
     return None if row[score] >= DETECTED else f"{row[score]:.3f}"
 
 
 def _uncovered(row: Row | None) -> str | None:
-    """What a row of the second table falls short by, or None; NaN does."""
+    """Deficit of a row of the second table, or None; NaN is a deficit."""
     if row is None:
         return "no row"
     width = row["width in distribution"]

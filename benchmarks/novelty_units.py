@@ -1,9 +1,9 @@
-"""Units of the novelty benchmark: detectors and widened error bars on one problem, under one seed.
+"""Work items of the novelty benchmark: detectors and inflated error bars on one problem and seed.
 
-Per problem and seed: one FNO and its last-layer Laplace posterior, and the kernel operator. Detectors are fitted on calibration
-functions, and tell test functions of the same distribution from those of each named shift. Error bars are scaled in
-distribution, and then widened by inflations that are fitted on synthetic shifts. Named shifts serve for scores alone; an
-inflation "of other kinds" has not even seen a synthetic shift of the kind that it is scored on.
+The heads are the last-layer Laplace posterior of one FNO and the kernel operator. Detectors are fitted to calibration
+samples, and separate test samples in distribution from those of each named shift. Error bars are scaled in
+distribution, then inflated by factors fitted to synthetic shifts. Nothing is fitted to named shifts; an
+inflation "of other kinds" also excludes the synthetic shifts that resemble the tested one.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from probneural.randomness import stream, stream_seed
 
 LEVEL = 0.9
 ALARM = 0.05
-"""P-value up to which a function counts as flagged."""
+"""P-value up to which a sample is flagged."""
 LIKE = {"amplitude": ("stretched", "superposed"), "contrast": ("stretched", "superposed"), "roughness": ("roughened",)}
 """Synthetic shifts that resemble a named one."""
 PARTS = ("training", "calibration", "conformal", "test", "shifted", "synthetic")
 LABELLED = 100
-"""Synthetic functions that are solved for, per kind."""
+"""Labelled synthetic samples per kind."""
 NOT_WIDENED, ALL_KINDS, OTHER_KINDS = "no", "of all kinds", "of other kinds"
 COMBINED, REFERRED = "combined", "combined, reference"
-"""Scores of functions: those of a detector without and with training functions as its reference."""
+"""Scores of detectors without and with training samples as reference."""
 FAILED = "failed"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Functions:
-    """The functions of a unit, with measurement noise in all outputs.
+    """Samples of a work item, with measurement noise in all outputs.
 
     Attributes:
         train: Training pairs.
-        calibration: What detectors, scales and inflations are fitted on.
-        conformal: What bands are calibrated on.
-        test: Functions of the same distribution.
-        shifts: Functions of each named shift.
-        synthetic: Labelled synthetic shifts by kind; none where a solver would not give the truth.
-        unseen: Shifts that change the equation and leave the inputs as they were.
+        calibration: Pairs for detectors, scales and inflations.
+        conformal: Pairs for bands.
+        test: Test pairs in distribution.
+        shifts: Test pairs of each named shift.
+        synthetic: Labelled synthetic shifts by kind; none if the solver does not support them.
+        unseen: Shifts of the equation without change of inputs.
         noise: Variance of the measurement noise, `(c,)`, in physical units squared.
     """
 
@@ -65,10 +65,10 @@ class Functions:
 
 
 class Unit(ProblemUnit):
-    """Detectors and inflations for two heads, on one problem under one seed."""
+    """Detectors and inflations for two heads, on one problem and seed."""
 
     def run(self, folder: Path) -> dict[str, Any]:
-        """Train, fit heads, detectors and inflations, and score all."""
+        """Train, fit heads, detectors and inflations, and score."""
         del folder
         found: dict[str, list[Row]] = {"detection": [], "coverage": [], FAILED: []}
         functions = self.functions(found[FAILED])
@@ -86,7 +86,7 @@ class Unit(ProblemUnit):
         return {table: [whose | row for row in rows] for table, rows in found.items()}
 
     def functions(self, failed: list[Row]) -> Functions:
-        """Draw and solve, and measure with noise; without synthetic shifts where they cannot be solved."""
+        """Draw, solve and add noise; synthetic shifts only if the solver supports them."""
         source, problem = self.source, self.source.problem
         shifted, count = problem.shifts(), source.fields
         train = self.sample(problem, "training", source.pairs)
@@ -122,7 +122,7 @@ class Unit(ProblemUnit):
         )
 
     def sample(self, problem: pn.problems.Problem, part: str, count: int) -> pn.FieldPairs:
-        """Functions of one part, exactly solved."""
+        """Exact pairs of one part."""
         seed = stream_seed(self.seed, "novelty functions", PARTS.index(part))
         return problem.sample(count, resolution=self.source.resolution, seed=seed)
 
@@ -139,14 +139,14 @@ class Unit(ProblemUnit):
 
 
 def shifted_sources(inputs: pn.Field, *, seed: int) -> dict[str, pn.Field]:
-    """Synthetic shifts of `Darcy2D`: of h = f/φ alone, for the solver takes harmonic φ only."""
+    """Synthetic shifts of `Darcy2D`: of h = f/φ only, since the solver requires harmonic φ."""
     root, source = inputs.values[:, :1], inputs.values[:, 1:]
     shifted = pn.calibration.synthetic_shifts(pn.Field(source / root, inputs.grid), seed=seed)
     return {kind: pn.Field(torch.cat([root, root * some.values], dim=1), inputs.grid) for kind, some in shifted.items()}
 
 
 def scored(make: Callable[[], pn.distributions.Predictor], functions: Functions) -> dict[str, list[Row]]:
-    """Rows of both tables, of one head, and what failed: an error costs its own rows, not those of all others."""
+    """Rows of both tables for one head, and failures; an error drops its own rows only."""
     found: dict[str, list[Row]] = {"detection": [], "coverage": [], FAILED: []}
     with noted(found[FAILED], "head"):
         head = make()
@@ -166,7 +166,7 @@ def scored(make: Callable[[], pn.distributions.Predictor], functions: Functions)
 
 
 def widenings(functions: Functions) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    """What error bars are widened by: its name, the places that are looked at, and synthetic kinds (none: not widened)."""
+    """Inflations: name, scored test sets, and synthetic kinds (none: no inflation)."""
     places, kinds = ("in distribution", *functions.shifts), tuple(functions.synthetic)
     if not kinds:
         return [(NOT_WIDENED, places, ())]
@@ -179,13 +179,13 @@ def widenings(functions: Functions) -> list[tuple[str, tuple[str, ...], tuple[st
 
 
 def inflated(scaled: pn.distributions.Predictor, functions: Functions, kinds: Sequence[str]) -> pn.distributions.Predictor:
-    """A predictor that widens, by some synthetic shifts."""
+    """A predictor inflated by some synthetic shifts."""
     shifted = [functions.synthetic[kind] for kind in kinds]
     return pn.calibration.NoveltyScale().fit(scaled, functions.calibration, shifted=shifted)
 
 
 def auroc(ordinary: Tensor, shifted: Tensor) -> float:
-    """Probability that a shifted function's score is above an ordinary one's, ties counted half.
+    """Probability that the score of a shifted sample exceeds that of one in distribution; ties count half.
 
     Examples:
         >>> import torch
@@ -197,12 +197,12 @@ def auroc(ordinary: Tensor, shifted: Tensor) -> float:
 
 
 def detection(functions: Functions, detector: NoveltyDetector, referred: NoveltyDetector) -> list[Row]:
-    """AUROC of each score per shift, and how many functions are flagged by the combined one.
+    """AUROC of each score per shift, and the fraction of samples that the combined score flags.
 
     Args:
-        functions: Of the unit.
-        detector: Fitted on the calibration functions alone.
-        referred: Its scores were fitted on the training functions, of which there are more.
+        functions: Samples of the work item.
+        detector: Detector fitted to calibration samples only.
+        referred: Detector with scores fitted to the larger training set.
     """
     ordinary, known = (one.scores(functions.test.inputs) for one in (detector, referred))
     alarms = float((detector(functions.test.inputs) <= ALARM).double().mean())
@@ -225,7 +225,7 @@ def coverage(
     scaled: pn.distributions.Predictor,
     widening: str,
 ) -> list[Row]:
-    """Coverage and width at points and of whole functions, where functions come from each place."""
+    """Pointwise and simultaneous coverage and width for each test set."""
     usual, at_home = mean_std(scaled, functions.test), mean_std(predictor, functions.test)
     band = pn.calibration.SimultaneousBand(LEVEL).fit(predictor, functions.conformal)
     rows = []
@@ -251,6 +251,6 @@ def coverage(
 
 
 def mean_std(predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> Float64[Tensor, " c"]:
-    """Mean standard deviation of each channel, measurement noise included, `(c,)`, in physical units."""
+    """Mean standard deviation of each channel with measurement noise, `(c,)`, in physical units."""
     variance = predictor(pairs.inputs, pairs.outputs.grid).variance.double().flatten(2)
     return (variance + predictor.noise.double()[:, None]).sqrt().mean((0, 2))

@@ -10,13 +10,13 @@ from typing import Any
 from scipy.stats import t as student
 
 CONFIDENCE = 0.9
-"""Of all intervals: Student's, over seeds."""
+"""Confidence of all intervals (Student's, over seeds)."""
 
 Row = dict[str, Any]
 
 
 def grouped(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some columns, None where they lack one, in their order."""
+    """Rows grouped by the values of some columns (None if missing), in their order."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(tuple(row.get(key) for key in keys), []).append(row)
@@ -24,7 +24,7 @@ def grouped(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], l
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean; None of nothing, and where one is missing.
+    """Mean; None for no values or a missing one.
 
     Examples:
         >>> mean([1.0, 2.0]), mean([1.0, None]), mean([])
@@ -36,12 +36,12 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def mean_of(rows: Iterable[Row], name: str) -> float | None:
-    """Of one column; None where a row lacks it."""
+    """Mean of one column; None if a row lacks it."""
     return mean(row.get(name) for row in rows)
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Half of Student's interval of a mean; None of fewer than two values.
+    """Half width of Student's interval of a mean; None for fewer than two values.
 
     Examples:
         >>> round(half_width([1.0, 2.0, 3.0]), 3)
@@ -54,7 +54,7 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def average(values: Sequence[float], *, digits: int) -> str | None:
-    """The mean with its interval.
+    """Mean with its interval.
 
     Examples:
         >>> average([1.0, 2.0, 3.0], digits=1), average([1.0], digits=0)
@@ -65,7 +65,7 @@ def average(values: Sequence[float], *, digits: int) -> str | None:
 
 
 def difference(values: Sequence[float], *, digits: int) -> str | None:
-    """The mean of differences with its interval.
+    """Mean of differences with its interval.
 
     Examples:
         >>> difference([1.0, 2.0, 3.0], digits=1), difference([-1.0], digits=0)
@@ -78,7 +78,7 @@ def difference(values: Sequence[float], *, digits: int) -> str | None:
 
 
 def ratio(ratios: Sequence[float]) -> str | None:
-    """The geometric mean of ratios with its interval, whose logarithms are Student's; None unless all are positive and finite.
+    """Geometric mean of ratios with Student's interval of logarithms; None unless all are positive and finite.
 
     Examples:
         >>> ratio([0.5, 2.0]), ratio([0.5]), ratio([0.0, 1.0])

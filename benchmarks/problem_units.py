@@ -1,4 +1,4 @@
-"""Units of work that are one problem of the main benchmark under one seed."""
+"""Work items of one problem of the main benchmark and one seed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from benchmarks import environment, exact, kept_units
 from benchmarks.sources import ProblemSource
 
 SEEDS = 5
-"""Of a run that does not say how many."""
+"""Default number of seeds."""
 
 
 @dataclass(frozen=True)
 class ProblemUnit(kept_units.Unit):
-    """One problem under one seed; a benchmark's own unit says what is done, by `run`.
+    """One problem and seed; subclasses define the work in `run`.
 
     Attributes:
-        problem: Its name in `exact`.
-        seed: Of functions and weights.
-        commit: Of the code.
-        is_small: Whether it takes seconds and means nothing.
+        problem: Name in `exact`.
+        seed: Seed of samples and weights.
+        commit: Commit of the code.
+        is_small: Whether it is a test of the script, in seconds.
     """
 
     problem: str
@@ -30,12 +30,12 @@ class ProblemUnit(kept_units.Unit):
 
     @classmethod
     def planned(cls, mode: str, problem: str | None, *, seeds: int | None) -> list[Self]:
-        """Units of a run, seed by seed, so that one that was cut off has all problems; of one problem if it is small.
+        """Work items of a run by seed, so that an interrupted run has all problems; one problem in a small run.
 
         Args:
             mode: `default` or `small`.
-            problem: How names of problems begin, or None for all.
-            seeds: How many; None: five, one if it is small.
+            problem: Start of problem names, or None for all.
+            seeds: Number of seeds; by default five, one in a small run.
 
         Raises:
             ValueError: If no problem's name begins so.
@@ -47,23 +47,23 @@ class ProblemUnit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.problem}, seed {self.seed}"
 
     @property
     def case(self) -> exact.Case:
-        """The problem, sizes and recipes."""
+        """Problem, sizes and recipes."""
         return exact.chosen("small" if self.is_small else "full", problem=self.problem)[0]
 
     @property
     def source(self) -> ProblemSource:
-        """Where its functions come from."""
+        """Distribution of the samples."""
         assert isinstance(self.case.source, ProblemSource)
         return self.case.source
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What results depend on beyond the fields."""
+        """Settings of the results beyond the fields."""
         return (self.case,)
 
 

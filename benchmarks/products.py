@@ -1,4 +1,4 @@
-"""Cost of curvature products in units of one gradient, beside curvlinops on the same network, weights and data."""
+"""Cost of curvature products in gradients, compared with curvlinops on the same network, weights and data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES = (
 
 
 def rows(*, small: bool = False) -> list[dict[str, Any]]:
-    """Time every product on every network, in turn within each round, so that drift hits all alike."""
+    """Time every product on every network, interleaved in rounds, so that drift affects all alike."""
     found = []
     before = torch.get_num_threads()
     for threads in (1,) if small else (1, 2):
@@ -105,7 +105,7 @@ def _untrained(case: Case) -> pn.operators.FNO:
 
 
 def _gradient(problem: CurvatureProblem, parameters: torch.Tensor) -> torch.Tensor:
-    """One evaluation of the loss and its gradient, as plain PyTorch has it."""
+    """One evaluation of the loss and its gradient in plain PyTorch."""
     leaf = parameters.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(problem.loss(leaf), leaf)
     return gradient
@@ -114,7 +114,7 @@ def _gradient(problem: CurvatureProblem, parameters: torch.Tensor) -> torch.Tens
 def _peers(
     operator: torch.nn.Module, inputs: pn.Field, targets: pn.Field, vectors: dict[int, torch.Tensor]
 ) -> dict[str, Callable[[], Any]]:
-    """The same products by curvlinops, if it is installed: a mean over points and a sum over functions is half our loss."""
+    """The same products by curvlinops, if installed; a mean over points and a sum over samples is half our loss."""
     try:
         import curvlinops
     except ImportError:
@@ -135,7 +135,7 @@ def _peers(
 def _agreement(
     matrices: dict[str, Any], tasks: dict[str, Callable[[], Any]], vectors: dict[int, torch.Tensor]
 ) -> dict[str, float]:
-    """Relative difference of the two libraries' products, after the factor between the two losses."""
+    """Relative difference of both libraries' products, after the factor between the losses."""
     found = {}
     for name, matrix in matrices.items():
         if f"curvlinops {name}, 4" in tasks:
@@ -147,7 +147,7 @@ def _agreement(
 
 
 def memory(*, small: bool = False) -> list[dict[str, Any]]:
-    """Peak memory of a Gauss-Newton product beyond the vectors themselves, against their number; a process each."""
+    """Peak memory of a Gauss-Newton product beyond the vectors, by number of vectors, each in a separate process."""
     from benchmarks.workers import spawned
 
     os.environ["OMP_NUM_THREADS"] = "2"

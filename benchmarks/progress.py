@@ -1,4 +1,4 @@
-"""How far a benchmark is: one bar on a terminal, one line per finished job anywhere else."""
+"""Progress of a benchmark: a bar on a terminal, else one line per finished job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FORMAT = "{percentage:3.0f}% |{bar}| {elapsed}, about {remaining} left {postfix}
 
 
 class Progress:
-    """Counts work in units of its expected cost, so that it moves evenly.
+    """Counts work in units of its expected cost.
 
     Args:
-        total: All expected cost.
-        stream: Where the bar or the lines go; standard error by default.
+        total: Total expected cost.
+        stream: Output of the bar or lines; standard error by default.
     """
 
     def __init__(self, total: float, *, stream: TextIO | None = None) -> None:
@@ -43,18 +43,18 @@ class Progress:
 
     @property
     def fraction(self) -> float:
-        """How much of the expected cost is spent."""
+        """Fraction of the expected cost of finished work."""
         return min(1.0, self._done / self._total)
 
     def add(self, cost: float) -> None:
-        """Count work that was done."""
+        """Count finished work."""
         with self._lock:
             self._done += cost
             if self._bar is not None:
                 self._bar.update(min(cost, max(0.0, self._total - self._bar.n)))
 
     def finished(self, name: str) -> None:
-        """Say that a job has ended."""
+        """Report the end of a job."""
         if self._bar is not None:
             self._bar.set_postfix_str(name, refresh=False)
             return
@@ -62,12 +62,12 @@ class Progress:
         print(f"{100 * self.fraction:3.0f} %  {minutes}:{seconds:02d}  {name}", file=self._stream, flush=True)
 
     def listen(self, ticks: Any) -> None:
-        """Count what workers put into a queue until they put None."""
+        """Count the costs that workers put into a queue, until None."""
         while (cost := ticks.get()) is not None:
             self.add(cost)
 
     def say(self, text: str) -> None:
-        """Print to standard output, above the bar where there is one."""
+        """Print to standard output, above a bar."""
         if self._bar is None:
             print(text, flush=True)
         else:

@@ -1,4 +1,4 @@
-"""How each operator of the main benchmark is built and trained."""
+"""Construction and training of the operators of the main benchmark."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Recipe:
     """An operator and its training.
 
     Attributes:
-        kind: Which operator.
-        epochs: Passes over the training pairs; 0 for what is solved in one step.
+        kind: Kind of operator.
+        epochs: Passes over the training pairs; 0 for closed-form fits.
         learning_rate: Peak of the schedule.
-        options: Arguments of the operator's constructor beside channels, modes and grids.
-        weight_decay: Of the optimiser, dimensionless.
+        options: Arguments of the operator's constructor other than channels, modes and grids.
+        weight_decay: Weight decay of the optimiser, dimensionless.
     """
 
     kind: str
@@ -34,11 +34,11 @@ class Recipe:
 
     @property
     def optimization(self) -> pn.training.Optimization:
-        """The usual one, with the decay."""
+        """The default optimiser with weight decay."""
         return pn.training.Optimization(weight_decay=self.weight_decay)
 
     def build(self, train: pn.FieldPairs, *, seed: int) -> Any:
-        """An untrained operator for pairs of this shape, on their device, with weights drawn under the seed."""
+        """An untrained operator for pairs of this shape, on their device, with weights of the seed."""
         return self._built(train, seed=seed).to(train.inputs.device)
 
     def _built(self, train: pn.FieldPairs, *, seed: int) -> Any:
@@ -55,7 +55,7 @@ class Recipe:
     def train(
         self, train: pn.FieldPairs, *, seed: int, tick: Callable[[], None]
     ) -> tuple[torch.nn.Module, dict[str, Any], History | None]:
-        """Build and train; returns the operator, what a report should say, and the losses."""
+        """Build and train; return the operator, facts for the report, and the losses."""
         start = time.process_time()
         facts: dict[str, Any] = {"pairs": len(train), "resolution": list(train.inputs.grid.shape)}
         if self.kind == "linear regression":
@@ -89,17 +89,17 @@ def fno(*modes: int, epochs: int, learning_rate: float = 3e-3, weight_decay: flo
 
 
 def deeponet(*, epochs: int, learning_rate: float = 1e-3, **options: Any) -> Recipe:
-    """A DeepONet whose sensors are the training grid."""
+    """A DeepONet with sensors at the training grid."""
     return Recipe("DeepONet", epochs=epochs, learning_rate=learning_rate, options=options)
 
 
 def pod_deeponet(*, epochs: int, learning_rate: float = 1e-3, **options: Any) -> Recipe:
-    """A POD-DeepONet whose sensors are the training grid."""
+    """A POD-DeepONet with sensors at the training grid."""
     return Recipe("POD-DeepONet", epochs=epochs, learning_rate=learning_rate, options=options)
 
 
 def ensemble(members: Sequence[torch.nn.Module], train: pn.FieldPairs) -> pn.distributions.Predictor:
-    """A deep ensemble of operators that were trained already, in other processes."""
+    """A deep ensemble of operators trained in other processes."""
     rest = iter(members[1:])
 
     def recall(operator: torch.nn.Module, data: pn.FieldPairs, *, seed: int) -> None:
@@ -110,7 +110,7 @@ def ensemble(members: Sequence[torch.nn.Module], train: pn.FieldPairs) -> pn.dis
 
 
 def own_data(train: pn.FieldPairs) -> list[Recipe]:
-    """Recipes for data of one's own: sizes follow from the grid."""
+    """Recipes for user data, with sizes from the grid."""
     grid = train.inputs.grid
     cap = {1: 16, 2: 12, 3: 8}[grid.dimension]
     modes = tuple(min(cap, (size + 1) // 2) for size in grid.shape)

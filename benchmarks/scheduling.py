@@ -1,4 +1,4 @@
-"""Jobs for worker processes: those of the first group first, and in a group the longest road first."""
+"""Scheduling of jobs on worker processes: by group, and within a group by the longest chain of jobs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Job:
     """One call in a worker.
 
     Attributes:
-        name: What readers call it.
-        work: A function of `task` and of what it tells its progress to; picklable.
-        task: Its argument.
-        group: Its place in the order: lower numbers begin first.
-        cost: Expected cost, in any unit that all jobs share.
-        needs: Positions of the jobs that must have ended before.
+        name: Name for readers.
+        work: Picklable function of `task` and of the target of progress.
+        task: Argument of `work`.
+        group: Order of groups: lower numbers start first.
+        cost: Expected cost, in a common unit.
+        needs: Positions of the jobs that must end before.
     """
 
     name: str
@@ -38,18 +38,18 @@ def run(
     on_job: Callable[[Job, Any], None],
     on_group: Callable[[int, dict[int, Any]], None],
 ) -> None:
-    """Run all jobs, as many at a time as there are workers.
+    """Run all jobs, one per worker at a time.
 
-    A worker that is free takes, of the jobs whose needs have ended, one of the first group that has any; there the one behind
-    which most work waits. So a group ends early, and no worker idles while another group has work.
+    A free worker takes a job from the first group with jobs whose needs have ended, and in it the job with the most
+    dependent work. So groups end early, and no worker idles while another group has work.
 
     Args:
-        jobs: The jobs; needs come before what needs them.
-        pool: Where they run.
-        workers: How many of them at a time.
-        ticks: Passed to every job as its second argument.
-        on_job: Called with each job that has ended and its result.
-        on_group: Called with each group that has ended, and the results of its jobs by position.
+        jobs: The jobs, each after its needs.
+        pool: Executor of the jobs.
+        workers: Number of simultaneous jobs.
+        ticks: Second argument of every job.
+        on_job: Called with each finished job and its result.
+        on_group: Called with each finished group and the results of its jobs by position.
     """
     roads = _roads(jobs)
     waiting = sorted(range(len(jobs)), key=lambda number: (jobs[number].group, -roads[number], number))
@@ -76,7 +76,7 @@ def run(
 
 
 def _roads(jobs: Sequence[Job]) -> list[float]:
-    """Cost of each job and of the longest chain of jobs that wait for it."""
+    """Cost of each job plus the longest chain of jobs that depend on it."""
     roads = [job.cost for job in jobs]
     for number in reversed(range(len(jobs))):
         for need in jobs[number].needs:

@@ -1,4 +1,4 @@
-"""Benchmarks whose results are several small tables: run each part, print it, write one JSON file."""
+"""Benchmarks with several small tables: run each part, print it, and write one JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.workers import spawned
 Row = dict[str, Any]
 Some = TypeVar("Some")
 RESUMED = "were finished by an earlier run of this commit"
-"""What a note says of runs whose minutes are not in the command's own; tables repeat it."""
+"""Note on results of earlier runs, whose minutes are not counted; tables repeat it."""
 
 
 def write(
@@ -34,19 +34,19 @@ def write(
     seeds: int | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Run every part, print its table, and write all of them with their provenance.
+    """Run every part, print its table, and write all tables with their provenance.
 
     Args:
-        name: Of the benchmark.
-        parts: Title of each table to what makes its rows.
+        name: Name of the benchmark.
+        parts: Functions that return the rows of each table, by title.
         mode: `default` or `small`.
-        output: Folder of NAME.json; where a part of it is run, the name says which.
-        notes: What a reader must know.
-        peers: Distributions whose versions count beside ours.
-        commit: Of the code that ran, where it was taken before; otherwise that of now.
-        chosen: What options that choose a part of the benchmark said, by their names; None: nothing.
-        seeds: What `--seeds` said.
-        device: What `--device` said.
+        output: Folder of NAME.json; the name of a partial run has its options.
+        notes: Notes for readers.
+        peers: Compared distributions, whose versions are recorded.
+        commit: Commit at the start of the run; by default the present one.
+        chosen: Values of the options that select a part of the benchmark, by name; None if not given.
+        seeds: Value of `--seeds`.
+        device: Value of `--device`.
     """
     start = time.perf_counter()
     sections: dict[str, list[Row]] = {}
@@ -85,7 +85,7 @@ def write(
 def made_of(
     run: Callable[[], Some], parts: Mapping[str, Callable[[Some], Sequence[Row]]]
 ) -> dict[str, Callable[[], Sequence[Row]]]:
-    """Parts that are all made of what one run gives; the first of them runs it, so that workers are busy until its end.
+    """Parts computed from one shared run, which the first part starts.
 
     Examples:
         >>> parts = made_of(lambda: print("once") or [1, 2], {"sum": lambda run: [{"of": sum(run)}], "none": lambda run: []})
@@ -98,11 +98,11 @@ def made_of(
 
 
 def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]], *, workers: int) -> list[list[Any]]:
-    """Results of a function for the repetitions of each task, in single-threaded processes and in the order of the tasks.
+    """Results of a function for the repetitions of each task, from single-threaded processes, in the order of the tasks.
 
     Args:
-        work: A function of a module.
-        tasks: For each task, the arguments of its repetitions.
+        work: A module-level function.
+        tasks: Arguments of the repetitions of each task.
         workers: Number of processes.
     """
     os.environ["OMP_NUM_THREADS"] = "1"  # before the workers import torch
@@ -112,7 +112,7 @@ def repeated(work: Callable[..., Any], tasks: Sequence[Sequence[tuple[Any, ...]]
 
 
 def stem(name: str, *, chosen: Mapping[str, str | int | None] = {}, device: str = "cpu") -> str:
-    """Name of a benchmark's files, without an ending: what was chosen is said in words, a number with its option.
+    """Name of a benchmark's files without suffix: selected values in words, numbers with their option.
 
     Examples:
         >>> stem("heads", chosen={"problem": "Burgers, viscosity 0.01", "functions": 25}), stem("speed", device="cuda")

@@ -1,4 +1,4 @@
-"""Where a benchmark's functions come from: a problem that draws and solves them, or a file of one's own."""
+"""Sources of a benchmark's samples: an exactly solvable problem, or a user's file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import probneural as pn
 from benchmarks import data
 
 SEEDS = {"train": 7000, "calibration": 7001, "test": 7002, "bands": 7003, "shift": 7004}
-"""One stream of functions per purpose. Streams 0 to 4 and 1000 to 1003 were looked at while the library was designed."""
+"""Seeds by purpose. Seeds 0 to 4 and 1000 to 1003 were used during development of the library."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class ProblemSource:
 
     Attributes:
         problem: The problem.
-        resolution: Points per axis of training, calibration and test functions.
-        finer: Points per axis of the finer test grid, or None if the problem has one grid only.
-        pairs: Training pairs.
-        fields: Calibration functions, test functions per place, and half the pool of the conformal bands.
-        finer_fields: Test functions of the finer grid; as many as `fields` by default.
+        resolution: Points per axis of training, calibration and test samples.
+        finer: Points per axis of the finer test grid, or None.
+        pairs: Number of training pairs.
+        fields: Number of calibration samples, of samples per test set, and of half the pool of conformal bands.
+        finer_fields: Number of test samples on the finer grid, by default `fields`.
     """
 
     problem: pn.problems.Problem
@@ -42,7 +42,7 @@ class ProblemSource:
 
     @property
     def identity(self) -> str:
-        """What tells these functions from others."""
+        """Identity of these samples."""
         return repr(self)
 
     @property
@@ -65,11 +65,11 @@ class ProblemSource:
 
     @property
     def pool(self) -> pn.FieldPairs:
-        """Functions for conformal bands, to be cut into calibration sets, and for intervals of functionals."""
+        """Samples for conformal bands, to be divided into calibration sets, and for intervals of functionals."""
         return self._sample(self.problem, "bands", 2 * self.fields, self.resolution)
 
     def places(self) -> dict[str, pn.FieldPairs]:
-        """Test functions by where they come from, the training grid first."""
+        """Test sets by name, on the training grid first."""
         found = {"in distribution": self._sample(self.problem, "test", self.fields, self.resolution)}
         if self.finer is not None:
             found["finer grid"] = self._sample(self.problem, "test", self.finer_fields or self.fields, self.finer)
@@ -83,10 +83,10 @@ class ProblemSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Pairs from a file: see `benchmarks.data.read`. A fifth of the training pairs is set aside: for scales, and for bands.
+    """Pairs from a file, see `benchmarks.data.read`. A fifth of the training pairs is held out for scales and bands.
 
     Attributes:
-        path: The file, or what its names begin with.
+        path: The file, or a prefix of file names.
     """
 
     path: Path
@@ -108,7 +108,7 @@ class FileSource:
 
     @property
     def identity(self) -> str:
-        """What tells these functions from others: the file's numbers, not its name."""
+        """Identity of these samples, by the file's contents."""
         digest = hashlib.sha256()
         for part in (self.train.inputs, self.train.outputs):
             digest.update(repr((part.grid, part.values.shape)).encode())
@@ -135,12 +135,12 @@ class FileSource:
 
     @property
     def assumed(self) -> str:
-        """What the file does not say and was assumed, in a sentence; empty if nothing."""
+        """Assumptions about missing information, in a sentence; may be empty."""
         return str(self._data.assumed)
 
     @property
     def pool(self) -> pn.FieldPairs:
-        """Pairs that conformal bands are calibrated on."""
+        """Pairs for conformal bands."""
         return self._parts[2]
 
     def places(self) -> dict[str, pn.FieldPairs]:

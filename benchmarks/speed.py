@@ -1,6 +1,6 @@
-"""Speed of the operators beside neuraloperator's and deepxde's: the same architectures, data and process, in turn.
+"""Speed of operators compared with neuraloperator and DeepXDE: equal architectures and data, one process, interleaved.
 
-The peers' columns are empty where they are not installed (`make peers`, then `.venv-peers/bin/python -m benchmarks speed`).
+Columns of libraries that are not installed are empty (`make peers`, then `.venv-peers/bin/python -m benchmarks speed`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Network = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Fourier:
-    """An FNO of four blocks from one channel to one, with a projection of 64 channels, and the size of its batch."""
+    """An FNO with four blocks, one channel to one, and a projection of 64 channels, with its batch size."""
 
     shape: tuple[int, ...]
     modes: tuple[int, ...]
@@ -49,13 +49,13 @@ class Fourier:
         return f"{self.batch} functions, {grid} points, {self.width} channels, {self.modes[0]} modes"
 
     def ours(self) -> pn.operators.FNO:
-        """Build ours, with two activations between blocks: neuraloperator's blocks without a pointwise network have two."""
+        """Build our FNO, with two activations between blocks as in neuraloperator's blocks without pointwise network."""
         return pn.operators.FNO(
             1, 1, modes=self.modes, width=self.width, depth=self.depth, projection=self.projection, channel_mlp=0, seed=0
         ).train()
 
     def peer(self) -> nn.Module:
-        """Build neuraloperator's of the same architecture."""
+        """Build neuraloperator's FNO of the same architecture."""
         os.environ.setdefault("WANDB_MODE", "disabled")
         from neuralop.models import FNO
 
@@ -86,7 +86,7 @@ class Fourier:
             points //= self.shape[axis]
             is_last = axis == len(self.shape) - 1
             kept = self.modes[axis] if is_last else 2 * self.modes[axis] - 1
-            block += 2 * (4 if is_last else 8) * points * self.shape[axis] * kept * inner * values  # there and back
+            block += 2 * (4 if is_last else 8) * points * self.shape[axis] * kept * inner * values  # both transforms
             inner *= kept
         block += 8 * inner * values * self.width
         points = self.batch * math.prod(self.shape)
@@ -94,7 +94,7 @@ class Fourier:
         return self.depth * block + 2 * points * (self.width + self.width * self.projection + self.projection)
 
     def traffic(self) -> float:
-        """Bytes that one forward evaluation moves at the least, one pass per layer and none kept in the cache.
+        """Least memory traffic of one forward evaluation in bytes: one pass per layer, nothing in the cache.
 
         A block reads its input for the transform and for the pointwise layer, writes the convolution, reads and writes it to
         add the pointwise layer, and reads and writes for each of two activations, which the last block has not.
@@ -105,7 +105,7 @@ class Fourier:
 
 @dataclass(frozen=True)
 class Products:
-    """A DeepONet of 3 x 256 hidden units and 64 products on a line, at so many points for so many functions."""
+    """A DeepONet with 3 x 256 hidden units and 64 products in one dimension, with its numbers of samples and points."""
 
     functions: int
     points: int
@@ -120,7 +120,7 @@ class Products:
         return f"{self.functions} functions x {self.points} points"
 
     def ours(self) -> nn.Module:
-        """Build ours, which sees a coordinate as it is where the domain is not periodic."""
+        """Build our DeepONet, whose trunk input is the coordinate on domains that are not periodic."""
         layers = pn.operators.HiddenLayers(width=self.width, depth=self.depth)
         return _OnQuery(
             pn.operators.DeepONet(1, 1, sensors=self._line(self.sensors), basis=self.basis, layers=layers, seed=0),
@@ -128,11 +128,11 @@ class Products:
         )
 
     def peer(self) -> nn.Module:
-        """Build deepxde's for inputs and points that are all combined."""
+        """Build DeepXDE's DeepONet for all combinations of inputs and points."""
         os.environ["DDE_BACKEND"] = "pytorch"
         import deepxde
 
-        torch.set_default_device(None)  # it makes CUDA the default for everybody
+        torch.set_default_device(None)  # DeepXDE sets CUDA as default device
         hidden = [self.width] * self.depth
         net = deepxde.nn.DeepONetCartesianProd(
             [self.sensors, *hidden, self.basis], [1, *hidden, self.basis], _gelu, "Glorot normal"
@@ -152,7 +152,7 @@ class Products:
         return 2.0 * (self.functions * branch + self.points * (trunk + self.functions * self.basis))
 
     def traffic(self) -> float:
-        """Bytes that one forward evaluation moves at the least: hidden values are written, read, activated, written, read."""
+        """Least traffic of one forward evaluation in bytes: hidden values are written, read, activated, written and read."""
         rows = self.functions + self.points
         return 4.0 * (rows * (4 * self.width * self.depth + self.basis) + self.functions * self.points)
 
@@ -195,7 +195,7 @@ LARGE: tuple[tuple[Fourier, ...], tuple[Products, ...]] = (
     (Fourier((256, 256), (32, 32), 64, 32), Fourier((512, 512), (64, 64), 32, 16), Fourier((64, 64, 64), (16, 16, 16), 32, 4)),
     (Products(1000, 100_000),),
 )
-"""What fills an accelerator: on those above it waits for the process that tells it what to do."""
+"""Cases large enough for an accelerator, which waits for the host process on the cases above."""
 SMALL: tuple[tuple[Case, ...], tuple[Case, ...]] = ((Fourier((32,), (4,), 8, 2),), (Products(4, 16, sensors=8, width=8),))
 BASE = FOURIER[0]
 GROWTH = {
@@ -203,7 +203,7 @@ GROWTH = {
     "batch": [replace(BASE, batch=batch) for batch in (4, 16, 64)],
     "modes": [replace(BASE, shape=(128, 128), batch=4, modes=(modes, modes)) for modes in (8, 16, 32)],
 }
-"""What grows fourfold from case to case, modes in their number per field, while all else stays."""
+"""Sizes that grow by a factor of four from case to case, for modes the total number; others are constant."""
 
 
 def main(*, mode: str, output: Path, device: str = "cpu") -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _gelu(values: Tensor) -> Tensor:
 
 
 def _peaks(device: str, *, small: bool) -> tuple[float, float]:
-    """Operations and bytes per second of a large matrix product and of a large copy: the best of a few."""
+    """Operations and bytes per second of a large matrix product and a large copy, best of several."""
     size, count = (128, 2**12) if small else (2048, 2**25)
     left, values = torch.randn(size, size, device=device), torch.randn(count, device=device)
     result, copy = torch.empty_like(left), torch.empty_like(values)
@@ -319,7 +319,7 @@ def _peak_of_step(case: Case, name: str) -> float:
 
 
 def _growth(name: str, cases: Sequence[Fourier], device: str) -> Row:
-    """Slopes of log time over log size, by least squares; what grows does so fourfold from case to case."""
+    """Slopes of log time over log size by least squares."""
     tasks: dict[str, Callable[[], None]] = {}
     for number, case in enumerate(cases):
         inputs = case.data()[0].to(device)

@@ -1,4 +1,4 @@
-"""Structures of the Laplace posterior against the dense one of a small operator, at the same noise and prior."""
+"""Laplace structures compared with the dense posterior of a small operator, at the same noise and prior."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trained(*, small: bool = False) -> tuple[pn.operators.FNO, pn.FieldPairs, pn
 
 
 def run(*, small: bool = False) -> dict[str, Any]:
-    """Accuracy of every structure, of the low rank by rank, and of the evidence."""
+    """Accuracy of every structure, of low rank by rank, and of the evidence."""
     torch.set_num_threads(1)
     operator, train, inputs = trained(small=small)
     dense = pn.heads.Laplace("full").fit(operator, train)
@@ -47,7 +47,7 @@ def run(*, small: bool = False) -> dict[str, Any]:
         start = time.perf_counter()
         predictor = head.fit(operator, train)
         seconds = time.perf_counter() - start
-        is_solved = name == "iterative"  # every column of its root is a linear system: one function will do
+        is_solved = name == "iterative"  # each column of its root is a linear system: use one sample
         covariance = _covariances(predictor, inputs[:1] if is_solved else inputs)
         weights = None if is_solved else _relative(predictor.weight_covariance, dense.weight_covariance)
         rows.append(
@@ -88,7 +88,7 @@ def _at_rank(
     given: dict[str, Any],
     reference: torch.Tensor,
 ) -> dict[str, Any]:
-    """What a truncation captures, how good it is with its complement and without, and whether its bounds hold."""
+    """Captured energy of a truncation, its accuracy with and without complement, and its bounds."""
     predictor = pn.heads.Laplace(pn.heads.LowRank(rank=rank), **given).fit(operator, train)
     lower, upper = predictor.variance_bounds(inputs)
     exact = reference.diagonal(dim1=-2, dim2=-1)
@@ -114,7 +114,7 @@ def _at_rank(
 
 
 def _learned(operator: pn.operators.FNO, train: pn.FieldPairs) -> list[dict[str, Any]]:
-    """Hyper-parameters and evidence where each structure learns its own."""
+    """Hyper-parameters and evidence of each structure at its own optimum."""
     rows = []
     for structure in ("full", "low_rank", "kronecker", "diagonal"):
         for per_layer in (False, True):
@@ -135,7 +135,7 @@ def _learned(operator: pn.operators.FNO, train: pn.FieldPairs) -> list[dict[str,
 
 
 def _covariances(predictor: Any, inputs: pn.Field) -> torch.Tensor:
-    """Covariance of each function's values, `(n, p, p)`."""
+    """Covariance of the values of each sample, `(n, p, p)`."""
     rows = predictor(inputs).root.dense().flatten(1, 2).double()
     return rows @ rows.mT
 
@@ -145,7 +145,7 @@ def _relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _compared(covariance: torch.Tensor, reference: torch.Tensor, noise: float) -> dict[str, float]:
-    """Frobenius error, marginal sd, and KL divergence per value of noisy functions from the dense posterior's."""
+    """Frobenius error, marginal sd and KL divergence per value of noisy samples, relative to the dense posterior."""
     deviation, exact = (matrix.diagonal(dim1=-2, dim2=-1).sqrt() for matrix in (covariance, reference))
     identity = noise * torch.eye(covariance.shape[-1], dtype=covariance.dtype)
     right, left = covariance + identity, reference + identity

@@ -1,4 +1,4 @@
-"""Which product and which posterior works on which network: ours, and those of other libraries where they are installed."""
+"""Support of curvature products and posteriors by network, in this library and in installed others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from probneural.randomness import seeded, stream
 
 
 class ComplexFNO(nn.Module):
-    """A Fourier layer as most libraries write it, with complex weights, between two 1x1 convolutions."""
+    """A Fourier layer with complex weights, as in most libraries, between two 1x1 convolutions."""
 
     def __init__(self, modes: int = 6, width: int = 8) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ComplexFNO(nn.Module):
 
 @seeded(0, "foreign weights")
 def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
-    """Name to a small network and the shape of its grid."""
+    """Small networks with the shapes of their grids, by name."""
     found: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
         "FNO 1-D, real pairs": (pn.operators.FNO(1, 1, modes=(6,), width=8, depth=2, projection=16), (32,)),
         "FNO 2-D, real pairs": (pn.operators.FNO(1, 1, modes=(3, 3), width=6, depth=2, projection=16), (12, 12)),

@@ -15,7 +15,7 @@ from benchmarks.sections import Row
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 PIVOTS = {"errors": "rel. L2", "densities": "NLL", "deviations": "chi2", "twice": "twice as long"}
-"""Tables of one score of `exact`, a problem per row and a head per column: their names, and the score's heading."""
+"""Tables of one score of `exact` with a row per problem and a column per head: name and heading of the score."""
 _MARK = re.compile(
     r"(<!-- table: ([a-z0-9_*-]+)(?:/([A-Za-z* -]+?))?(?: on ([a-z ]+))?(, default problems)?((?:; [a-z]+: [^;]+?)*) -->\n).*?"
     r"(<!-- end -->)",
@@ -30,7 +30,7 @@ def documents() -> list[Path]:
 
 
 def update() -> None:
-    """Write every table of every document anew."""
+    """Rewrite every table of every document."""
     for path in documents():
         environment.write_text(rendered(path.read_text(encoding="utf-8")), path)
 
@@ -50,12 +50,12 @@ def rendered(text: str) -> str:
 
 
 def sources(text: str) -> list[Path]:
-    """Results that a document's tables come from, in the order of the tables."""
+    """Files of results of a document's tables, in the order of the tables."""
     return list(dict.fromkeys(path for match in _MARK.finditer(text) for path in _files(match[2])))
 
 
 def older_results(text: str) -> list[str]:
-    """Results of a document's tables that were measured with other code than the present: files with commits and days."""
+    """Files, commits and days of results that were measured with other code than the present."""
     older = []
     for path in sources(text):
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -127,7 +127,7 @@ def _narrowed(rows: list[Row], columns: str) -> list[Row]:
 
 
 def _pivoted(rows: list[Row], layout: str) -> list[Row]:
-    """One row for each value of `a | b` in `a | b by c = d`, and in it `d` for each value of `c`."""
+    """One row per value of `a | b` in `a | b by c = d`, with the value of `d` for each value of `c`."""
     keys, _, rest = layout.partition(" by ")
     column, _, value = rest.partition(" = ")
     table: dict[tuple[Any, ...], Row] = {}
@@ -139,4 +139,4 @@ def _pivoted(rows: list[Row], layout: str) -> list[Row]:
 
 
 OPTIONS: dict[str, Callable[[list[Row], str], list[Row]]] = {"rows": _selected, "columns": _narrowed, "pivot": _pivoted}
-"""What follows the name in a mark."""
+"""Options after the name in a mark."""

@@ -1,4 +1,4 @@
-"""Times of tasks that take turns, so that what else the machine does meets all alike."""
+"""Times of interleaved tasks, so that other load of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 WARM_UP = 2
-"""Rounds before those that count."""
+"""Rounds before the measured ones."""
 
 
 def interleaved(
     tasks: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu", *, warm_up: int = WARM_UP
 ) -> dict[str, list[float]]:
-    """Seconds of each task, each run once per round, after rounds that do not count."""
+    """Seconds of each task, run once per round, after warm-up rounds."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for number in range(rounds + warm_up):
         for name, task in tasks.items():
@@ -29,12 +29,12 @@ def interleaved(
 
 
 def wait(device: str) -> None:
-    """Until a device has done what it was told."""
+    """Wait until a device has finished its work."""
     if device != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def quartiles(seconds: Sequence[float]) -> str:
-    """Median and quartiles in milliseconds, as tables show them."""
+    """Median and quartiles in milliseconds, as text."""
     low, middle, high = (1e3 * value for value in statistics.quantiles(seconds, n=4, method="inclusive"))
     return f"{middle:.3g} [{low:.3g}, {high:.3g}]"

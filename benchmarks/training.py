@@ -1,4 +1,4 @@
-"""How operators are trained: precisions, optimisers and schedules, by validation error in equal epochs."""
+"""Precisions, optimisers and schedules of training, compared by validation error at equal epochs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, an operator, and the learning rates that every candidate is tried with; the better one counts."""
+    """A problem, an operator, and the learning rates of all candidates, of which the better one counts."""
 
     source: ProblemSource
     recipe: Recipe
@@ -34,7 +34,7 @@ class Case:
 
 
 def candidates() -> dict[str, Optimization]:
-    """Optimisers and schedules by the names that the table gives them."""
+    """Optimisers and schedules by name in tables."""
     adamw = functools.partial(Optimization, optimizer="adamw")
     return {
         "Muon, cosine (the default)": Optimization(),
@@ -62,7 +62,7 @@ def cases(*, small: bool) -> list[Case]:
 
 
 def main(*, mode: str, output: Path, workers: int = 2, device: str = "cpu") -> dict[str, Any]:
-    """Train every candidate on both problems, each seed by itself."""
+    """Train every candidate on all problems and seeds."""
     small = mode == "small"
     seeds = 1 if small else 3
     on_cpu = device == "cpu"
@@ -142,7 +142,7 @@ def _named(number: int, name: str, rate: float, seed: int, small: bool, device: 
 
 
 def _trained(number: int, optimization: Optimization, rate: float, seed: int, small: bool, device: str) -> tuple[float, float]:
-    """The last validation loss of one training, and its seconds: of processor time on the CPU, by the clock elsewhere."""
+    """Final validation loss and seconds of one training: processor time on the CPU, wall time on other devices."""
     torch.set_num_threads(1)
     case = cases(small=small)[number]
     train = case.source.train

@@ -1,4 +1,4 @@
-"""Limits that are fixed before anything is run: how large the largest of many Monte Carlo errors may be."""
+"""Limits, fixed before a run, of the largest of many Monte Carlo errors."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from scipy.stats import norm
 
 FALSE_ALARMS = 0.01
-"""Chance that a whole benchmark of exact samplers misses one of its limits."""
+"""Probability that exact samplers exceed a limit of the benchmark."""
 
 
 def largest_z(comparisons: int, *, families: int) -> float:
-    """The limit of the largest |z| of many standard normal errors, by Bonferroni's inequality.
+    """Limit of the largest |z| of many standard normal errors, by Bonferroni's inequality.
 
-    Every one of `families` such largest values exceeds its limit with probability `FALSE_ALARMS` / `families` at most, however
-    the errors depend on each other.
+    Each of `families` such largest values exceeds its limit with probability at most `FALSE_ALARMS` / `families`, for any
+    dependence of the errors.
 
     Args:
-        comparisons: Errors of which the largest is looked at.
-        families: Largest values that a benchmark holds against limits, each of its own errors.
+        comparisons: Number of errors in the maximum.
+        families: Number of maxima that a benchmark tests.
 
     Examples:
         >>> round(largest_z(1, families=1), 3)
@@ -31,7 +31,7 @@ def largest_z(comparisons: int, *, families: int) -> float:
 
 
 def verdict(measured: Mapping[str, float], limits: Mapping[str, float]) -> str:
-    """`pass` if every number is within its limit, else `miss` and what is not; NaN is not.
+    """`pass` if every number is within its limit, else `miss` and the names of others; NaN is a miss.
 
     Examples:
         >>> verdict({"z": 3.0, "error": 0.2}, {"z": 4.0, "error": 0.1})

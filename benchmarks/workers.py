@@ -1,4 +1,4 @@
-"""Worker processes that end when the benchmark that started them does, however it ended."""
+"""Worker processes that end with the benchmark that started them, also if it is killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 
 def spawned(workers: int) -> ProcessPoolExecutor:
-    """New processes, which inherit nothing; they end with this one, even if it is killed."""
+    """Spawned processes, which end with this one, even if it is killed."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
 
@@ -22,4 +22,4 @@ def _end_with_parent() -> None:
 
 def _wait(parent: multiprocessing.process.BaseProcess) -> None:
     parent.join()
-    os._exit(1)  # the main thread may be in the middle of an hour of work; files are written atomically
+    os._exit(1)  # the main thread may work for an hour; files are written atomically

@@ -1,14 +1,14 @@
-"""Computing apart from PyTorch's modes and from other threads.
+"""Isolation of computations from PyTorch's modes and from other threads.
 
-[`undisturbed`][probneural.contexts.undisturbed] leaves a caller's inference mode, autocast and default device for a while.
+[`undisturbed`][probneural.contexts.undisturbed] suspends a caller's inference mode, autocast and default device.
 
-`torch.func.functional_call` puts tensors into a module while it runs, and a forward hook sits on a module until it is removed:
-a second thread that calls the same module meets them. [`copy_for_call`][probneural.contexts.copy_for_call] copies a module for
-one call, so that no module is changed. Copies share all tensors: one costs some microseconds per submodule and no memory.
+`torch.func.functional_call` replaces tensors of a module during a call, and a forward hook stays on a module until it is
+removed; both affect other threads that call the module. [`copy_for_call`][probneural.contexts.copy_for_call] copies a module
+for one call, so that no module is changed. Copies share all tensors, so one costs some microseconds per submodule and no
+memory.
 
-Two resources belong to the whole process, so that only a lock can separate threads: PyTorch has one level of forward-mode
-differentiation and one patch of `nn.Module` for tracing, and one global generator per device, which initialisers of weights,
-dropout and Pyro draw from.
+Two resources are global in a process, so threads need a lock: the level of forward-mode differentiation with the patch of
+`nn.Module` for tracing, and the global generator of each device, from which initialisers, dropout and Pyro draw.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _T = TypeVar("_T", bound=Tensor | tuple[Tensor, ...])
 
 @contextlib.contextmanager
 def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
-    """Leave inference mode, autocast and another default device, for a while; also a decorator.
+    """Context manager and decorator that suspends inference mode, autocast and the default device.
 
-    Inference tensors would be refused by autograd later, half precision would spoil covariances, and tensors without a
-    device of their own belong on the CPU. Whether gradients are recorded stays the caller's choice.
+    Autograd refuses inference tensors later, half precision makes covariances inaccurate, and new tensors without an explicit
+    device belong on the CPU. Gradient mode does not change.
 
     Args:
-        keeps_autocast: Whether a caller's autocast is left on: for training, where it may be meant.
+        keeps_autocast: Whether autocast stays on, as for training in half precision.
 
     Examples:
         >>> with torch.device("meta"), undisturbed():
@@ -76,7 +76,7 @@ def _is_disturbed() -> bool:
 
 
 def _apart(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, computed in [`undisturbed`][probneural.contexts.undisturbed] where anything is switched on."""
+    """Wrap a function in [`undisturbed`][probneural.contexts.undisturbed], entered only if a mode is on."""
 
     @wraps(function)
     def computed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -89,9 +89,9 @@ def _apart(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class Undisturbed:
-    """A base class whose public methods and properties compute apart from a caller's autocast, inference mode and device.
+    """Base class whose public methods and properties suspend a caller's autocast, inference mode and default device.
 
-    Those of a subclass are wrapped when it is defined; generators are not, which hand control back to the caller.
+    Members of a subclass are wrapped at its definition, except generators, which return control to the caller.
 
     Examples:
         >>> class Number(Undisturbed):
@@ -120,13 +120,13 @@ class Undisturbed:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func` is active, whose tensors cannot be changed in place."""
+    """Whether a transform of `torch.func` is active; its tensors cannot be changed in place."""
     active: bool = torch._C._are_functorch_transforms_active()
     return active
 
 
 def unrounded(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Leave autocast on a device, for a layer whose results half precision would spoil."""
+    """Suspend autocast on a device, for layers that half precision would make inaccurate."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
@@ -134,7 +134,7 @@ def unrounded(device: torch.device) -> contextlib.AbstractContextManager[object]
 
 @contextlib.contextmanager
 def outside_of_export() -> Iterator[None]:
-    """Leave a trace of `torch.export`, so that values independent of the inputs are computed and stored as constants."""
+    """Suspend a trace of `torch.export`, so that values independent of the inputs become constants."""
     is_exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     with outside_of_transforms() if is_exporting else contextlib.nullcontext():
         yield
@@ -142,9 +142,10 @@ def outside_of_export() -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_of_transforms() -> Iterator[None]:
-    """Leave functorch's transforms, tracers and fake tensors too, so that a tensor made here may be kept for other calls.
+    """Also suspend functorch's transforms, tracers and fake tensors, for tensors that are cached for other calls.
 
-    A tensor that is made under a transform belongs to its level, and under a tracer to its graph: a cache must hold neither.
+    A tensor created under a transform belongs to its level, and one created under a tracer to its graph; a cache may hold
+    neither.
 
     Examples:
         >>> kept = []
@@ -161,12 +162,12 @@ def outside_of_transforms() -> Iterator[None]:
 
 
 def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Cache the last tensors that a function of hashable arguments made, apart from a caller's modes and transforms.
+    """Cache the latest tensors of a function of hashable arguments, computed outside of modes and transforms.
 
-    `torch.compile` cannot follow a cache; there the function becomes a part of the graph.
+    Under `torch.compile` there is no cache, and the function is part of the graph.
 
     Args:
-        capacity: Bytes of the results that are kept, at most; larger results are made anew at each call.
+        capacity: Maximum size of the cache in bytes; larger results are not cached.
 
     Examples:
         >>> @remembered(1024)
@@ -177,7 +178,7 @@ def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
-        results: dict[Any, _T] = {}  # the least recent first; without a lock, which a fork would leave taken
+        results: dict[Any, _T] = {}  # least recent first; no lock, since a fork could copy it locked
 
         @wraps(function)
         def recalled(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -204,50 +205,50 @@ def remembered(capacity: int) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
 
 def _bytes(result: Tensor | tuple[Tensor, ...]) -> int:
-    """Memory of one tensor, or of several."""
+    """Memory of one or several tensors in bytes."""
     tensors = (result,) if isinstance(result, Tensor) else result
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 AUTOGRAD_STATE = threading.RLock()
-"""Held while PyTorch is in forward mode, or traces: both are the whole process's."""
+"""Lock of forward mode and tracing, which are global in a process."""
 GLOBAL_GENERATORS = threading.RLock()
-"""Held while torch's global generators are seeded for a purpose, until their states are given back."""
+"""Lock of torch's global generators while they are seeded, until their states are restored."""
 
 
 def _free_in_child() -> None:
-    """Free the locks of threads that a fork has not copied into the child."""
+    """Release locks of threads that a fork did not copy into the child."""
     for lock in (AUTOGRAD_STATE, GLOBAL_GENERATORS):
         if not lock._is_owned():  # type: ignore[attr-defined]
-            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library frees its own locks
+            lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library does
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_in_child)
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-"""Types that refer to no module."""
+"""Types without references to modules."""
 _HOOKS = frozenset(name for name in vars(nn.Module()) if "_hooks" in name) - {"_forward_hooks"}
-"""Dictionaries that a copy shares while they are empty; it only ever gets forward hooks."""
+"""Dictionaries that copies share if they are empty; copies get forward hooks only."""
 
 
 def copy_for_call(module: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """Copy a module for one call, with some of its parameters and buffers replaced by other tensors.
+    """Copy a module for one call, with some parameters and buffers replaced by other tensors.
 
-    The copy has new submodules, hooks, lists and dictionaries and shares everything else, above all the tensors that
-    are not replaced. Tied tensors stay tied. References to submodules from plain attributes, lists and bound methods lead to
-    the copy's ones; a module with `__getstate__` and `__setstate__`, as compiled ones have, is copied by these.
+    The copy has new submodules, hooks, lists and dictionaries, and shares everything else, such as tensors without replacement.
+    Tied tensors stay tied. References to submodules from attributes, lists and bound methods refer to the copied submodules. A
+    module with `__getstate__` and `__setstate__`, such as a compiled one, is copied by these.
 
     Args:
         module: Any module; it is not changed.
-        tensors: Replacements by the names that `named_parameters` and `named_buffers` give; none by default. They may be
-            of other shapes, and functorch's.
+        tensors: Replacements by the names in `named_parameters` and `named_buffers`; none by default. They may have other
+            shapes, and may be functorch's.
 
     Returns:
-        The copy, to be called and forgotten. In training mode it updates the same buffers as the module.
+        The copy, for one call. In training mode it updates the same buffers as the module.
 
     Raises:
-        ArgumentError: If the module has no parameter or buffer of a given name.
+        ArgumentError: If the module has no parameter or buffer of a name.
 
     Examples:
         >>> layer = nn.Linear(1, 1)
@@ -264,20 +265,20 @@ def copy_for_call(module: nn.Module, tensors: Mapping[str, Tensor] | None = None
                     if start + name in missing:
                         copies.copies[id(tensor)] = missing.pop(start + name)
     if missing:
-        got, remedy = ", ".join(missing), "see named_parameters() and named_buffers(); a tied tensor goes by its first name"
+        got, remedy = ", ".join(missing), "see named_parameters() and named_buffers(); a tied tensor has its first name"
         raise ArgumentError(expected=f"names of parameters and buffers of {type(module).__name__}", got=got, remedy=remedy)
     return copies.of_module(module)
 
 
 class _Copies:
-    """Copies of the modules of a tree and of references to them; `copies` maps identities to copies or replacements."""
+    """Copies of the modules in a tree and of references to them; `copies` maps identities to copies or replacements."""
 
     def __init__(self) -> None:
         self.copies: dict[int, Any] = {}
         self._alive: list[object] = []  # identities are unique while the objects live
 
     def of_module(self, module: nn.Module) -> nn.Module:
-        """A module of the same class and state, made of copies."""
+        """A module of the same class and state, with copied parts."""
         if id(module) in self.copies:
             copy: nn.Module = self.copies[id(module)]
             return copy
@@ -295,7 +296,7 @@ class _Copies:
         return copied
 
     def of(self, value: Any) -> Any:
-        """A copy of a module or of something that may hold one, a replacement, or the thing itself."""
+        """A copy of a module or of a container of modules, a replacement, or the value itself."""
         if type(value) in _PLAIN:
             return value
         if isinstance(value, Tensor):
@@ -322,7 +323,7 @@ class _Copies:
 
 
 def jvp(function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, Any]:
-    """`torch.func.jvp`, in one thread at a time: the level of forward mode is the process's.
+    """`torch.func.jvp`, in one thread at a time, since the level of forward mode is global in a process.
 
     Examples:
         >>> jvp(torch.square, (torch.tensor(3.0),), (torch.tensor(1.0),))
@@ -330,15 +331,15 @@ def jvp(function: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tup
     """
     lock = contextlib.nullcontext() if torch.compiler.is_compiling() else AUTOGRAD_STATE  # a graph has no locks
     with lock:
-        values, derivative = torch.func.jvp(function, primals, tangents)[:2]  # noqa: TID251 (the place that locks it)
+        values, derivative = torch.func.jvp(function, primals, tangents)[:2]  # noqa: TID251 (called under the lock)
     return values, derivative
 
 
 @contextlib.contextmanager
 def plain_operations() -> Iterator[None]:
-    """Attention and recurrence by operations that have second derivatives, in place of fused ones; for all threads.
+    """Use operations with second derivatives instead of fused attention and recurrence, in all threads.
 
-    A backward pass without the lock changes nothing: of two passes that restore settings, one may read the other's.
+    Without the lock, in a backward pass, settings do not change: two passes could restore each other's temporary settings.
     """
     libraries: tuple[Any, ...] = (torch.backends.mkldnn, torch.backends.cudnn)
     with _autograd_state() as is_ours:
@@ -360,16 +361,16 @@ def plain_operations() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forward_mode() -> Iterator[bool]:
-    """Keep other threads out of forward mode; yields whether this thread may enter it, since PyTorch cannot nest it."""
+    """Hold the lock of forward mode; yields whether this thread may enter it, since PyTorch cannot nest it."""
     with _autograd_state() as is_ours:
         yield is_ours and forward_ad._current_level < 0
 
 
 @contextlib.contextmanager
 def _autograd_state() -> Iterator[bool]:
-    """Hold the lock; yields False if another thread holds it during a backward pass, which does not wait.
+    """Hold the lock; a backward pass does not wait for it, and yields False if another thread holds it.
 
-    On a GPU all threads' passes share one thread of autograd, and the thread in forward mode may be waiting for it.
+    On a GPU backward passes of all threads share one autograd thread, for which the thread in forward mode may wait.
     """
     is_in_backward = torch._C._current_graph_task_id() != -1
     is_ours = AUTOGRAD_STATE.acquire(blocking=not is_in_backward)

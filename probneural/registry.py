@@ -1,4 +1,4 @@
-"""Registry of the classes that files hold; the decorator `stored` adds a class where it is defined."""
+"""Registry of the classes that files store; the decorator `stored` registers a class at its definition."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """How files hold the instances of a class.
+    """Storage format of the instances of a class.
 
     Attributes:
         cls: The class.
-        parts: Name of the method that returns the parts of an instance by name; by default the constructor's arguments,
-            each an attribute of its own name. Of `"configuration"` files hold a state dict too.
-        build: Name of the class method that builds an instance from the parts; by default the constructor. Its annotations
-            are the schema of the parts.
+        parts: Method that returns the parts of an instance by name; by default the parts are the constructor's arguments, read
+            from attributes of the same names. With `"configuration"` files also store a state dict.
+        build: Class method that builds an instance from the parts; by default the constructor. Its annotations are the schema
+            of the parts.
         on_cpu: Parts that stay on the CPU.
-        state: From the parts of a module to the tensors that bound the size of its constructor's tensors; None if the
-            constructor makes none.
-        mixes_precisions: Whether its tensors may have different dtypes; the class converts them.
+        state: Map from the parts of a module to tensors that bound the size of its constructor's tensors; None if the
+            constructor creates no tensors.
+        mixes_precisions: Whether tensors may have different dtypes, which the class converts.
     """
 
     cls: type
@@ -40,30 +40,30 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """Of the class, and in files."""
+        """Name of the class, also in files."""
         return self.cls.__name__
 
     @property
     def is_operator(self) -> bool:
-        """Whether files hold a configuration and a state dict."""
+        """Whether files store a configuration and a state dict."""
         return self.parts == "configuration"
 
 
 KINDS: dict[str, Kind] = {}
-"""All registered classes by name. Importing the package fills it; files cannot add to it."""
+"""All registered classes by name. Imports of the package fill it; files cannot add to it."""
 
 
 def stored(**options: Any) -> Callable[[_Class], _Class]:
     """Register a class of this package, so that `save` writes its instances and `load` builds them.
 
     Args:
-        **options: Attributes of `Kind` but for the class.
+        **options: Attributes of `Kind` other than the class.
 
     Returns:
         The decorator; it returns the class unchanged.
 
     Raises:
-        ArgumentError: If the class is of another package, or another class has its name.
+        ArgumentError: If the class belongs to another package, or another class has its name.
     """
 
     def register(cls: _Class) -> _Class:
@@ -77,6 +77,6 @@ def stored(**options: Any) -> Callable[[_Class], _Class]:
 
 
 def kind_of(thing: object) -> Kind | None:
-    """The kind of an instance of a registered class, not of a subclass; else None."""
+    """Storage format of an instance; None unless its class, not only a base class, is registered."""
     kind = KINDS.get(type(thing).__name__)
     return kind if kind is not None and kind.cls is type(thing) else None

@@ -1,4 +1,4 @@
-"""What a benchmark found, for people: tables as text, a summary for terminals, and one self-contained HTML page."""
+"""Reports of benchmarks: tables as text, a summary for terminals, and a self-contained HTML page."""
 
 from benchmarks.report.headlines import brief_rows, headlines
 from benchmarks.report.page import write_report, write_tables

@@ -1,4 +1,4 @@
-"""The three numbers that matter first, per problem and method, and which method has the best of each."""
+"""Error, joint density and simultaneous coverage per problem and method, and the best method of each."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from benchmarks.report.rows import Row, check, first, number
 
 @dataclass(frozen=True)
 class Headline:
-    """What one method reached on test functions like those of training.
+    """Scores of one method on test samples in distribution.
 
     Attributes:
         error: Mean relative L2 error, dimensionless.
-        joint_nll: Negative log density of whole functions, in nats per value; None where there is none.
-        whole: Share of functions that lie inside the posterior's own band everywhere.
-        level: What that share should be.
-        functions: How many functions it was counted on.
-        seconds: Training and fitting, of one core.
+        joint_nll: Joint negative log density in nats per value, or None.
+        whole: Simultaneous coverage of the posterior's band.
+        level: Nominal coverage.
+        functions: Number of samples of the coverage.
+        seconds: Seconds of one core for training and fit.
     """
 
     error: float | None
@@ -32,21 +32,21 @@ class Headline:
 
     @property
     def chance(self) -> float:
-        """Two standard errors of the share of functions inside, if the bands were right."""
+        """Two standard errors of the coverage, if bands are right."""
         return 2.0 * math.sqrt(self.level * (1.0 - self.level) / max(1, self.functions))
 
     @property
     def is_honest(self) -> bool | None:
-        """Whether the share inside is within chance of its level; None if unknown."""
+        """Whether the coverage is within two standard errors of its level; None if unknown."""
         return None if self.whole is None else abs(self.whole - self.level) <= self.chance + 1e-12
 
 
 Table = dict[str, dict[str, Headline]]
-"""Problem to method to its numbers."""
+"""Numbers by problem and method."""
 
 
 def method(run: Mapping[str, Any]) -> str:
-    """How readers know a method.
+    """Name of a method for readers.
 
     Examples:
         >>> method({"operator": "FNO", "head": "ensemble of 4"})
@@ -56,7 +56,7 @@ def method(run: Mapping[str, Any]) -> str:
 
 
 def headlines(results: Mapping[str, Any]) -> Table:
-    """The numbers of every run at its first place; of several seeds, of the first. Runs that failed have none."""
+    """Numbers of every successful run on its first test set, for the first of several seeds."""
     check(results)
     table: Table = {}
     for run in results["runs"]:
@@ -67,12 +67,12 @@ def headlines(results: Mapping[str, Any]) -> Table:
 
 
 def methods(table: Table) -> list[str]:
-    """All methods, in the order in which problems name them."""
+    """All methods, in the order of problems."""
     return list(dict.fromkeys(name for own in table.values() for name in own))
 
 
 def best(own: Mapping[str, Headline], score: str) -> str | None:
-    """The method with the lowest error or joint NLL, or the share of whole functions that is nearest its level."""
+    """Method with the lowest error or joint NLL, or the coverage nearest to its level."""
 
     def distance(name: str) -> float:
         line = own[name]
@@ -82,7 +82,7 @@ def best(own: Mapping[str, Headline], score: str) -> str | None:
 
 
 def brief_rows(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row per method of one problem: what a terminal shows as soon as the problem is done."""
+    """One row per method of a finished problem, for the terminal."""
     table = []
     for run in runs:
         row: Row = {"operator": run["operator"], "head": run["head"]}

@@ -1,4 +1,4 @@
-"""Parts of HTML pages: boxes that scroll, tables that sort, figures without files, and the frame around everything."""
+"""Parts of HTML pages: scroll boxes, sortable tables, inline figures, and the page frame."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from probneural.errors import DataError
 _STYLE, _SCRIPT = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
 
 BROAD = 1000
-"""Pixels from which on a figure has the page's whole width."""
+"""Width in pixels above which a figure fills the page."""
 
 
 def page(title: str, body: str) -> str:
-    """A whole page that needs no network and no fonts; the title is text, the body HTML."""
+    """A self-contained page; the title is text, the body HTML."""
     return _PAGE.format(title=escape(title), style=_STYLE, script=_SCRIPT, body=body)
 
 
 def boxed(content: str, *, label: str, kind: str = "wide") -> str:
-    """What may be wider than the page, in a box that scrolls, with the keyboard too."""
+    """Wide content in a box that scrolls, also by keyboard."""
     return f'<div class="{kind}" tabindex="0" role="region" aria-label="{escape(label)}">{content}</div>'
 
 
 def folded(summary: str, content: str, *, kind: str = "", anchor: str = "", is_open: bool = False) -> str:
-    """What opens at a click on its summary (HTML)."""
+    """Content that opens at a click on its summary (HTML)."""
     attributes = (f' class="{kind}"' if kind else "") + (f' id="{anchor}"' if anchor else "") + (" open" if is_open else "")
     return f"<details{attributes}><summary>{summary}</summary>{content}</details>"
 
@@ -50,7 +50,7 @@ def slug(name: str) -> str:
 
 
 def html_table(table: Sequence[Row], *, label: str, reasons: Sequence[Mapping[str, str]] = ()) -> str:
-    """A table that sorts by the numbers behind its cells."""
+    """A table that sorts by the values of its cells."""
     headings, cells, numeric = laid_out(table)
     sides = ["number" if right else "text" for right in numeric]
     head = "".join(
@@ -74,7 +74,7 @@ def figure(caption: str, image: str | bytes, problem: str) -> str:
     if isinstance(image, bytes) and image.startswith(b"\x89PNG\r\n"):
         kind, content = "image/png", image
     elif isinstance(image, str) and "<svg" in image:
-        # As an image, its scripts do not run and its ids cannot clash with those of another figure.
+        # As an image, an SVG runs no scripts, and its ids cannot clash with those of other figures.
         kind, content = "image/svg+xml", image.encode()
     else:
         raise DataError(
@@ -91,7 +91,7 @@ def figure(caption: str, image: str | bytes, problem: str) -> str:
 
 
 def _width(image: bytes) -> int:
-    """Pixels of a PNG image from left to right, by its header."""
+    """Width of a PNG image in pixels, from its header."""
     return int.from_bytes(image[16:20], "big")
 
 

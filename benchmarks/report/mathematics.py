@@ -1,4 +1,4 @@
-"""Equations and input distributions of the main benchmark's problems, set as MathML, which browsers draw without help."""
+"""Equations and input distributions of the main benchmark's problems in MathML."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SPECIAL = {"❴": "{", "❵": "}"}
 
 @dataclass(frozen=True)
 class Statement:
-    """What a problem asks.
+    """Statement of a problem.
 
     Attributes:
-        equations: In the notation of `mathml`.
-        inputs: The distribution of input functions, in the same notation.
-        words: Which function is mapped to which, and what letters mean.
+        equations: Equations in the notation of `mathml`.
+        inputs: Distribution of input functions in the same notation.
+        words: Input and output functions, and meanings of letters.
     """
 
     equations: tuple[str, ...]
@@ -82,16 +82,16 @@ STATEMENTS = {
         "A noisy mixture of tones is mapped to the tone in the name, which the mixture does not determine.",
     ),
 }
-"""By what the problem's name begins with. N(m, C) is a Gaussian random field of mean m and covariance operator C."""
+"""Statements by start of a problem's name. N(m, C) is a Gaussian random field of mean m and covariance operator C."""
 
 
 def statement(problem: str) -> Statement | None:
-    """What a problem of this name asks, if it is known."""
+    """Statement of the problem of a name, or None."""
     return next((one for name, one in STATEMENTS.items() if problem.startswith(name)), None)
 
 
 def mathml(text: str) -> str:
-    """Set a formula: letters, numbers, operators; `a^b`, `a_b`, `{a}/{b}`, braces to group, quotes around words.
+    """Convert a formula: letters, numbers, operators; `a^b`, `a_b`, `{a}/{b}`, braces to group, quotes around words.
 
     Examples:
         >>> mathml("{a}/2 = k^2")[22:]

@@ -1,4 +1,4 @@
-"""The matrix of the first screen: problem by method, coloured by error against the best and by coverage against its target."""
+"""Matrix of the first screen: problem by method, coloured by error relative to the best and by coverage."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from benchmarks.report.html import boxed, slug
 from benchmarks.report.text import shown
 
 RATIOS = (1.1, 2.0, 5.0)
-"""Where the colours of errors change, as multiples of the best method's."""
+"""Limits of colours of errors, as multiples of the best error."""
 _LEGEND = (
     ("e0", "error at most 1.1 times the best"),
     ("e1", "up to 2 times"),
     ("e2", "up to 5 times"),
     ("e3", "more"),
-    ("ok", "✓ share of whole fields inside the band is as stated, within chance"),
-    ("wide-band", "▲ too many inside: bands too wide"),
-    ("narrow", "▼ too few: over-confident"),
+    ("ok", "✓ simultaneous coverage is nominal, within chance"),
+    ("wide-band", "▲ too high: bands too wide"),
+    ("narrow", "▼ too low: over-confident"),
     ("narrower", "▼▼ by more than twice chance"),
 )
 
@@ -41,8 +41,8 @@ def matrix(results: Mapping[str, Any]) -> str:
 def _caption(table: Table) -> str:
     first = next(line for own in table.values() for line in own.values())
     return (
-        "Above in each cell: relative L2 error on test functions like those of training, and how many times the best method's "
-        f"it is. Below: share of whole fields inside the {100 * first.level:.0f} % band."
+        "Above in each cell: relative L2 error on test samples in distribution, and its ratio to the best method's. "
+        f"Below: simultaneous coverage of the {100 * first.level:.0f} % band."
     )
 
 
@@ -65,21 +65,21 @@ def _cell(line: Headline | None, least: float | None, *, is_best: bool) -> str:
 
 
 def _times(ratio: float) -> str:
-    """Two digits are enough for a ratio."""
+    """A ratio with two digits."""
     return f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}" if ratio < 1e4 else f"{ratio:.0e}".replace("e+0", "e")
 
 
 def _coverage(line: Headline) -> str:
-    """The share of whole fields inside, with a sign beside the colour."""
+    """Simultaneous coverage, with a sign in addition to the colour."""
     if line.whole is None:
         return '<span class="cell">-</span>'
     if line.is_honest:
-        kind, sign, meaning = "ok", "✓", "as stated, within chance"
+        kind, sign, meaning = "ok", "✓", "nominal, within chance"
     elif line.whole > line.level:
         kind, sign, meaning = "wide-band", "▲", "bands too wide"
     elif line.level - line.whole <= 2.0 * line.chance:
         kind, sign, meaning = "narrow", "▼", "over-confident"
     else:
         kind, sign, meaning = "narrower", "▼▼", "over-confident by more than twice chance"
-    said = f"{meaning}: {shown(line.whole)} of {line.functions} whole fields inside, {shown(line.level)} stated"
+    said = f"{meaning}: {shown(line.whole)} of {line.functions} fields inside, {shown(line.level)} nominal"
     return f'<span class="cell {kind}" title="{escape(said)}">{shown(line.whole)} {sign}</span>'

@@ -1,4 +1,4 @@
-"""The report of the main benchmark, and a plain page for others: one file each, which needs nothing else."""
+"""Self-contained pages: the report of the main benchmark, and a plain page for others."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from benchmarks.report.rows import COLUMNS, Row, check, evaluations, grid_name, 
 from benchmarks.report.text import shown
 from benchmarks.report.verdict import question, verdict
 
-_SMALL = '<p class="notice"><strong>A small run, made to test the machinery: its numbers mean nothing.</strong></p>'
+_SMALL = '<p class="notice"><strong>A small run, to test the machinery: its numbers have no meaning.</strong></p>'
 _HERO = "one function"
-"""What the caption of a figure holds that may stand on the first screen."""
+"""Text in the caption of figures for the first screen."""
 
 
 def write_report(
     results: Mapping[str, Any], figures: Mapping[str, Mapping[str, str | bytes]], path: str | os.PathLike[str]
 ) -> None:
-    """Write one page: a verdict, a figure and a matrix first, then all numbers and a part per problem.
+    """Write one page: first verdict, figure and matrix, then all numbers and a section per problem.
 
     Args:
-        results: What the benchmark wrote to JSON, `runs` with their `evaluations` above all; `to_come` names the problems
-            that a run has not done yet.
-        figures: Per problem, caption to a PNG image (bytes) or an SVG one (text).
+        results: JSON of the benchmark with `runs` and their `evaluations`; `to_come` names the problems
+            that are not finished.
+        figures: PNG images (bytes) or SVG ones (text) by problem and caption.
         path: The page, written atomically.
 
     Raises:
@@ -60,9 +60,9 @@ def write_tables(
     """Write one page of a benchmark whose results are `sections`: figures, a sortable table per section, and notes.
 
     Args:
-        results: What the benchmark wrote to JSON.
-        title: Of the page.
-        figures: Caption to a PNG image (bytes) or an SVG one (text).
+        results: JSON of the benchmark.
+        title: Title of the page.
+        figures: PNG images (bytes) or SVG ones (text) by caption.
         path: The page, written atomically.
 
     Raises:
@@ -76,7 +76,7 @@ def write_tables(
 
 
 def _first_screen(results: Mapping[str, Any], figures: Mapping[str, Mapping[str, str | bytes]]) -> str:
-    """What was asked, the verdict, one figure and the matrix; then the long table, folded."""
+    """Question, verdict, one figure and the matrix, then the folded table."""
     sentences = verdict(results)
     parts = [f'<p class="question">{escape(question(results))}</p>' if results["runs"] else ""]
     if results.get("mode") == "small":
@@ -88,7 +88,7 @@ def _first_screen(results: Mapping[str, Any], figures: Mapping[str, Mapping[str,
     parts.append(f'<div class="{kind}"><section><h2>Verdict</h2>{paragraphs(sentences)}</section>{hero}</div>')
     shown_matrix = matrix(results)
     if shown_matrix:
-        parts.append(f"<h2>Error and coverage of whole fields</h2>{shown_matrix}")
+        parts.append(f"<h2>Error and simultaneous coverage</h2>{shown_matrix}")
     table = rows(results, is_brief=False)
     if table:
         filters = _filters(table, ("problem", "operator", "head", "on"))
@@ -100,7 +100,7 @@ def _first_screen(results: Mapping[str, Any], figures: Mapping[str, Mapping[str,
 
 
 def _hero(results: Mapping[str, Any], figures: Mapping[str, Mapping[str, str | bytes]]) -> str:
-    """One method on one function: of the problem whose best error is largest, since there is most to see."""
+    """Figure of one method on one sample of the problem with the largest best error."""
     table = headlines(results)
     hardest: tuple[float, str, str] | None = None
     for problem, images in figures.items():
@@ -116,7 +116,7 @@ def _hero(results: Mapping[str, Any], figures: Mapping[str, Mapping[str, str | b
 
 
 def _filters(table: Sequence[Row], headings: Sequence[str]) -> str:
-    """Menus that hide rows of the table behind them."""
+    """Menus that hide rows of the following table."""
     menus = ""
     for heading in headings:
         entries = dict.fromkeys(str(row[heading]) for row in table)
@@ -133,7 +133,7 @@ def _problem(
     *,
     is_open: bool,
 ) -> str:
-    """One problem: what it asks, its methods, figures, and every number."""
+    """One problem: statement, methods, figures, and all numbers."""
     own = headlines({"runs": runs}).get(name, {})
     winner = best(own, "error")
     said = f" <small>lowest error {shown(own[winner].error)}, {escape(winner)}</small>" if winner is not None else ""
@@ -158,7 +158,7 @@ def _problem(
 
 
 def _statement(name: str) -> str:
-    """The equation and the input distribution, where the problem is one of ours."""
+    """Equation and input distribution, if the problem is one of ours."""
     known = statement(name)
     if known is None:
         return ""
@@ -169,7 +169,7 @@ def _statement(name: str) -> str:
 
 
 def _reasons(results: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Per row, heading to why a score is missing."""
+    """Reasons of missing scores by heading, per row."""
     reasons = []
     for _, evaluation in evaluations(results):
         known = evaluation.get("scores", {}).get("reasons") or {}
@@ -179,7 +179,7 @@ def _reasons(results: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Row:
-    """Nested numbers side by side, without loss curves (there are figures for them) and the reasons of missing scores."""
+    """Flattened numbers without loss curves, which are in figures, and without reasons of missing scores."""
     flat: Row = {}
     for key, value in mapping.items():
         if key in ("history", "reasons"):
@@ -193,5 +193,5 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> Row:
 
 
 def _single(value: Any) -> Any:
-    """The entry of a list that has only one, so that columns of them sort as numbers."""
+    """The entry of a list of length one, so that columns sort as numbers."""
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value

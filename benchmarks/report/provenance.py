@@ -1,4 +1,4 @@
-"""How the numbers were made: the method, and the machine, versions and command behind them."""
+"""Provenance of numbers: method, machine, versions and command."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def provenance(results: Mapping[str, Any]) -> str:
 
 
 _NOTES = (
-    "Nothing is fitted on test functions: normalisers, weights, noise and prior come from the training pairs, the "
+    "Nothing is fitted to test samples: normalisers, weights, noise and prior come from the training pairs, the "
     "scale of the variance and the conformal bands from calibration pairs.",
-    "Averages over the domain use quadrature weights, so that a finer grid alone does not move them. The joint NLL counts "
-    "values, and bands for whole functions have more points to hold at on a finer grid.",
-    "A dash stands where a score does not exist, or was not computed for that row; where a reason is known, pointing at the "
-    "dash shows it.",
-    "The guarantee of conformal bands needs exchangeable functions on the grid they were calibrated on; it does not extend to "
+    "Averages over the domain use quadrature weights, so that they do not depend on the grid. The joint NLL counts "
+    "values, and simultaneous bands must hold at more points on a finer grid.",
+    "A dash marks a score that does not exist or was not computed for that row; pointing at the dash shows the reason, "
+    "if it is known.",
+    "The guarantee of conformal bands requires exchangeable samples on the grid of calibration; it does not extend to "
     "shifted inputs.",
 )

@@ -1,4 +1,4 @@
-"""Rows of tables from a benchmark's results: which number an evaluation has, and what it means."""
+"""Rows of tables from a benchmark's results, and meanings of columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from probneural.errors import DataError
 
 Row = dict[str, Any]
-"""A line of a table: heading to text or number, None where there is none."""
+"""A row of a table: text, number or None by heading."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Column:
     """One number of an evaluation.
 
     Args:
-        heading: What stands above it.
-        paths: Where it is found in the evaluation, the first that exists counts; dots go down.
-        unit: Its unit; "field" is that of the output functions.
-        meaning: What it says and which values are good.
-        is_brief: Whether it belongs into a terminal.
+        heading: Heading of the column.
+        paths: Dotted paths in the evaluation, of which the first existing one counts.
+        unit: Unit; "field" is that of the output functions.
+        meaning: Meaning and good values.
+        is_brief: Whether the column is shown in a terminal.
     """
 
     heading: str
@@ -32,79 +32,86 @@ class Column:
 
 
 COLUMNS = (
-    Column("rel. L2", ("scores.relative_l2",), "1", "‖mean - truth‖ / ‖truth‖ per function, averaged; 0 is exact"),
+    Column("rel. L2", ("scores.relative_l2",), "1", "‖mean - truth‖ / ‖truth‖ per sample, averaged; 0 is exact"),
     Column("RMSE", ("scores.rmse",), "field", "root mean squared error of the mean", is_brief=False),
-    Column("CRPS", ("scores.crps",), "field", "continuous ranked probability score of single values; lower is better"),
-    Column("NLL", ("scores.nll",), "nat per value", "negative log density of single values; lower is better"),
-    Column("joint NLL", ("scores.joint_nll",), "nat per value", "negative log density of whole functions; lower is better"),
-    Column("coverage", ("scores.coverage",), "1", "share of values inside their central interval; should be the level"),
+    Column("CRPS", ("scores.crps",), "field", "pointwise continuous ranked probability score; lower is better"),
+    Column("NLL", ("scores.nll",), "nat per value", "pointwise negative log density; lower is better"),
+    Column("joint NLL", ("scores.joint_nll",), "nat per value", "joint negative log density; lower is better"),
+    Column("coverage", ("scores.coverage",), "1", "fraction of values inside the central interval; should be the level"),
     Column(
         "whole cov.",
         ("scores.simultaneous_coverage",),
         "1",
-        "share of functions inside the posterior's own band everywhere; should be the level",
+        "fraction of samples inside the posterior's simultaneous band; should be the level",
     ),
     Column(
-        "cal. error", ("scores.calibration_error",), "1", "mean miss in coverage over the levels .05 to .95; 0 is calibrated"
+        "cal. error",
+        ("scores.calibration_error",),
+        "1",
+        "mean absolute error of coverage over the levels .05 to .95; 0 is calibrated",
     ),
     Column(
         "width",
         ("scores.interval_width",),
         "field",
-        "mean width of the central intervals; narrower is better where coverage is right",
+        "mean width of the central intervals; smaller is better at equal coverage",
         is_brief=False,
     ),
-    Column("chi2", ("scores.chi2",), "1", "mean squared error over stated variance; 1 is honest, above is over-confident"),
-    Column("energy", ("scores.energy",), "field", "energy score of whole functions; lower is better", is_brief=False),
+    Column(
+        "chi2", ("scores.chi2",), "1", "mean of squared error over predicted variance; 1 is calibrated, above is over-confident"
+    ),
+    Column("energy", ("scores.energy",), "field", "energy score of fields; lower is better", is_brief=False),
     Column(
         "rank across",
         ("scores.rank_across",),
         "1",
-        "rank correlation of sd and error between functions; compare with the attainable one",
+        "rank correlation of sd and error between samples; compare with the attainable one",
         is_brief=False,
     ),
     Column(
         "attainable across",
         ("scores.rank_across_attainable",),
         "1",
-        "what it would be on average if errors were as stated",
+        "mean for errors drawn from the predicted distribution",
         is_brief=False,
     ),
     Column(
         "rank within",
         ("scores.rank_within",),
         "1",
-        "rank correlation of sd and error between the points of a function, averaged over functions",
+        "rank correlation of sd and error between the points of a sample, averaged over samples",
         is_brief=False,
     ),
     Column(
         "attainable within",
         ("scores.rank_within_attainable",),
         "1",
-        "what it would be on average if errors were as stated",
+        "mean for errors drawn from the predicted distribution",
         is_brief=False,
     ),
-    Column("raw chi2", ("raw.chi2",), "1", "chi2 of the head before it was scaled", is_brief=False),
-    Column("scale", ("raw.scale",), "1", "factor on the field's own variances, the largest over channels", is_brief=False),
+    Column("raw chi2", ("raw.chi2",), "1", "chi2 before calibration", is_brief=False),
+    Column("scale", ("raw.scale",), "1", "factor of the field's variances, the largest over channels", is_brief=False),
     Column(
         "unexplained",
         ("raw.noise_share",),
         "1",
-        "share of the predictive variance that the head calls noise: what its operator cannot express",
+        "fraction of the predictive variance that is the head's noise: model discrepancy",
         is_brief=False,
     ),
     Column(
         "band cov.",
         ("band_coverage", "bands.coverage"),
         "1",
-        "share of functions inside conformal bands that were each calibrated on functions of their own",
+        "fraction of samples inside conformal bands with separate calibration sets",
     ),
-    Column("promised", ("bands.expected",), "1", "coverage that the bands promise, for the size of their sets", is_brief=False),
+    Column(
+        "promised", ("bands.expected",), "1", "guaranteed coverage of the bands, for the size of their sets", is_brief=False
+    ),
     Column(
         "band ratio",
         ("bands.width_ratio",),
         "1",
-        "mean width of the conformal bands over that of bands of one width everywhere; below 1, the sd knows where errors are",
+        "mean width of conformal bands over that of bands of constant width; below 1, the sd shows where errors are large",
     ),
     Column("band width", ("band_width", "bands.width"), "field", "mean width of the conformal bands", is_brief=False),
     Column(
@@ -121,8 +128,8 @@ def rows(results: Mapping[str, Any], *, is_brief: bool = True) -> list[Row]:
     """One row per evaluation of every run, with the same headings in all of them.
 
     Args:
-        results: As for `write_report`.
-        is_brief: Leave out what a terminal has no room for.
+        results: See `write_report`.
+        is_brief: Whether to omit columns that a terminal has no room for.
 
     Raises:
         DataError: If runs, or what identifies them, are missing.
@@ -160,7 +167,7 @@ def side_by_side(rows: Sequence[Row], score: str) -> list[Row]:
 def check(results: Mapping[str, Any]) -> None:
     runs = results.get("runs")
     if not isinstance(runs, Sequence) or isinstance(runs, str):
-        raise DataError(expected="results with a list of runs", got=str(type(runs)), remedy="pass what the benchmark wrote")
+        raise DataError(expected="results with a list of runs", got=str(type(runs)), remedy="pass the JSON of a benchmark")
     for number, run in enumerate(runs):
         missing = [key for key in ("problem", "operator", "head", "evaluations") if key not in run]
         if not missing:
@@ -186,7 +193,7 @@ def first(evaluation: Mapping[str, Any], paths: Sequence[str]) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Numbers that JSON does not know are strings in it."""
+    """Parse numbers that JSON stores as strings (NaN and infinities)."""
     return float(value) if value in ("inf", "-inf", "nan") else value
 
 

@@ -1,4 +1,4 @@
-"""The end of a run in a terminal: problem by method in at most 25 lines of 100 columns."""
+"""Summary of a run in a terminal: problem by method in at most 25 lines of 100 columns."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from benchmarks.report.headlines import Headline, Table, best, headlines, method
 from benchmarks.report.text import shown
 
 LINES, COLUMNS = 20, 100
-"""Room for the table; five more lines say what it means and where the report is."""
+"""Size of the table; five further lines explain it and name the report."""
 MARK = "*"
 SCORES = {"error": "error", "joint_nll": "joint NLL", "whole": "whole"}
-LEGEND = "error: relative L2; joint NLL: nats per value, lower is better; whole: share of whole fields inside the {level} band"
+LEGEND = "error: relative L2; joint NLL: nats per value, lower is better; whole: simultaneous coverage of the {level} band"
 WIDTH = 10
 _GREEN, _RESET = "\x1b[1;32m", "\x1b[0m"
 
 
 def terminal_summary(results: Mapping[str, Any], *, stream: TextIO | None = None) -> str:
-    """Error, joint NLL and coverage of whole fields per problem and method, the best marked.
+    """Error, joint NLL and simultaneous coverage per problem and method, the best marked.
 
-    Where so many problems or methods have no room, each problem has one line with the best method of each score.
+    If the table is too large, each problem has one line with the best method of each score.
 
     Args:
-        results: As for `write_report`.
-        stream: Where it will be printed, which decides on colour; standard output by default.
+        results: See `write_report`.
+        stream: Output stream, which determines colours; standard output by default.
     """
     table = {problem: own for problem, own in headlines(results).items() if own}
     if not table:
@@ -62,7 +62,7 @@ def _whole_table(table: Table, names: Sequence[str], heads: Sequence[Sequence[st
 
 
 def _cell(line: Headline | None, score: str, *, is_best: bool, colours: bool) -> str:
-    """A number with a mark behind it if it is the best, to the right; colour does not change its width."""
+    """A right-aligned number, with a mark if it is the best; colour does not change its width."""
     value = None if line is None else getattr(line, score)
     text = (shown(value) + (MARK if is_best else " ")).rjust(WIDTH)
     return f"{_GREEN}{text}{_RESET}" if is_best and colours else text
@@ -88,7 +88,7 @@ def _best_of_each(table: Table) -> list[str]:
 
 
 def _folded(name: str) -> list[str]:
-    """Operator and head, in lines as wide as a column."""
+    """Operator and head in lines of the column's width."""
     return [line for part in name.split(", ") for line in textwrap.wrap(part, WIDTH)]
 
 

@@ -1,4 +1,4 @@
-"""Tables as text, for terminals and for Markdown, and numbers as readers want them."""
+"""Tables as text for terminals and Markdown, and readable numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def terminal_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Align rows for a terminal: text to the left, numbers to the right, a dash where there is nothing.
+    """Align rows for a terminal: text to the left, numbers to the right, a dash for None.
 
     Columns without any entry are left out.
 
@@ -26,7 +26,7 @@ def terminal_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lay rows out as a Markdown table, numbers to the right.
+    """Format rows as a Markdown table, numbers to the right.
 
     Columns without any entry are left out.
 
@@ -47,7 +47,7 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Write a value for readers: three significant digits, four from a thousand on, a dash for None.
+    """Format a value: three significant digits, four from a thousand on, a dash for None.
 
     Examples:
         >>> [shown(value) for value in (0.9, 0.000123, 12345.6, 200, None, float("inf"), True)]
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
 
 
 def laid_out(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]], list[bool]]:
-    """Headings of the columns with any entry, cells as text, and which columns hold numbers."""
+    """Headings of the columns with entries, cells as text, and flags of number columns."""
     known = dict.fromkeys(heading for row in rows for heading in row)
     headings = [heading for heading in known if any(row.get(heading) is not None for row in rows)]
     cells = [[shown(row.get(heading)) for heading in headings] for row in rows]

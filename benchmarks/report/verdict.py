@@ -1,4 +1,4 @@
-"""The verdict in words, made from the numbers."""
+"""Verdict in words, from the numbers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from benchmarks.report.headlines import Table, best, headlines, methods
 from benchmarks.report.text import shown
 
 UNTRAINED = ("kernel operator", "linear regression")
-"""Operators without a network: where they win, a network was not needed."""
+"""Operators without a network."""
 
 
 def question(results: Mapping[str, Any]) -> str:
-    """What was asked, in one sentence."""
+    """Question of the benchmark in one sentence."""
     problems = list(dict.fromkeys(run["problem"] for run in results["runs"]))
     if "--data" in str(results.get("command", "")) or len(problems) == 1:
         where = problems[0] if problems else "nothing"
     else:
         where = f"{len(problems)} problems with exact solutions"
     return (
-        f"On {where}: which operator and head predict the fields of unseen inputs best, and do whole fields lie inside the "
-        "error bars as often as these state?"
+        f"On {where}: which operator and head predict the fields of unseen inputs best, and do simultaneous bands have their "
+        "nominal coverage?"
     )
 
 
 def verdict(results: Mapping[str, Any]) -> list[str]:
-    """Sentences: who has the lowest error, who the best density of whole functions, whose error bars are honest.
+    """Sentences on the lowest error, the best joint density, and calibrated error bars.
 
     Examples:
         >>> scores = {"relative_l2": 0.02, "joint_nll": -1.5, "simultaneous_coverage": 0.9, "level": 0.9}
@@ -38,7 +38,7 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     table = {problem: own for problem, own in headlines(results).items() if own}
     if not table:
         return ["No method was evaluated."]
-    sentences = [_winners(table, "error", "lowest error"), _winners(table, "joint_nll", "best joint density of whole fields")]
+    sentences = [_winners(table, "error", "lowest error"), _winners(table, "joint_nll", "best joint density")]
     sentences += [_without_networks(table), _honesty(table)]
     return [sentence[0].upper() + sentence[1:] for sentence in sentences if sentence]
 
@@ -78,7 +78,7 @@ def _only_problem(table: Table, score: str, prize: str) -> str:
 
 
 def _without_networks(table: Table) -> str:
-    """Where a method without a network has the lowest error."""
+    """Problems on which a method without a network has the lowest error."""
     names = methods(table)
     if len({name.startswith(UNTRAINED) for name in names}) < 2:
         return ""
@@ -97,7 +97,7 @@ def _everywhere(table: Table) -> str:
 
 
 def _honesty(table: Table) -> str:
-    """On how many problems whole fields lie inside the bands as often as stated, within chance."""
+    """Number of problems with nominal simultaneous coverage, within two standard errors."""
     names = methods(table)
     known = {name: [own[name] for own in table.values() if name in own and own[name].whole is not None] for name in names}
     known = {name: lines for name, lines in known.items() if lines}
@@ -110,7 +110,7 @@ def _honesty(table: Table) -> str:
     ranked = sorted(honest, key=lambda name: -honest[name] / len(known[name]))
     said = [f"{_named(name)}, on {honest[name]} of {len(known[name])}" for name in (ranked[0], ranked[-1])]
     cases = f"{len(lines) - len(misses)} of {len(lines)} cases"
-    sentence = f"Whole fields lie inside the {100 * level:.0f} % band as often as stated, within chance, in {cases}"
+    sentence = f"{100 * level:.0f} % bands have their nominal simultaneous coverage, within chance, in {cases}"
     if len(table) > 1 and len(ranked) > 1 and misses:
         sentence += f": most often with {said[0]}, least with {said[1]}"
     if misses:

@@ -68,7 +68,7 @@ class Unit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.problem}, seed {self.seed}"
 
     def run(self, folder: Path) -> dict[str, Any]:

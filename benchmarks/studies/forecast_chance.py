@@ -54,7 +54,7 @@ class Unit(kept_units.Unit):
 
     @property
     def name(self) -> str:
-        """For readers of the progress."""
+        """Name in progress messages."""
         return f"{self.case.name}, seed {self.seed}"
 
     def path(self, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Densities of Gaussian vectors, in float64, from the root of a covariance, from much noise to none."""
+"""Log densities of Gaussian vectors in float64, from the root of a covariance, with and without noise."""
 
 from __future__ import annotations
 
@@ -11,32 +11,35 @@ from torch import Tensor
 from probneural.linear_algebra.conditioning import RANK_TOLERANCE, Decomposition, by_size, increment, row_norms
 
 _GRAM_COLUMNS = 64
-"""Least number of columns and rows for which a Cholesky factor of the products is faster than singular values: five times at
+"""Least number of columns and rows for which a Cholesky factor of the Gram matrix is faster than singular values: five times at
 3,072 x 500 and at 1,089 x 2,000, one thread."""
 _GRAM_TRACE = 1e7
-"""The largest trace of the Gram matrix of a whitened root whose Cholesky factor is right to 1e-9 of each eigenvalue of 1."""
+"""Largest trace of a whitened root's Gram matrix for which its Cholesky factor is accurate: eigenvalues of 1 to 1e-9."""
 _GRAM_BLOCK = 256
-"""Columns of a Gram matrix that are formed together."""
+"""Columns per block of a Gram matrix."""
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
 def log_density(
     root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"], *, groups: int = 1
 ) -> Float64[Tensor, "..."]:
-    """Log density of residual under N(0, root root^T + diag(noise)) with noise > 0, natural units.
+    """Log density of a residual under N(0, root root^T + diag(noise)) with noise > 0.
 
-    With A the root over the noise's deviations, w the residual over them and I + A^T A = L L^T, the distance is the least of
-    |w - A z|² + |z|², to second order in the error of z, and the determinant that of L. Where A is wide, I + A A^T = L L^T, and
-    the distance is the largest of 2 w·x - |A^T x|² - |x|². Such products hold eigenvalues to 1e-16 of the largest. Where that
-    is too little, and for a few columns or rows, L^T comes from a QR decomposition of A or A^T over I, in a third of the time
-    of singular values. These serve derivatives only: rows 1e15 times as large as others hide the others, and derivatives by the
-    large ones lose the digits of that ratio.
+    Let A and w be the root and the residual over the standard deviations of the noise. Then
+
+        log p = -(q + log det(I + A^T A) + sum log noise + m log 2π) / 2,        q = min over z of |w - A z|² + |z|².
+
+    Tall A use I + A^T A = L L^T, wide ones I + A A^T = L L^T with q = max over x of 2 w·x - |A^T x|² - |x|². Both forms of q
+    have errors of second order in those of z or x. Gram matrices have eigenvalues with errors of 1e-16 of the largest. If that
+    is too large, and for a few columns or rows, L^T comes from a QR decomposition of A or A^T stacked on I, in a third of the
+    time of singular values. Derivatives then use singular values; if rows of A differ by a factor of 1e15, the small ones and
+    the last digits of derivatives are lost.
 
     Args:
-        root: Its rows in any units.
-        residual: In the units of each row.
-        noise: In those units squared.
-        groups: Number of equal groups of rows, such as channels; columns of zeros in a group cost nothing.
+        root: Root of the covariance; each row has the units of its residual.
+        residual: The residual, each entry in any units.
+        noise: Variances of the noise, in these units squared.
+        groups: Number of equal groups of rows, such as channels; columns that are zero in a group cost nothing there.
     """
     inverse = noise.rsqrt()
     rows, whitened = root * inverse[..., None], residual * inverse
@@ -54,10 +57,10 @@ def log_density(
 
 
 def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float64[Tensor, "... k k"]:
-    """A^T A for a Cholesky factor, which reads the lower triangle: the upper one is left out unless derivatives are recorded.
+    """Lower triangle of A^T A, in blocks, for a Cholesky factor; the full matrix if derivatives are recorded.
 
-    That takes 0.6 of the time at 3,072 x 1,800, and 0.75 at 3,072 x 900. Each group of rows adds the products of those columns
-    that are not zero in it.
+    It takes 0.6 of the time of the full product at 3,072 x 1,800, and 0.75 at 3,072 x 900. Each group of rows multiplies only
+    its columns that are not zero.
     """
     size = columns.shape[-1]
     if columns.requires_grad and torch.is_grad_enabled():
@@ -75,7 +78,7 @@ def lower_gram(columns: Float64[Tensor, "... m k"], *, groups: int = 1) -> Float
 
 
 def _by_gram(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"], *, groups: int) -> tuple[Tensor, Tensor]:
-    """The squared distance of `whitened` under N(0, A A^T + I), and the covariance's log determinant, from A^T A."""
+    """Squared Mahalanobis distance of w under N(0, A A^T + I), and the covariance's log determinant, from A^T A."""
     gram = lower_gram(rows, groups=groups)
     # z = (I + A^T A)^-1 A^T w, distance |w - A z|^2 + |z|^2
     triangle = torch.linalg.cholesky(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
@@ -98,7 +101,7 @@ def _by_covariance(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "
 
 
 def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "... m"]) -> tuple[Tensor, Tensor]:
-    """The same as `_by_gram`, without any product of A; no derivatives."""
+    """The same as `_by_gram`, without products of A and without derivatives."""
     order = by_size(rows)
     whitened = whitened.take_along_dim(order, -1)
     rows = torch.linalg.qr(rows.take_along_dim(order[..., None], -2).mT, mode="r").R.mT  # see Decomposition.of
@@ -109,7 +112,7 @@ def _by_triangle(rows: Float64[Tensor, "... m k"], whitened: Float64[Tensor, "..
     if is_wide:
         triangle = torch.linalg.qr(stacked, mode="r").R  # I + A A^T = R^T R, distance |R^-T w|^2
         quadratic = torch.linalg.solve_triangular(triangle.mT, whitened[..., None], upper=False).square().sum((-2, -1))
-    else:  # the last column's distance from the others is that of least squares
+    else:  # the last diagonal entry of R is the distance of least squares
         target = torch.cat([whitened, whitened.new_zeros(*whitened.shape[:-1], narrow.shape[-1])], dim=-1)
         both = torch.linalg.qr(torch.cat([stacked, target[..., None]], dim=-1), mode="r").R
         quadratic, triangle = both[..., -1, -1].square(), both[..., :-1, :-1]
@@ -126,11 +129,12 @@ def _by_singular_values(rows: Float64[Tensor, "... m k"], whitened: Float64[Tens
 def log_density_without_noise(
     root: Float64[Tensor, "... m k"], residual: Float64[Tensor, "... m"], *, dtype: torch.dtype
 ) -> Float64[Tensor, "..."]:
-    """Log density of residual under N(0, root root^T), natural units; NaN unless the numerical rank of root is m."""
+    """Log density of a residual under N(0, root root^T); NaN unless the numerical rank of the root is m."""
     if root.shape[-1] < root.shape[-2]:
         return torch.full_like(residual.sum(-1), math.nan)
     size = row_norms(root)
-    size = torch.where(size > 0, size, torch.ones_like(size))  # unit-free, as correlations are
+    size = torch.where(size > 0, size, torch.ones_like(size))
+    # Rows of norm 1, as for correlations: root = diag(size) U S V^T, distance |S^-1 U^T (residual / size)|^2
     svd, target = Decomposition.of(root / size[..., None]), residual / size
     standardised = svd.along(target.detach()) / svd.values
     pull, latent = svd.combined(standardised / svd.values), svd.to_latent(standardised)
@@ -143,18 +147,19 @@ def log_density_without_noise(
 def log_density_of_gram(
     gram: Float64[Tensor, "... m m"], residual: Float64[Tensor, "... m"], noise: Float64[Tensor, "... m"], *, dtype: torch.dtype
 ) -> Float64[Tensor, "..."]:
-    """Log density of residual under N(0, gram + diag(noise)), natural units, where the root behind the Gram matrix is wide.
+    """Log density of a residual under N(0, gram + diag(noise)), for the Gram matrix of a wide root.
 
-    A Gram matrix holds variances to some 1e-16 of the largest only, its root to the square of that. Hence NaN where the
-    smallest variance of the correlations, noise included, is zero to rounding.
+    Variances in a Gram matrix have errors of about 1e-16 of the largest. So the density is NaN if the smallest eigenvalue of
+    the correlation matrix, noise included, is zero up to rounding.
     """
     total = gram + torch.diag_embed(noise)
-    size = total.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(total.dtype).tiny).sqrt()  # unit-free, as correlations are
+    size = total.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(total.dtype).tiny).sqrt()
+    # total = diag(size) L L^T diag(size), distance |L^-1 (residual / size)|^2
     correlations = total / (size[..., :, None] * size[..., None, :])
     spectrum = torch.linalg.eigvalsh(correlations.detach())
     resolved = residual.shape[-1] * torch.finfo(total.dtype).eps
     least = torch.where((noise > 0).all(-1), resolved, max(resolved, RANK_TOLERANCE[dtype] ** 2))
-    triangle, _ = torch.linalg.cholesky_ex(correlations)  # its derivative, unlike that of eigenvectors, takes equal eigenvalues
+    triangle, _ = torch.linalg.cholesky_ex(correlations)  # differentiable also at equal eigenvalues
     whitened = torch.linalg.solve_triangular(triangle, (residual / size)[..., None], upper=False)[..., 0]
     log_determinant = 2.0 * (triangle.diagonal(dim1=-2, dim2=-1).log() + size.log()).sum(-1)
     density = _normal(whitened.square().sum(-1), log_determinant, residual)
@@ -162,5 +167,5 @@ def log_density_of_gram(
 
 
 def _normal(quadratic: Tensor, log_determinant: Tensor, residual: Tensor) -> Tensor:
-    """Log density of a normal vector from its Mahalanobis distance squared and its covariance's log determinant."""
+    """Log density of a normal vector from its squared Mahalanobis distance and the log determinant of its covariance."""
     return -0.5 * (quadratic + log_determinant + residual.shape[-1] * LOG_TWO_PI)

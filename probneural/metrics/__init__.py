@@ -1,7 +1,7 @@
 """Scores of a distribution over fields against the true fields.
 
-[`score`][probneural.metrics.scores.score] computes them all; [`compare`][probneural.metrics.comparison.compare] and the
-functions of a `Comparison` give each one per function and channel.
+[`score`][probneural.metrics.scores.score] computes all scores; the functions of a `Comparison`, which
+[`compare`][probneural.metrics.comparison.compare] returns, compute one score per sample and channel.
 [`score_by_lead`][probneural.metrics.by_lead.score_by_lead] scores forecasts.
 """
 

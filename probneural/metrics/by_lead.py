@@ -30,9 +30,9 @@ from probneural.pairs.provenance import TrainingRecord, check_untrained
 from probneural.randomness import stream_seed
 
 _DRAWS = 512
-"""Draws behind the simultaneous coverage, where there are no members."""
+"""Draws of the simultaneous coverage for forecasts without members."""
 _PIT_BINS = 20
-"""Bins that stand for ranks, where there are no members."""
+"""Bins of the PIT that replace ranks for forecasts without members."""
 _NONE = table.Estimate(*torch.full((2,), math.nan, dtype=torch.float64, device="cpu"))
 
 _SOURCES = {
@@ -43,7 +43,7 @@ _SOURCES = {
     "spectrum_error": ("spectra",),
     "simultaneous_coverage": ("simultaneous_coverage", "suprema"),
 }
-"""Statistics that a score is computed from, where they have another name."""
+"""Statistics from which a score is computed, if their names differ from the score's."""
 
 
 @undisturbed()
@@ -59,36 +59,36 @@ def score_by_lead(
     scores: Collection[str] | None = None,
     allow_training_data: bool = False,
 ) -> table.LeadScores:
-    """Score a forecast at every lead and over all, in one pass that holds one lead at a time.
+    """Score a forecast at every lead and over all leads, in one pass with one lead in memory.
 
-    Members count as a sample of the forecast's distribution: CRPS and energy score are the fair ones; spread, chi²
-    and NLL have the variance multiplied by (s + 1)/(s - 1); coverages compare the truth with the members by rank. So a
-    forecast whose members are exchangeable with the truth has spread-skill ratio 1, flat ranks and nominal coverages for any
-    number s of members (chi² excepted, whose mean is (s - 1)/(s - 3) for Gaussian members).
+    The s members are a sample of the forecast's distribution: CRPS and energy score are fair; spread, chi² and NLL use the
+    variance times (s + 1)/(s - 1); coverages use the rank of the truth among the members. So if members are exchangeable with
+    the truth, the spread-skill ratio is 1, ranks are flat and coverages nominal for any s. Only the mean of chi² is
+    (s - 1)/(s - 3) for Gaussian members.
 
     Args:
-        forecast: What `predictor.rollout` returned, or a calibrator made of it: any
+        forecast: Forecast of `predictor.rollout` or of a calibrator: any
             [`Forecast`][probneural.distributions.forecasts.trajectory.Forecast].
-        truth: The true trajectories of its n functions, on its grid, with its leads or more. Where both have times, states at
-            equal times are compared, else those of equal number.
+        truth: True trajectories of its n samples, on its grid, with all of its leads. States are matched by time if both have
+            times, else by lead.
         noise: Variance of the observation noise in the truth, in physical units squared: a number, or one per channel `(c,)`.
         level: Nominal level of the coverages, between 0 and 1.
         threshold: Relative L2 error up to which the mean counts as a valid prediction.
-        times: Time of each lead, for tables and figures, in the user's units; by default the forecast's own, or the lead.
+        times: Time of each lead in tables and figures, in any units; by default the forecast's times, or the lead.
         scores: Names of the scores to compute, such as `("crps", "spread_skill")`; all by default. The energy score costs
             most.
-        allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
+        allow_training_data: Whether trajectories with steps that trained the predictor cause a warning instead of an error.
 
     Returns:
-        The scores, averaged over functions, the domain and the channels.
+        The scores, averaged over samples, domain and channels.
 
     Raises:
-        DataError: If the forecast is none, the truth has no states by lead, a value is not finite, or steps of the
+        DataError: If `forecast` is no forecast, the truth has no states by lead, a value is not finite, or steps of the
             trajectories trained the predictor.
-        ShapeError: If functions or channels are not equally many, or there is not one time per lead.
+        ShapeError: If the counts of samples or channels differ, or those of times and leads.
         GridError: If the grids differ.
         ArgumentError: If the truth ends before the forecast or lacks its times, the level is not between 0 and 1, the
-            threshold is not positive, a score has no such name, or the noise is unusable.
+            threshold is not positive, a score name is unknown, or the noise is invalid.
 
     Reference:
         Fortin et al. (2014), equation 15, for the factor of the variance; Ferro (2014), Fair scores for ensemble forecasts.
@@ -113,7 +113,7 @@ def score_by_lead(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Settings:
-    """Arguments of `score_by_lead`, checked."""
+    """Validated arguments of `score_by_lead`."""
 
     noise: float | Tensor
     level: float
@@ -121,14 +121,14 @@ class _Settings:
     scores: frozenset[str]
 
     def accumulator(self) -> Accumulator[_Compared]:
-        """An accumulator of the statistics that the scores, and those of whole trajectories, are computed from."""
+        """Accumulator of the statistics from which scores of leads and of whole trajectories are computed."""
         names = {"relative_l2", "suprema"}.union(*(_SOURCES.get(name, (name,)) for name in self.scores))
         pointwise, joint = ({name: group[name] for name in group if name in names} for group in (_POINTWISE, _JOINT))
         return Accumulator(partial(_Compared, settings=self), pointwise=pointwise, joint=joint)
 
 
 class _Compared:
-    """Samples of one lead, compared with the truth in the ways that the statistics need; each once."""
+    """Comparisons of the samples of one lead with the truth, each computed once."""
 
     def __init__(self, batch: Batch, settings: _Settings) -> None:
         self.settings, self.lead = settings, batch.lead
@@ -165,7 +165,7 @@ class _Compared:
 
     @cached_property
     def suprema(self) -> Float64[Tensor, "n k"]:
-        """The truth's largest distance from the mean, then those of draws that it is exchangeable with."""
+        """Largest distance of the truth from the mean, then those of draws exchangeable with it."""
         if self.distances is not None:
             return suprema(self.distances).mT
         drawn = drawn_suprema(self.corrected, draws=_DRAWS, seed=0, lead=self.lead)
@@ -206,7 +206,7 @@ _JOINT: Mapping[str, Callable[[_Compared], Tensor]] = {
 
 
 def _estimates(values: Mapping[str, Tensor], *, eps: float) -> dict[str, table.Estimate]:
-    """Every score that follows from the statistics, with its standard error over samples."""
+    """Scores computed from the statistics, with standard errors over samples."""
     scores = {name: table.over_functions(values[name]) for name in table.TITLES if name in values}
     if "square" in values:
         scores["rmse"] = table.root_of_mean(values["square"])
@@ -224,7 +224,7 @@ def _estimates(values: Mapping[str, Tensor], *, eps: float) -> dict[str, table.E
 
 
 class _Leads:
-    """Estimates of all leads so far, and sums of the statistics of each sample over them."""
+    """Estimates of the leads so far, and statistics of each sample summed over these leads."""
 
     def __init__(self, settings: _Settings) -> None:
         self.settings = settings
@@ -265,7 +265,7 @@ class _Leads:
             self.sums = {name: joined[name](total, values[name]) for name, total in self.sums.items() if name in joined}
 
     def scores(self, times: Float64[Tensor, " leads"], *, count: int) -> table.LeadScores:
-        """The scores at each lead and over all."""
+        """The scores at each lead and over all leads."""
         steps = len(self.estimates)
         means = {name: values / steps for name, values in self.sums.items() if name != "suprema"}
         overall = _estimates(means, eps=self.eps)
@@ -305,7 +305,7 @@ class _Leads:
 
 
 def _names(scores: Collection[str] | None) -> frozenset[str]:
-    """The names of scores, checked."""
+    """Validated names of scores."""
     if scores is None:
         return frozenset(table.TITLES)
     names = [scores] if isinstance(scores, str) else check_sequence(scores, "scores", remedy="give a list of names")

@@ -18,22 +18,22 @@ from probneural.fields import Field, check_field
 from probneural.grids import Grid
 
 _ROUNDING = 8.0
-"""Units in the last place, of a function's largest value, up to which errors and deviations count as none."""
+"""Errors and deviations up to this many units in the last place of a sample's largest value count as zero."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Comparison:
-    """Predicted and true functions in float64, from [`compare`][probneural.metrics.comparison.compare].
+    """Predicted and true samples in float64, from [`compare`][probneural.metrics.comparison.compare].
 
     Attributes:
         distribution: The prediction, without observation noise.
         grid: Grid of the samples with the weights of the truth: with its mask, or one mask per sample.
-        mean: Its mean, `(n, c, *grid)`, in physical units.
-        truth: The true functions, `(n, c, *grid)`, in physical units.
+        mean: Mean of the prediction, `(n, c, *grid)`, in physical units.
+        truth: The true fields, `(n, c, *grid)`, in physical units.
         noise: Variance of the observation noise, `(n, c, *grid)`, in physical units squared.
-        variance: Predictive variance, that of the distribution plus `noise`, in physical units squared.
-        rounding: Per function and channel, `(n, c, 1, ...)`, the size below which an error or a standard deviation is
-            indistinguishable from zero in the dtype the values came in; in physical units.
+        variance: Predictive variance: that of the distribution plus `noise`, in physical units squared.
+        rounding: Bound of the rounding errors of each sample and channel in the original dtype, `(n, c, 1, ...)`, in physical
+            units; smaller errors and standard deviations count as zero.
     """
 
     distribution: FieldDistribution
@@ -51,18 +51,18 @@ class Comparison:
 
     @property
     def certain(self) -> Bool[Tensor, "n c *grid"]:
-        """Where the predictive variance is zero up to rounding."""
+        """True where the predictive variance is zero up to rounding."""
         return self.variance <= self.rounding.square()
 
     def standardise(self, deviation: Float64[Tensor, "..."], *, index: slice = slice(None)) -> Float64[Tensor, "..."]:
         """Divide deviations from the mean by the predictive standard deviation; dimensionless.
 
-        Where the standard deviation is zero, the limit is taken: 0 for a deviation that is zero up to rounding (a value that a
-        constraint prescribes, and that is right), infinite with the deviation's sign otherwise.
+        Where the standard deviation is zero, the result is 0 for a deviation that is zero up to rounding (such as a value that
+        a constraint fixes), otherwise infinite with the deviation's sign.
 
         Args:
-            deviation: `(..., n, c, *grid)`, in physical units.
-            index: Which of the n functions the deviations belong to.
+            deviation: Deviations, `(..., n, c, *grid)`, in physical units.
+            index: Samples of the deviations.
         """
         variance, rounding = self.variance[index], self.rounding[index]
         standard_deviation, certain = variance.sqrt(), variance <= rounding.square()
@@ -72,7 +72,7 @@ class Comparison:
         return torch.where(none, torch.zeros_like(deviation), deviation / standard_deviation)
 
     def average(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c"]:
-        """Average over the domain by quadrature, so that it does not depend on the resolution; keeps the unit."""
+        """Average over the domain by quadrature, in the unit of the values."""
         return domain_average(values, self.grid)
 
 
@@ -80,18 +80,18 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     """Compare a distribution with the true samples, in float64 on the distribution's device.
 
     Args:
-        u: The distribution, of n functions with c channels.
-        truth: The true or observed functions, on the same grid; masked points do not count.
+        u: The distribution of n samples with c channels.
+        truth: The true or observed fields, on the same grid; masked points do not count.
         noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`.
 
     Returns:
-        The argument of the scores. It is detached: nothing is differentiated through a comparison.
+        The argument of the scores, detached from the graph.
 
     Raises:
-        DataError: If `u` is no distribution or `truth` no `Field`, if there are no functions, or if a mean, variance or truth
-            is not finite, or beyond what its dtype holds squared.
+        DataError: If `u` is no distribution or `truth` no `Field`, there are no samples, a mean, variance or true value is not
+            finite, or a square overflows.
         GridError: If the grids differ.
-        ShapeError: If the numbers of functions or channels differ; nothing is broadcast.
+        ShapeError: If the counts of samples or channels differ; nothing is broadcast.
         ArgumentError: If the noise is negative, not finite, or of another shape.
     """
     check_instance(u, FieldDistribution, "u", remedy="score what a predictor returns")
@@ -100,7 +100,7 @@ def compare(u: FieldDistribution, truth: Field, *, noise: float | Tensor = 0.0) 
     if true.numel() == 0:
         raise DataError(expected="at least one function", got=f"truth of shape {tuple(raw.shape)}", remedy="score some data")
     mean, variance = raw.to(torch.float64), u.variance.detach().to(torch.float64)
-    # At masked points all are equal and certain of nothing: no score counts them.
+    # Masked points get equal values and variance 1; scores ignore them.
     grid = truth.grid
     values, mean = grid.fill(true.detach().to(mean)), grid.fill(mean)
     variance = grid.fill(variance, 1.0)
@@ -161,45 +161,44 @@ def check_comparison(comparison: object) -> Comparison:
 
 
 def flat_values(comparison: Comparison, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "c m"]:
-    """Values of all functions, one after the other, `(c, m)`; points without weight are left out."""
+    """Values of all samples in one axis, `(c, m)`, without points of weight zero."""
     inside = (comparison.grid.weights > 0).to(values.device)
     by_channel = values.flatten(2).movedim(1, 0)
     return by_channel[:, inside] if comparison.grid.is_batch else by_channel[..., inside].flatten(1)
 
 
 def flat_weights(comparison: Comparison) -> Float64[Tensor, " m"]:
-    """Weights of those values in averages over the domain: those of one function sum to 1."""
+    """Weights of these values in averages over the domain, with sum 1 per sample."""
     weights = comparison.grid.sample_weights.to(comparison.truth)
     rows = weights[:, 0] if comparison.grid.is_batch else weights.expand(len(comparison.truth), -1)
     return rows[rows > 0]
 
 
 def domain_average(values: Float[Tensor, "n c *grid"], grid: Grid) -> Float[Tensor, "n c"]:
-    """Average over the domain by the grid's quadrature; points of weight zero are left out even where infinite."""
+    """Average over the domain by quadrature; values at points of weight zero may be infinite."""
     weights = grid.sample_weights.to(values)
     flat = values.flatten(2)
     return grid.mean(torch.where(weights > 0, flat, torch.zeros_like(flat)))
 
 
 def relative_l2(prediction: Field, truth: Field) -> Float64[Tensor, "n c"]:
-    """The relative L2 error of each function and channel, ‖prediction - truth‖ / ‖truth‖, with norms by quadrature.
+    """Relative L2 error of each sample and channel, ‖prediction - truth‖ / ‖truth‖, with norms by quadrature.
 
     Args:
-        prediction: Predicted functions.
-        truth: True functions, on the same grid.
+        prediction: Predicted fields.
+        truth: True fields on the same grid.
 
     Returns:
-        `(n, c)`, dimensionless. Average it: channels of different magnitude then count alike.
+        `(n, c)`, dimensionless.
 
     Raises:
-        DataError: If a true function is zero everywhere, which leaves nothing to be relative to, a side is no `Field`, or a
-            value is not finite.
+        DataError: If a true field is zero everywhere, an argument is no `Field`, or a value is not finite.
         GridError: If the grids differ.
         ShapeError: If the shapes differ.
 
     Reference:
-        Li et al. (2021), Fourier Neural Operator, section 5. Deviation: several channels are taken one by one, so that the
-        largest does not hide the others.
+        Li et al. (2021), Fourier Neural Operator, section 5. Deviation: each channel has an error of its own, so that the
+        largest channel does not hide others.
 
     Examples:
         >>> from probneural.fields import Grid
@@ -212,23 +211,23 @@ def relative_l2(prediction: Field, truth: Field) -> Float64[Tensor, "n c"]:
         raise DataError(
             expected="true functions that are not zero everywhere",
             got=f"{int((size == 0).sum())} of {size.numel()} (function, channel) pairs that are",
-            remedy="read the RMSE, or leave those functions out",
+            remedy="use the RMSE, or drop those functions",
         )
     return (error / size).sqrt()
 
 
 def rmse(prediction: Field, truth: Field) -> Float64[Tensor, " c"]:
-    """The root of the mean squared error of each channel, over the functions and, by quadrature, over the domain.
+    """Root mean squared error of each channel over samples and, by quadrature, over the domain.
 
     Args:
-        prediction: Predicted functions.
-        truth: True functions, on the same grid.
+        prediction: Predicted fields.
+        truth: True fields on the same grid.
 
     Returns:
         `(c,)`, in physical units.
 
     Raises:
-        DataError: If a side is no `Field`, or a value is not finite.
+        DataError: If an argument is no `Field`, or a value is not finite.
         GridError: If the grids differ.
         ShapeError: If the shapes differ.
     """
@@ -246,5 +245,5 @@ def _mean_squares(prediction: Field, truth: Field) -> tuple[Tensor, Tensor]:
 
 
 def mean_relative_l2(comparison: Comparison) -> Float64[Tensor, "n c"]:
-    """The relative L2 error of the mean, as in `relative_l2`."""
+    """Relative L2 error of the mean, see `relative_l2`."""
     return relative_l2(Field(comparison.mean, comparison.grid.unmasked), Field(comparison.truth, comparison.grid))

@@ -22,20 +22,20 @@ from probneural.pairs.clocks import rounding_of
 from probneural.pairs.provenance import row_keys
 
 _ROUNDING = 1e-2
-"""Rounding of times, in steps of the forecast."""
+"""Tolerance of times, in steps of the forecast."""
 _COMPARED = 8
-"""Samples by which the start of a forecast is found among the true states."""
+"""Number of samples that locate the start of a forecast among the true states."""
 
 
 @runtime_checkable
 class TrueTrajectories(Protocol):
-    """States of n functions at leads 0, the start, 1, 2, ...: `pn.FieldTrajectories`, or `pn.data.Trajectories`."""
+    """States of n samples at leads 0 (the start), 1, 2, ...: `pn.FieldTrajectories` or `pn.data.Trajectories`."""
 
     def at(self, lead: int, /) -> FieldSource:
         """The states at one lead, `(n, c, *grid)`."""
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +53,19 @@ class _Aligned:
 
 
 def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
-    """The true trajectories with lead k at the time of the forecast's lead k, where both have times; else by number.
+    """True trajectories numbered by the leads of a forecast, matched by time if both have times.
 
-    By number, lead k is l k states after the start, for a predictor of windows of lead l: the truth has the steps of the
-    training data.
-
-    Where the forecast starts from the last of several input states, and the truth begins with the first of them, the truth's
-    time is counted from the forecast's start.
+    Without times, lead k of a predictor trained on windows of lead l is l k states after the start: the truth has the time step
+    of the training data. If the forecast starts from the last of several input states and the truth from the first, times of
+    the truth count from the forecast's start.
 
     Args:
-        forecast: With times since its start, `(steps,)`, or without.
-        truth: With the time of each lead since its start, `lead_times`, or without.
+        forecast: Forecast, with or without times since its start, `(steps,)`.
+        truth: Trajectories, with or without the time of each lead since their start, `lead_times`.
 
     Raises:
-        DataError: If the forecast is none, or the truth has no states by lead.
-        ShapeError: If the two have different numbers of functions.
+        DataError: If `forecast` is no forecast, or the truth has no states by lead.
+        ShapeError: If the counts of samples differ.
         ArgumentError: If the truth has no states at a time of the forecast.
     """
     check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(start, steps=20, seed=0)")
@@ -91,7 +89,7 @@ def aligned(forecast: Forecast, truth: TrueTrajectories) -> TrueTrajectories:
         raise ArgumentError(
             expected=f"true states at the forecast's times, {_shown(times)}",
             got=f"states at {_shown(elapsed)} after its start, none at {_shown(times[missing])}",
-            remedy="roll out fewer steps, or give longer trajectories, whose states include those times",
+            remedy="roll out fewer steps, or pass longer trajectories with states at these times",
         )
     return _Aligned(truth, (origin, *steps.tolist()))
 
@@ -100,38 +98,38 @@ def lead_batches(forecast: Forecast, truth: TrueTrajectories) -> Iterator[Batch]
     """Iterate over leads in order, and at each lead over batches of samples.
 
     Raises:
-        DataError: If the forecast is none, or the truth has no states by lead.
-        ShapeError: If the two have different numbers of functions.
-        ArgumentError: If the truth ends before the forecast does, or has no states at the forecast's times.
+        DataError: If `forecast` is no forecast, or the truth has no states by lead.
+        ShapeError: If the counts of samples differ.
+        ArgumentError: If the truth ends before the forecast, or has no states at the forecast's times.
     """
     truth = aligned(forecast, truth)
     for lead, u in forecast.leads():
         try:
             source = truth.at(lead)
         except ArgumentError as error:
-            got, remedy = f"none: {error}", "roll out fewer steps, or give longer trajectories"
+            got, remedy = f"none: {error}", "roll out fewer steps, or pass longer trajectories"
             raise ArgumentError(expected=f"true states at lead {lead}, as the forecast has", got=got, remedy=remedy) from error
         for rows in batch_rows(source):
             yield Batch(u=u[rows], truth=source[rows], rows=rows, lead=lead)
 
 
 def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n *w k"]:
-    """Return the row keys of the steps of trajectories, those of `truth.windows()`, or of states where times are uneven.
+    """Return the row keys of `truth.windows()`, or of pairs of successive states for trajectories without windows.
 
     Args:
         truth: n trajectories.
-        steps: Number of steps from the start, where the trajectories make no windows.
+        steps: Number of steps from the start, for trajectories without windows.
 
     Returns:
-        `(n, w, k)`, the keys of the windows of a trajectory in a row; or `(n, k)`, of a window in a row, if trajectories have
-        different numbers of windows.
+        `(n, w, k)`, one row per trajectory with w windows; or `(n, k)`, one row per window, if trajectories have different
+        numbers of windows.
 
     Raises:
         ArgumentError: If the trajectories are shorter.
     """
     windows: Callable[[], Dataset] | None = getattr(truth, "windows", None)
     if windows is not None:
-        with contextlib.suppress(ArgumentError):  # uneven times make no windows
+        with contextlib.suppress(ArgumentError):  # trajectories with uneven times have no windows
             keys = row_keys(windows())
             return keys if len(keys) % len(truth) else keys.unflatten(0, (len(truth), -1))
     states = [truth.at(lead) for lead in range(steps + 1)]
@@ -144,16 +142,16 @@ def step_keys(truth: TrueTrajectories, steps: int) -> Int64[Tensor, "n *w k"]:
 
 
 def check_leads(forecast: object, *, steps: int, times: Float64[Tensor, " steps"] | None, name: str) -> Forecast:
-    """Return a forecast whose leads are among those that something was fitted at.
+    """Return a forecast whose leads are among the fitted leads.
 
     Raises:
         DataError: If it is no forecast.
-        ArgumentError: If it has more leads, or at other times.
+        ArgumentError: If it has more leads, or leads at other times.
     """
     forecast = check_instance(forecast, Forecast, "forecast", remedy="roll a predictor out: predictor.rollout(...)")
     if forecast.steps > steps:
         expected = f"a forecast of at most {steps} leads, which {name} were fitted at"
-        raise ArgumentError(expected=expected, got=str(forecast.steps), remedy="fit on trajectories that are as long")
+        raise ArgumentError(expected=expected, got=str(forecast.steps), remedy="fit on trajectories of this length")
     lead_times: Tensor | None = getattr(forecast, "times", None)
     if times is None or lead_times is None:
         return forecast
@@ -165,9 +163,9 @@ def check_leads(forecast: object, *, steps: int, times: Float64[Tensor, " steps"
 
 
 def _origin(forecast: Any, truth: TrueTrajectories) -> int:
-    """The step of the truth that is the forecast's start: of its input states the nearest one, by the first samples.
+    """Index of the true state that is the forecast's start: the nearest of its input states, by the first samples.
 
-    Without states to compare it is the last input state.
+    Without comparable states it is the last input state.
     """
     history = getattr(forecast, "history", 1)
     if history == 1 or not len(truth):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xarray
 
 _COLUMNS = 6
-"""Leads that a printed table has room for."""
+"""Maximum number of leads in a printed table."""
 TITLES: Mapping[str, tuple[str, str]] = {
     "relative_l2": ("relative L2 error of the mean", "1"),
     "rmse": ("RMSE of the mean", "field"),
@@ -39,13 +39,13 @@ TITLES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeadScore:
-    """One score at every lead and over all.
+    """One score at every lead and over all leads.
 
     Attributes:
-        values: At each lead, `(leads,)`; NaN where it does not exist.
-        errors: Standard errors over the functions, `(leads,)`; NaN where there are none.
-        overall: Over all leads together; NaN if it is missing at one.
-        overall_error: Its standard error over the functions, whose leads are not independent.
+        values: Score at each lead, `(leads,)`; NaN if it does not exist.
+        errors: Standard errors over samples, `(leads,)`; NaN if they do not exist.
+        overall: Score over all leads; NaN if it is missing at one of them.
+        overall_error: Standard error of `overall` over samples; leads of a sample are not independent.
     """
 
     values: Float64[Tensor, " leads"]
@@ -59,8 +59,8 @@ class RankHistograms:
     """Frequency of each rank of the truth among the members, by lead; bins of the PIT for forecasts without members.
 
     Attributes:
-        frequencies: `(leads, ranks)`, dimensionless, summing to 1 over ranks; 1 / ranks if calibrated.
-        errors: Standard errors over the functions.
+        frequencies: Frequencies with sum 1 over ranks, `(leads, ranks)`, dimensionless; 1 / ranks if calibrated.
+        errors: Standard errors over samples.
     """
 
     frequencies: Float64[Tensor, "leads ranks"]
@@ -72,8 +72,9 @@ class Spectra:
     """Power of the forecast's draws over that of the truth, by lead and octave of the wavenumber.
 
     Attributes:
-        edges: Ends of the bands, `(bands + 1,)`, in waves over the longest side of the domain.
-        ratios: `(leads, bands)`, dimensionless; below 1 is too smooth; NaN where the truth has no power but rounding.
+        edges: Ends of the bands, `(bands + 1,)`, in periods over the longest side of the domain.
+        ratios: Ratios of power, `(leads, bands)`, dimensionless; below 1: too smooth; NaN if the power of the truth is
+            rounding.
     """
 
     edges: tuple[float, ...]
@@ -85,11 +86,11 @@ class HorizonScores:
     """Scores of whole trajectories.
 
     Attributes:
-        coverage: Fraction of functions whose whole trajectory, at all leads and points, is as close to the mean as the fraction
-            `level` of the forecast's is, and its standard error; NaN if it does not exist.
-        valid_time: Mean number of leads up to which the relative L2 error of the mean stays at or below the threshold, and its
-            standard error; a lower bound if some functions stay so to the end.
-        still_valid: Fraction of functions that do.
+        coverage: Fraction of trajectories inside the simultaneous band at `level` at all leads and points, and its standard
+            error; NaN if it does not exist.
+        valid_time: Mean number of leads until the relative L2 error of the mean exceeds the threshold, and its standard error;
+            a lower bound if some samples do not exceed it.
+        still_valid: Fraction of samples that do not exceed it.
         threshold: Relative L2 error up to which a forecast is valid.
     """
 
@@ -101,20 +102,20 @@ class HorizonScores:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeadScores:
-    """Scores of a forecast by lead; printing gives a table, `scores["crps"].values` one of its lines in full.
+    """Scores of a forecast by lead; `print` shows a table, and `scores["crps"].values` has all leads of one score.
 
-    Standard errors are over functions, as if these were independent. They share the operator, whose errors they do not see.
+    Standard errors treat samples as independent. Errors of the operator, which all samples share, are not in them.
 
     Attributes:
-        scores: Each score by name, those of `TITLES` that exist.
-        ranks: Rank histograms; None if there are none.
+        scores: Existing scores by name, see `TITLES`.
+        ranks: Rank histograms, or None.
         spectra: Power spectra; None on scattered points.
         horizon: Scores of whole trajectories.
-        times: Time of each lead, `(leads,)`, in the user's units; the number of the lead by default.
+        times: Time of each lead, `(leads,)`, in the user's units; the lead by default.
         level: Nominal level of the coverages.
-        functions: Number n of functions scored.
-        reasons: For each score that is missing at some lead, why.
-        is_uncalibrated: Whether nobody calibrated the forecast or its predictor.
+        functions: Number n of samples.
+        reasons: Reason for each score that is missing at some lead.
+        is_uncalibrated: Whether neither the forecast nor its predictor was calibrated.
     """
 
     scores: Mapping[str, LeadScore]
@@ -137,15 +138,15 @@ class LeadScores:
         return len(self.times)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and lists by name, None for what does not exist; ready for JSON."""
+        """Return numbers and lists for JSON by name, None for missing values."""
         numbers: dict[str, Any] = _plain(asdict(self))
         return numbers
 
     def to_xarray(self) -> xarray.Dataset:
         """Return a Dataset over `lead`, with the coordinate `time`, a variable per score and its `_error`; needs `xarray`.
 
-        Rank histograms have the dimension `rank`, spectral ratios `band`, whose coordinate is the lower end. What is of all
-        leads together is in the attributes.
+        Rank histograms have the dimension `rank`, spectral ratios the dimension `band` with the lower end as coordinate. Scores
+        over all leads are attributes.
         """
         optional("xarray", "to_xarray", extra="xarray")
         import xarray
@@ -171,7 +172,7 @@ class LeadScores:
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
 
     def __str__(self) -> str:
-        """A table: one line per score, with some of the leads and all of them together."""
+        """A table with one line per score, at some leads and over all leads."""
         steps = self.steps
         shown = spread_leads(steps, most=_COLUMNS)
         heads = "".join(f"{lead:>9}" for lead in shown)
@@ -195,10 +196,10 @@ class LeadScores:
 
 
 def checked_times(times: Sequence[float] | Tensor | None, steps: int) -> Float64[Tensor, " leads"]:
-    """The time of each lead, its number by default.
+    """Validated times of the leads; the leads themselves by default.
 
     Raises:
-        ShapeError: If there is not one per lead.
+        ShapeError: If the counts of times and leads differ.
     """
     numbers = range(1, steps + 1) if times is None else times
     lead_times = real_tensor(numbers, "times", dtype=torch.float64, device=torch.device("cpu")).detach()
@@ -213,7 +214,7 @@ def spread_leads(steps: int, *, most: int) -> list[int]:
 
 
 def _plain(value: Any) -> Any:
-    """Nested lists and numbers, None for those that are not finite."""
+    """Nested lists and numbers, None for numbers that are not finite."""
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if isinstance(value, dict):
@@ -228,14 +229,14 @@ def _cell(value: float) -> str:
 
 
 class Estimate(NamedTuple):
-    """Means over functions and their standard errors, `(...)`; NaN where there are none."""
+    """Means over samples and their standard errors, `(...)`; NaN if they do not exist."""
 
     value: Float64[Tensor, "*values"]
     error: Float64[Tensor, "*values"]
 
 
 def over_functions(values: Float64[Tensor, "n *values"]) -> Estimate:
-    """Mean and standard error over the first axis; the error of a single function is NaN.
+    """Mean and standard error over the first axis; the error of a single sample is NaN.
 
     Examples:
         >>> mean, error = over_functions(torch.tensor([1.0, 3.0]).double())
@@ -248,7 +249,7 @@ def over_functions(values: Float64[Tensor, "n *values"]) -> Estimate:
 
 
 def root_of_mean(squares: Float64[Tensor, "n c"]) -> Estimate:
-    """√(mean over functions), averaged over channels, with its standard error to first order.
+    """√(mean over samples), averaged over channels, with its standard error to first order.
 
     Examples:
         >>> root_of_mean(torch.tensor([[3.0], [5.0]]).double()).value.item()
@@ -260,13 +261,13 @@ def root_of_mean(squares: Float64[Tensor, "n c"]) -> Estimate:
 
 
 def root_of_ratio(above: Float64[Tensor, "n c"], below: Float64[Tensor, "n c"]) -> Estimate:
-    """√(mean over functions / mean over functions), averaged over channels, with its standard error to first order."""
+    """√(mean over samples / mean over samples), averaged over channels, with its standard error to first order."""
     ratio = (above.mean(0) / below.mean(0)).sqrt()
     influence = 0.5 * ratio * (_relative(above) - _relative(below))
     return Estimate(ratio.mean(), over_functions(influence.mean(-1)).error)
 
 
 def _relative(values: Float64[Tensor, "n c"]) -> Float64[Tensor, "n c"]:
-    """Values in units of their mean; 1 where it is zero."""
+    """Values over their mean; 1 where the mean is zero."""
     mean = values.mean(0)
     return torch.where(mean > 0, values / mean, torch.ones_like(values))

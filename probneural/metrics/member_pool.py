@@ -17,24 +17,23 @@ from probneural.metrics.comparison import Comparison, RepeatedDraws, check_compa
 from probneural.randomness import check_seed, stream
 
 _CHUNK_NUMBERS = 2**19
-"""Numbers that a score makes of some functions' draws at once (4 MiB in float64)."""
+"""Numbers of a score's intermediate results in memory (4 MiB in float64)."""
 
 
 def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, "n c ranks"]:
-    """Frequency of each rank of the truth among the s members, from below all to above all, over the domain.
+    """Frequency of each rank of the truth among the s members, from below all to above all members.
 
-    Flat, 1/(s + 1) everywhere, if truth and members are exchangeable, whatever their distribution is. High at both ends: the
-    members are too close together; high in the middle: too far apart; high at one end: members are too low or too high.
-    Among values that are equal, up to rounding, the truth takes each place with equal probability. With noise, each
-    member is observed with a noise of its own.
+    If truth and members are exchangeable, the histogram is flat, 1/(s + 1), for any distribution. High at both ends: the
+    members' spread is too small; high in the middle: too large; high at one end: members are biased. Among equal values, up to
+    rounding, all ranks of the truth have equal probability. With noise, each member gets an independent noise.
 
     Args:
         comparison: Prediction, an empirical field with equal weights, and truth.
-        seed: Makes the noise repeatable; without noise it does not matter.
+        seed: Seed of the noise.
 
     Returns:
-        `(n, c, s + 1)`, dimensionless, averaged over the domain by quadrature; its sum over ranks is 1. Values of one function
-        are dependent: a histogram needs many functions.
+        `(n, c, s + 1)`, dimensionless, averaged over the domain by quadrature; its sum over ranks is 1. Values of one sample
+        are dependent, so a histogram needs many samples.
 
     Raises:
         UnsupportedError: If the distribution is not empirical, or its weights differ.
@@ -48,9 +47,9 @@ def rank_histogram(comparison: Comparison, *, seed: int = 0) -> Float64[Tensor, 
 
 
 def rank_deviation(histogram: Float64[Tensor, "*batch ranks"]) -> Float64[Tensor, "*batch"]:
-    """The reliability index Σ_k |f_k - 1/K| of a histogram of K ranks: 0 if flat, below 2.
+    """Reliability index Σ_k |f_k - 1/K| of a histogram of K ranks: 0 if flat, below 2.
 
-    n independent ranks of calibrated members have about √(2 (K - 1)/(π n)) by chance alone.
+    By chance, n independent ranks of calibrated members have about √(2 (K - 1)/(π n)).
 
     Reference:
         Delle Monache et al. (2006), Probabilistic aspects of meteorological and ozone regional ensemble forecasts, section 4.
@@ -64,15 +63,15 @@ def rank_deviation(histogram: Float64[Tensor, "*batch ranks"]) -> Float64[Tensor
 
 
 class MemberPool:
-    """The truth and s members of equal weight, observed alike, and how far each is from the mean of all s + 1.
+    """The truth and s members of equal weight, with noise, and their distances from the mean of all s + 1.
 
-    Where the truth is at the same distance as a member would be, its rank among the s + 1 distances is uniform, whatever s and
-    the distribution are: a region of those whose rank is at most level (s + 1) then has the level as its probability. A band
-    of the members' own quantiles would not: with 32 members it is too narrow by some per cent.
+    If truth and members are exchangeable, the rank of the truth among the s + 1 distances is uniform for any s and any
+    distribution. So the distances of rank level (s + 1) or less are a region with the nominal probability. A band between
+    quantiles of the members is too narrow, by some per cent for 32 members.
 
     Args:
         comparison: Prediction and truth.
-        seed: Makes the noise repeatable.
+        seed: Seed of the noise.
 
     Raises:
         UnsupportedError: If the distribution is not empirical, or its weights differ.
@@ -85,7 +84,7 @@ class MemberPool:
             raise UnsupportedError(
                 expected="members of equal weight",
                 got=f"weights {u.weights.tolist()[:4]}" if isinstance(u, EmpiricalField) else type(u).__name__,
-                remedy="read pit_histogram and coverage, or draw members",
+                remedy="use pit_histogram and coverage, or draw members",
             )
         if len(u.weights) < 2:
             raise DataError(expected="two or more members", got="one", remedy="one member has no spread")
@@ -99,7 +98,7 @@ class MemberPool:
 
     @property
     def distances(self) -> Float64[Tensor, "_ n c *grid"]:
-        """|value - mean| / sd with mean and sd over truth and members, the truth's first; 0 where all are equal."""
+        """|value - mean| / sd with mean and sd over truth and members, the truth first; 0 where all are equal."""
         deviation = self._all - self._all.mean(0)
         sd = deviation.square().mean(0).sqrt()
         has_spread = sd > self._comparison.rounding
@@ -108,11 +107,11 @@ class MemberPool:
         )
 
     def coverage(self, distances: Float64[Tensor, "_ n c *grid"], *, level: float) -> Float64[Tensor, "n c"]:
-        """The fraction of the domain where the truth is as close to the mean as the fraction `level` of members is."""
+        """Fraction of the domain where the truth is among the fraction `level` of smallest distances."""
         return self._comparison.average(inside_fraction(distances, level=level))
 
     def rank_histogram(self) -> Float64[Tensor, "n c ranks"]:
-        """The distribution of the truth's rank among the members over the domain."""
+        """Frequencies of the truth's rank among the members over the domain."""
         gap = self._members - self._comparison.truth
         equal = (gap.abs() <= self._comparison.rounding).sum(0)
         below = ((gap < 0) & (gap.abs() > self._comparison.rounding)).sum(0)
@@ -127,14 +126,14 @@ class MemberPool:
 
 
 def suprema(distances: Float64[Tensor, "k n c *grid"]) -> Float64[Tensor, "k n"]:
-    """The largest distance of each whole function."""
+    """Largest distance of each sample over channels and points."""
     return distances.flatten(2).amax(-1)
 
 
 def inside_fraction(distances: Float64[Tensor, "k *points"], *, level: float) -> Float64[Tensor, "*points"]:
-    """Whether the first of k exchangeable distances is among the smallest ones, so that it is with probability `level`.
+    """Return 1 if the first of k exchangeable distances is among the `level` k smallest ones, else 0.
 
-    1 or 0, and in between at the one rank where level k is no integer: what a randomised region would be on average.
+    If `level` k is no integer, one rank has a value between 0 and 1, the mean of a randomised region.
 
     Examples:
         >>> inside_fraction(torch.tensor([[0.2], [0.1], [0.3], [0.4]]).double(), level=0.375).item()
@@ -145,19 +144,19 @@ def inside_fraction(distances: Float64[Tensor, "k *points"], *, level: float) ->
 
 
 class ObservedDraws:
-    """Draws of the observation of each sample, for one pass: the members where they suffice, else new draws.
+    """Draws of the observations of all samples, for one pass: the members of an ensemble, else new draws.
 
     Args:
         comparison: Prediction and truth.
-        draws: Number of new draws, where they are needed.
-        seed: Random seed of the draws, from a stream of the score's own.
-        noise: Where noise is drawn, another one.
-        takes_members: Whether members are taken once each even where there is noise, which is added to them.
-        width: Numbers that the score makes of one draw of one function; decides how many functions come at once.
+        draws: Number of new draws.
+        seed: Seed of the draws, from the score's random stream.
+        noise: Generator of the noise.
+        takes_members: Whether to use each member once with added noise; by default noise requires new draws.
+        width: Size of the score's intermediate results per draw and sample; it limits the samples per batch.
 
     Attributes:
-        are_members: Whether the draws are the members, all of them with their weights.
-        weights: Of the draws, `(s,)`, summing to 1.
+        are_members: Whether the draws are the members with their weights.
+        weights: Weights of the draws with sum 1, `(s,)`.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class ObservedDraws:
         self._functions = max(1, _CHUNK_NUMBERS // (len(self.weights) * width)) if self.are_members or _is_shared(u) else 1
 
     def __iter__(self) -> Iterator[tuple[Float64[Tensor, "s b c *grid"], Float64[Tensor, "b c *grid"]]]:
-        """Yield the draws of some functions, all of them in order, and their truth."""
+        """Yield draws and truth of consecutive samples, some at a time."""
         u, truth = self._comparison.distribution, self._comparison.truth
         white: Tensor | None = None
         for start in range(0, truth.shape[0], self._functions):
@@ -185,8 +184,8 @@ class ObservedDraws:
                 fields = u.marginal(start) if self._functions == 1 else u[rows]
                 drawn = self._repeated.of(fields, len(self.weights)).to(truth)
             if self._is_noisy:
-                # One draw of it serves all functions if there are many: each one's score has the right distribution. That of
-                # a few members would not average out.
+                # All samples can share the noise of many draws: each score has the right distribution. With few members, shared
+                # noise would not average out.
                 shape = drawn.shape if self.are_members else (len(drawn), 1, *drawn.shape[2:])
                 if white is None or self.are_members:
                     white = torch.randn(shape, generator=self._noise, dtype=torch.float64, device="cpu").to(drawn)
@@ -195,5 +194,5 @@ class ObservedDraws:
 
 
 def _is_shared(u: FieldDistribution) -> bool:
-    """Whether one function takes the same random numbers as several do, so that together they have the draws of each alone."""
+    """Whether one sample uses the same random numbers as several, so that batches do not change the draws."""
     return isinstance(u, GaussianField) and len(u) > 1 and u.base_shape == u[:2].base_shape == u.marginal(0).base_shape

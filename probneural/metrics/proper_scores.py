@@ -1,4 +1,4 @@
-"""Proper scores of distributions: CRPS and likelihood of values, energy score and likelihood of whole fields."""
+"""Proper scores of distributions: pointwise CRPS and likelihood, energy score and joint likelihood."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ from probneural.metrics.member_pool import ObservedDraws
 from probneural.randomness import stream, stream_seed
 
 _CHUNK_ELEMENTS = 2**20
-"""Entries (members times points) worked on at once."""
+"""Entries (members times points) per block."""
 
 
 def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n c"]:
     """The continuous ranked probability score ∫ (F(z) - 1[y <= z])² dz, averaged over the domain by quadrature.
 
-    F is the distribution function of the predicted *observation* at a point: of a Gaussian field, the Gaussian with its
-    variance plus the noise; of an empirical field, the weighted members, each blurred by the noise; of a mixture, that of its
-    Gaussians, in closed form. Smaller is better. It is a score of marginals: it does not see whether neighbouring values move
-    together.
+    F is the distribution function of the predicted *observation* at a point: for a Gaussian field, the Gaussian with its
+    variance plus the noise; for an empirical field, the weighted members convolved with the noise; for a mixture, the mixture
+    of Gaussians, in closed form. Smaller is better. The score is pointwise, so it ignores correlations.
 
     Args:
         comparison: Prediction and truth.
-        is_fair: Whether members count as a sample of the distribution that is scored, as those of a forecast do, and not as
-            that distribution itself: then more members are no better on average.
+        is_fair: Whether the members are a sample of the scored distribution, as in a forecast, instead of that distribution.
+            The expected fair score does not depend on the number of members.
 
     Returns:
         `(n, c)`, in physical units; the absolute error where the predictive variance is zero. A fair score can be negative.
 
     Raises:
         UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
-        DataError: If a fair score is asked of one member.
+        DataError: If `is_fair` and there is one member.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.2; Grimit et al. (2006), equation 5; Ferro
@@ -69,14 +68,14 @@ def crps(comparison: Comparison, *, is_fair: bool = False) -> Float64[Tensor, "n
 
 
 def gaussian_crps(residual: Float[Tensor, "*points"], variance: Float[Tensor, "*points"]) -> Float[Tensor, "*points"]:
-    """The score of a Gaussian, s (z (2 Φ(z) - 1) + 2 φ(z) - 1/√π) with z = residual / s; differentiable.
+    """CRPS of a Gaussian, s (z (2 Φ(z) - 1) + 2 φ(z) - 1/√π) with z = residual / s; differentiable.
 
     Args:
         residual: Truth minus mean, in physical units.
         variance: s², in physical units squared; where it is zero, the score is |residual|.
 
     Returns:
-        Pointwise, in physical units.
+        The pointwise score, in physical units.
 
     Reference:
         Gneiting et al. (2005), Calibrated probabilistic forecasting using ensemble model output statistics, equation 5.
@@ -95,7 +94,7 @@ def gaussian_mixture_crps(
     variances: Float64[Tensor, "m *points"],
     weights: Float64[Tensor, "m *points"],
 ) -> Float64[Tensor, "*points"]:
-    """The score of a mixture of Gaussians, in closed form; exact, so there is no fair one.
+    """CRPS of a mixture of Gaussians, in closed form.
 
     With A(μ, s²) = E|N(μ, s²)|, it is Σ_i w_i A(y - μ_i, s_i²) - 1/2 Σ_i Σ_j w_i w_j A(μ_i - μ_j, s_i² + s_j²).
 
@@ -103,10 +102,10 @@ def gaussian_mixture_crps(
         means: μ_i, `(m, ...)`, in physical units.
         truth: y, `(...)`, in physical units.
         variances: s_i², `(m, ...)`, in physical units squared, zeros allowed.
-        weights: w_i, `(m, ...)`, dimensionless, summing to 1.
+        weights: w_i, `(m, ...)`, dimensionless, with sum 1.
 
     Returns:
-        Pointwise, in physical units.
+        The pointwise score, in physical units.
 
     Reference:
         Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5.
@@ -132,30 +131,30 @@ def mixture_crps(
     variance: Float[Tensor, "*points"] | None = None,
     is_fair: bool = False,
 ) -> Float64[Tensor, "*points"]:
-    """The score of weighted members x_i, each blurred by a Gaussian of a common variance s².
+    """CRPS of weighted members x_i, convolved with a Gaussian of variance s².
 
-    With A(μ, s²) = E|N(μ, s²)|, it is Σ_i w_i A(y - x_i, s²) - 1/2 Σ_i Σ_j w_i w_j A(x_i - x_j, 2 s²). Without the blur the
-    double sum is a single one over the sorted members: O(s log s) per point, else O(s²) in time and O(s) in memory.
+    With A(μ, s²) = E|N(μ, s²)|, it is Σ_i w_i A(y - x_i, s²) - 1/2 Σ_i Σ_j w_i w_j A(x_i - x_j, 2 s²). For s = 0 the double sum
+    is a single sum over the sorted members, O(s log s) per point for s members; else it takes O(s²) time and O(s) memory.
 
-    The fair score is the unbiased estimate of the score of the distribution that members were drawn from: its double sum leaves
-    out i = j, and is divided by 1 - Σ w².
+    The fair score is the unbiased estimate of the score of the distribution that members are drawn from: its double sum omits
+    i = j, and is divided by 1 - Σ w².
 
     Args:
         samples: Members, `(s, ...)`, in physical units.
-        truth: What was observed, `(...)`, in physical units.
-        weights: `(s,)`, dimensionless, summing to 1; equal by default.
-        variance: s², `(...)`, in physical units squared, zeros allowed; none by default.
-        is_fair: Whether to take the fair score.
+        truth: Observed values, `(...)`, in physical units.
+        weights: Weights of the members with sum 1, `(s,)`, dimensionless; equal by default.
+        variance: s², `(...)`, in physical units squared, zeros allowed; zero by default.
+        is_fair: Whether to compute the fair score.
 
     Returns:
-        Pointwise, in physical units, float64.
+        The pointwise score, in physical units, float64.
 
     Raises:
-        DataError: If a fair score is asked of one member.
+        DataError: If `is_fair` and there is one member.
 
     Reference:
-        Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5; without blur, the
-        exact score of the discrete distribution. The fair one: Ferro (2014), Fair scores for ensemble forecasts, section 4.
+        Grimit et al. (2006), The continuous ranked probability score for circular variables, equation 5; for s = 0, the exact
+        score of the discrete distribution. Fair score: Ferro (2014), Fair scores for ensemble forecasts, section 4.
 
     Examples:
         >>> members, truth = torch.tensor([0.0, 1.0]), torch.tensor(0.5)
@@ -181,7 +180,7 @@ def mixture_crps(
 
 
 def fair_factor(weights: Float64[Tensor, " s"]) -> float:
-    """Factor that turns a weighted mean over all pairs of members, i = j with value 0, into one over distinct pairs.
+    """Factor from a weighted mean over all pairs of members, with value 0 for i = j, to the mean over distinct pairs.
 
     Raises:
         DataError: If there is one member.
@@ -203,7 +202,7 @@ def _sorted(offsets: Tensor, mass: Tensor, pairs: float) -> Tensor:
 def _blurred(offsets: Tensor, mass: Tensor, variance: Tensor, *, pairs: float | None) -> Tensor:
     """The double sum, one member against all later ones at a time; the diagonal is A(0, 2 s²) = 2 s/√π.
 
-    A fair score leaves the diagonal out and multiplies the rest by `pairs`.
+    A fair score omits the diagonal and multiplies the rest by `pairs`.
     """
     score = (mass * _mean_absolute(offsets, variance.expand_as(offsets))).sum(0)
     if pairs is None:
@@ -224,34 +223,34 @@ def _mean_absolute(location: Float[Tensor, "*points"], variance: Float[Tensor, "
 
 
 _DRAWS = 128
-"""Draws behind a Monte Carlo energy score."""
+"""Draws of a Monte Carlo energy score."""
 
 
 def energy_score(
     comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0, is_fair: bool = False
 ) -> Float64[Tensor, "n c"]:
-    """The energy score E‖X - y‖ - 1/2 E‖X - X'‖ of whole functions, in the root-mean-square norm of the domain.
+    """The energy score E‖X - y‖ - 1/2 E‖X - X'‖ of output functions, in the root-mean-square norm of the domain.
 
-    ‖f‖² is the average of f² over the domain by quadrature, so a field that is constant in space scores its CRPS. Unlike the
-    CRPS it sees whether values move together. Smaller is better; it is strictly proper.
+    ‖f‖² is the average of f² over the domain by quadrature, so for a field that is constant in space the score is its CRPS.
+    Unlike the CRPS it depends on correlations. Smaller is better; it is strictly proper.
 
-    It is exact, over all pairs of members, for an empirical field without noise. Otherwise independent draws X_1, ..., X_m of
-    the *observation* give the unbiased estimate 1/m Σ ‖X_i - y‖ - 1/(2 m (m - 1)) Σ_{i≠j} ‖X_i - X_j‖. Noise is independent
-    from point to point, so with much noise the score depends on the resolution.
+    For an empirical field without noise it is exact, over all pairs of members. Otherwise independent draws X_1, ..., X_m of
+    the *observation* give the unbiased estimate 1/m Σ ‖X_i - y‖ - 1/(2 m (m - 1)) Σ_{i≠j} ‖X_i - X_j‖. Noise is white, so with
+    much noise the score depends on the resolution.
 
     Args:
         comparison: Prediction and truth.
-        draws: Number m of draws, where they are needed.
-        seed: Makes the draws repeatable; functions whose latent vectors have one length see the same ones.
-        is_fair: Whether members count as such draws, of the distribution that is scored, and not as that distribution itself:
-            then more members are no better on average.
+        draws: Number m of draws.
+        seed: Seed of the draws; samples with latents of equal size share them.
+        is_fair: Whether the members are such draws from the scored distribution, instead of that distribution. The expected
+            fair score does not depend on the number of members.
 
     Returns:
         `(n, c)`, in physical units. An estimate can be negative.
 
     Raises:
-        ArgumentError: If there are fewer than two draws, or the seed is none.
-        DataError: If a fair score is asked of one member.
+        ArgumentError: If there are fewer than two draws, or the seed is invalid.
+        DataError: If `is_fair` and there is one member.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, equation 21, with β = 1; Gneiting et al. (2008), Assessing
@@ -284,16 +283,16 @@ def energy_score(
 
 
 def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
-    """The negative log density of each value under the Gaussian of the same mean and predictive variance.
+    """Negative log density of each value under the Gaussian of the same mean and predictive variance.
 
-    It is averaged over the domain by quadrature. For an empirical field this is the moment-matched Gaussian at each point; a
-    mixture has its own density.
+    It is averaged over the domain by quadrature. An empirical field is moment-matched at each point; a mixture uses its own
+    density.
 
     Returns:
-        `(n, c)`, in nats per value; the density's unit is 1 / physical unit, so it depends on the units (lower is better).
+        `(n, c)`, in nats per value; lower is better. A density has the unit 1 / physical unit, so the score depends on units.
 
     Raises:
-        ArgumentError: If the predictive variance is zero somewhere, up to rounding: there is no density there.
+        ArgumentError: If the predictive variance is zero somewhere, up to rounding.
 
     Reference:
         Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.1 (the logarithmic score). Moment matching of
@@ -308,16 +307,16 @@ def nll(comparison: Comparison) -> Float64[Tensor, "n c"]:
 
 
 def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
-    """The negative log density of each whole function (all channels and points jointly), divided by its number of values.
+    """Joint negative log density of all channels and points of each sample, divided by the number of values.
 
-    Unlike the marginal score it rewards the right correlations. It counts grid points, so compare it at one resolution only.
-    An empirical field enters through the Gaussian field of the same mean and covariance.
+    Unlike the marginal score it depends on correlations. It counts grid points, so compare it at one resolution only. An
+    empirical field is moment-matched to a Gaussian field.
 
     Returns:
         `(n,)`, in nats per value.
 
     Raises:
-        ArgumentError: If some value, up to rounding, or some direction has no variance: without noise, a field of low rank
+        ArgumentError: If the variance of a value, up to rounding, or of a direction is zero: without noise, a field of low rank
             has no density.
         UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
 
@@ -331,7 +330,7 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
     field = u.moment_matched() if isinstance(u, EmpiricalField) else u
     if not isinstance(field, GaussianField | MixtureField):
         raise UnsupportedError(
-            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="read the marginal score"
+            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="use the marginal score"
         )
     if comparison.grid.is_masked and not field.grid.is_masked:
         return _observed_nll(comparison, field)
@@ -341,7 +340,7 @@ def joint_nll(comparison: Comparison) -> Float64[Tensor, " n"]:
 
 
 def _observed_nll(comparison: Comparison, field: GaussianField | MixtureField) -> Float64[Tensor, " n"]:
-    """That of the values at points that are not masked, one function at a time."""
+    """Joint negative log density per value at points that are not masked, one sample at a time."""
     grid = comparison.grid
     rows = grid.observed.flatten(-len(grid.shape)).expand(len(comparison.truth), -1)
     scores = []

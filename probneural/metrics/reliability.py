@@ -18,17 +18,17 @@ from probneural.metrics.comparison import Comparison, RepeatedDraws, check_compa
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 512
-"""Draws behind a sup-quantile: its coverage then has a standard error of 0.013 at level 0.9."""
+"""Draws of a quantile of suprema; its coverage at level 0.9 has a standard error of 0.013."""
 LEVELS = tuple(step / 20 for step in range(1, 20))
 """Nominal levels .05, .10, ..., .95 of the calibration error."""
 _CHUNK_ELEMENTS = 2**19
-"""Values drawn at once (4 MiB in float64): larger pieces leave the cache and are three times slower."""
+"""Values per block of draws (4 MiB in float64): larger blocks exceed the cache and are three times slower."""
 
 
 def chi2(comparison: Comparison) -> Float64[Tensor, "n c"]:
-    """The mean over the domain of residual² / predictive variance: 1 if errors are as large as stated.
+    """Mean over the domain of residual² / predictive variance: 1 if errors are as large as predicted.
 
-    Where the variance is zero, a residual of zero (up to rounding) contributes 0, and any other makes the score infinite.
+    Where the variance is zero, a residual of zero (up to rounding) contributes 0, and any other residual infinity.
 
     Returns:
         `(n, c)`, dimensionless; above 1 is over-confident.
@@ -47,19 +47,19 @@ def chi2(comparison: Comparison) -> Float64[Tensor, "n c"]:
 def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
     """The probability integral transform F(y) of every value: uniform on [0, 1] if the marginals are right.
 
-    F is the predictive distribution function itself: Gaussian, of a mixture, or of the weighted members, blurred by the noise.
-    Where it jumps (members without noise, or no variance at all), the middle of the jump is taken. A value that is stated with
-    certainty, and right, both up to rounding, lies in the middle.
+    F is the predictive distribution function: Gaussian, of a mixture, or of the weighted members convolved with the noise. At
+    jumps (members without noise, zero variance) it is the middle of the jump. An exact value of variance zero, both up to
+    rounding, has the transform 1/2.
 
     Returns:
-        `(n, c, *grid)`, dimensionless. Values of one function are dependent: a histogram needs many functions.
+        `(n, c, *grid)`, dimensionless. Values of one sample are dependent, so a histogram needs many samples.
 
     Raises:
         UnsupportedError: If the distribution is neither Gaussian nor empirical nor a mixture.
 
     Reference:
         Gneiting, Balabdaoui and Raftery (2007), Probabilistic forecasts, calibration and sharpness, section 3.1. Deviation:
-        the mid-distribution function at jumps, which needs no random numbers, in place of a randomised transform.
+        the mid-distribution function at jumps instead of a randomised transform.
     """
     u = check_comparison(comparison).distribution
     if isinstance(u, GaussianField):
@@ -72,11 +72,11 @@ def pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
 
 
 def _member_pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
-    """That of the weighted members, blurred by the noise."""
+    """Probability integral transform of the weighted members, convolved with the noise."""
     u = comparison.distribution
     if not isinstance(u, EmpiricalField):
         raise UnsupportedError(
-            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="take an EmpiricalField"
+            expected="a Gaussian or an empirical field, or a mixture", got=type(u).__name__, remedy="use an EmpiricalField"
         )
     total = torch.zeros_like(comparison.truth)
     for weight, member in zip(u.weights, u.samples.detach(), strict=True):
@@ -87,14 +87,14 @@ def _member_pit(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
 
 
 def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, "n c bins"]:
-    """The density of the probability integral transform in equal bins of [0, 1]: 1 in all of them if calibrated.
+    """Density of the probability integral transform in equal bins of [0, 1]: 1 in all bins if calibrated.
 
     Args:
         comparison: Prediction and truth.
         bins: Number of bins.
 
     Returns:
-        `(n, c, bins)`, dimensionless, by quadrature over the domain; its mean over the bins is 1. Average it over functions.
+        `(n, c, bins)`, dimensionless, by quadrature over the domain; its mean over bins is 1. Average it over samples.
 
     Raises:
         ArgumentError: If there are no bins.
@@ -108,10 +108,10 @@ def pit_histogram(comparison: Comparison, *, bins: int = 20) -> Float64[Tensor, 
 
 
 def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
-    """The fraction of the domain where the truth lies in the central interval mean ± z sd of the level.
+    """Fraction of the domain where the truth lies in the central interval mean ± z sd of the level.
 
-    The interval is that of the Gaussian with the predictive mean and variance, for empirical fields too (a handful of members
-    has no 90 % interval of its own). A mixture has its own quantiles.
+    The interval is that of the Gaussian with the predictive mean and variance, also for empirical fields: a few members do not
+    determine a 90 % interval. A mixture uses its own quantiles.
 
     Args:
         comparison: Prediction and truth.
@@ -132,7 +132,7 @@ def coverage(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "
 
 
 def interval_width(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
-    """The width 2 z sd of the central intervals that `coverage` counts, averaged over the domain by quadrature.
+    """Width 2 z sd of the central intervals of `coverage`, averaged over the domain by quadrature.
 
     Args:
         comparison: Prediction and truth.
@@ -152,15 +152,15 @@ def interval_width(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
 
 
 def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
-    """The mean over the levels .05, .10, ..., .95 of |coverage - level|, coverage being over all functions and the domain.
+    """Mean over the levels .05, .10, ..., .95 of |coverage - level|, with coverage over all samples and the domain.
 
     Returns:
-        `(c,)`, dimensionless, between 0 and 1/2. A value that is stated with certainty, and right, lies in every interval.
+        `(c,)`, dimensionless, between 0 and 1/2. An exact value of variance zero lies in every interval.
 
     Reference:
         Kuleshov, Fenner and Ermon (2018), Accurate uncertainties for deep learning using calibrated regression (the
-        calibration error among its diagnostic tools). Deviation: central intervals in place of one-sided ones, and absolute
-        in place of squared differences, so that the result is an average miss in coverage.
+        calibration error among its diagnostic tools). Deviation: central instead of one-sided intervals, and absolute instead
+        of squared differences, so that the result is a mean error of coverage.
     """
     check_comparison(comparison)
     covered = level_coverages(comparison).mean(1)
@@ -168,7 +168,7 @@ def calibration_error(comparison: Comparison) -> Float64[Tensor, " c"]:
 
 
 def level_coverages(comparison: Comparison) -> Float64[Tensor, "levels n c"]:
-    """The fraction of the domain inside the central intervals of the levels .05, .10, ..., .95."""
+    """Fraction of the domain inside the central intervals of the levels .05, .10, ..., .95."""
     if isinstance(comparison.distribution, MixtureField):
         size, thresholds = _central_probability(comparison), LEVELS
     else:
@@ -179,23 +179,23 @@ def level_coverages(comparison: Comparison) -> Float64[Tensor, "levels n c"]:
 def simultaneous_coverage(
     comparison: Comparison, *, level: float = 0.9, draws: int = _DRAWS, seed: int = 0
 ) -> Float64[Tensor, " n"]:
-    """Which functions lie wholly inside mean ± q sd, with q the level's quantile of sup |draw - mean| / sd.
+    """Return 1 for samples inside mean ± q sd at all points, with q the `level` quantile of sup |draw - mean| / sd.
 
-    The supremum runs over channels and grid points. Draws are the distribution's own, with independent observation noise
-    added at every point; each function has its own q, the ⌈(draws + 1) level⌉-th smallest supremum, at most the largest.
+    The supremum is over channels and grid points. Draws are samples of the distribution plus white noise. Each sample has its
+    own q, the ⌈(draws + 1) level⌉-th smallest supremum, or the largest.
 
     Args:
         comparison: Prediction and truth.
         level: Nominal coverage, between 0 and 1; dimensionless.
         draws: Number of draws; the quantile's standard error in coverage is √(level (1 - level) / draws).
-        seed: Makes the draws repeatable; functions whose latent vectors have one length see the same ones.
+        seed: Seed of the draws; samples with latents of equal size share them.
 
     Returns:
-        `(n,)`, 1 inside and 0 outside; its average should be `level`. Independent noise has a supremum that grows with the
-        number of points, so with much noise the bands (not their coverage) depend on the resolution.
+        `(n,)`, 1 inside and 0 outside; its average should be `level`. The supremum of white noise grows with the number of
+        points, so with much noise the bands, but not their coverage, depend on the resolution.
 
     Raises:
-        ArgumentError: If the level is not between 0 and 1, there are no draws, or the seed is none.
+        ArgumentError: If the level is not between 0 and 1, there are no draws, or the seed is invalid.
 
     Reference:
         Montiel Olea and Plagborg-Møller (2019), Simultaneous confidence bands, section 2 (the sup-t band).
@@ -215,14 +215,13 @@ def true_supremum(comparison: Comparison) -> Float64[Tensor, " n"]:
 
 
 def drawn_suprema(comparison: Comparison, *, draws: int, seed: int, lead: int | None = None) -> Float64[Tensor, "draws n"]:
-    """The suprema of |draw - mean| / sd over channels and grid points, of draws of what is observed.
+    """The suprema of |draw - mean| / sd over channels and grid points, for draws of observations.
 
     Args:
         comparison: Prediction and truth.
         draws: Number of draws.
-        seed: Makes the draws repeatable.
-        lead: Of a forecast whose leads share their latent: draws of one seed then are one trajectory each, with noise that is
-            independent from lead to lead.
+        seed: Seed of the draws.
+        lead: Lead of a forecast with a shared latent: a draw is then one trajectory at all leads, with independent noise.
     """
     return scaled_suprema(comparison, [1.0], draws=draws, seed=seed, lead=lead)[0]
 
@@ -230,19 +229,19 @@ def drawn_suprema(comparison: Comparison, *, draws: int, seed: int, lead: int | 
 def scaled_suprema(
     comparison: Comparison, scales: Sequence[float], *, draws: int, seed: int, lead: int | None = None
 ) -> Float64[Tensor, "k draws n"]:
-    """The same of draws whose deviations from the mean are scaled and whose noise is not, in units of the unscaled sd.
+    """The suprema of `drawn_suprema` for scaled deviations from the mean, with unscaled noise and sd.
 
     Args:
         comparison: Prediction and truth.
         scales: k factors of deviations, dimensionless.
         draws: Number of draws, the same for all scales.
-        seed: Makes the draws repeatable.
-        lead: As in `drawn_suprema`.
+        seed: Seed of the draws.
+        lead: See `drawn_suprema`.
     """
     size = comparison.truth[0].numel()
     batch = min(draws, max(1, _CHUNK_ELEMENTS // size))
     u = comparison.distribution
-    is_wide = isinstance(u, GaussianField) and u.latent.rank > size  # one function by itself then takes fewer numbers
+    is_wide = isinstance(u, GaussianField) and u.latent.rank > size  # a single sample then needs fewer random numbers
     functions = 1 if is_wide and lead is None else max(1, _CHUNK_ELEMENTS // (batch * size))
     suprema = []
     for number, start in enumerate(range(0, draws, batch)):
@@ -254,11 +253,11 @@ def scaled_suprema(
 def _suprema(
     comparison: Comparison, scales: Sequence[float], *, count: int, functions: int, seed: int, number: int, lead: int | None
 ) -> Float64[Tensor, "k count n"]:
-    """Suprema of standardised draws, `(k, count, n)`, of one batch of draws, a few functions at a time."""
+    """Suprema of standardised draws, `(k, count, n)`, for one batch of draws, a few samples at a time."""
     noisy = bool((comparison.noise > 0).any())
     repeated = RepeatedDraws(stream_seed(seed, "sup-quantile draws", number))
     generator = stream(seed, "sup-quantile noise", number, *([] if lead is None else [lead]))
-    # One noise draw serves all functions: each one's supremum has the right distribution, and that is all that is used.
+    # All samples share one noise draw: only the distribution of each sample's supremum matters.
     shape = (count, 1, *comparison.truth.shape[1:])
     white = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(comparison.truth) if noisy else None
     suprema = []
@@ -279,11 +278,11 @@ def _suprema(
 
 
 def _central_probability(comparison: Comparison) -> Float64[Tensor, "n c *grid"]:
-    """The level of the central interval that ends at the truth, from 0 to 1, of every value."""
+    """Level of the central interval with one end at the truth, from 0 to 1, for every value."""
     return (2.0 * pit(comparison) - 1.0).abs()
 
 
 def central_quantile(level: float) -> float:
-    """The z with P(|N(0, 1)| <= z) = level."""
+    """Quantile z with P(|N(0, 1)| <= z) = level."""
     level = check_real(level, "level", above=0.0, below=1.0)
     return float(torch.special.ndtri(torch.tensor(0.5 * (1.0 + level), dtype=torch.float64, device="cpu")))

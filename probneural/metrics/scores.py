@@ -1,4 +1,4 @@
-"""All scores of a prediction in one call, and the statistics of single samples that they are computed from."""
+"""All scores of a prediction in one call, and the statistics of samples from which they are computed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from probneural.pairs import Dataset, FieldSource, check_dataset
 from probneural.pairs.provenance import check_units, check_untrained, row_keys
 
 _BATCH_VALUES = 2**16
-"""Output values that are predicted and compared at once, each with all its members."""
+"""Output values per batch, each with all members."""
 
 Compared = TypeVar("Compared")
 
@@ -57,33 +57,33 @@ _ROWS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores averaged over the functions, the domain and the channels; printing gives a table.
+    """Scores averaged over samples, domain and channels; `print` shows a table.
 
     Attributes:
-        relative_l2: Relative L2 error of the mean, dimensionless; None if a true function is zero everywhere.
+        relative_l2: Relative L2 error of the mean, dimensionless; None if a true field is zero everywhere.
         rmse: Root mean squared error of the mean, in physical units.
-        crps: Continuous ranked probability score, in physical units; None for distributions it has no closed form for.
-        nll: Negative log density per value, in nats; None where a predictive variance is zero.
-        joint_nll: Negative log density of whole functions per value, in nats; None if some direction has no variance.
-        coverage: Share of values inside the central intervals at `level`, dimensionless.
-        simultaneous_coverage: Share of functions wholly inside simultaneous bands at `level`, dimensionless.
-        calibration_error: Mean miss in coverage over the levels .05 to .95, dimensionless.
+        crps: Continuous ranked probability score, in physical units; None for distributions without a closed form.
+        nll: Negative log density per value, in nats; None if a predictive variance is zero.
+        joint_nll: Joint negative log density per value, in nats; None if the variance of a direction is zero.
+        coverage: Fraction of values inside the central intervals at `level`, dimensionless.
+        simultaneous_coverage: Fraction of samples inside simultaneous bands at `level`, dimensionless.
+        calibration_error: Mean absolute error of coverage over the levels .05 to .95, dimensionless.
         interval_width: Mean width of the central intervals at `level`, in physical units.
-        chi2: Mean squared standardised residual, dimensionless; infinite if an error is stated to be impossible.
-        interval_score: Width of those intervals plus what misses cost, in physical units.
+        chi2: Mean squared standardised residual, dimensionless; infinite for an error where the variance is zero.
+        interval_score: Interval score of the central intervals at `level`, in physical units.
         sharpness: Mean predictive standard deviation, in physical units.
         spread_skill: Root mean predictive variance over RMSE, corrected for the number of members, dimensionless; None if the
-            RMSE is zero or a single member has no spread.
-        energy: Energy score of whole functions, in physical units.
-        rank_across: Rank correlation of standard deviation and error between functions, dimensionless; None for fewer than
-            three functions or points.
-        rank_across_attainable: What it would be on average if errors were as stated.
-        rank_within: The same between the points of one function, averaged over functions.
-        rank_within_attainable: What that would be on average if errors were as stated.
+            RMSE is zero or there is one member.
+        energy: Energy score of output functions, in physical units.
+        rank_across: Rank correlation of standard deviation and error between samples, dimensionless; None for fewer than
+            three samples or points.
+        rank_across_attainable: Mean of `rank_across` for errors drawn from the predicted distribution.
+        rank_within: Rank correlation between the points of one sample, averaged over samples.
+        rank_within_attainable: Mean of `rank_within` for errors drawn from the predicted distribution.
         level: Nominal level of the coverages, the width and the interval score.
-        functions: Number n of functions scored.
-        reasons: For each score that is None, why.
-        is_uncalibrated: Whether a predictor that nobody calibrated predicted the distribution.
+        functions: Number n of samples.
+        reasons: Reason for each score that is None.
+        is_uncalibrated: Whether the predictor was not calibrated.
         level_coverages: Fraction of values inside the central intervals of the levels .05, .10, ..., .95, `(19,)`,
             dimensionless; empty for scores of earlier versions.
     """
@@ -113,11 +113,11 @@ class Scores:
     level_coverages: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take the coverages from JSON, too, which has lists."""
+        """Convert the list of coverages in JSON to a tuple."""
         assign(self, level_coverages=tuple(self.level_coverages))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers by name, None where a score is not finite or does not exist, and `reasons`; ready for JSON."""
+        """Return numbers for JSON by name, None for scores that are missing or not finite, and `reasons`."""
         values = asdict(self) | {"level_coverages": list(self.level_coverages)}
         infinite = {name: str(value) for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
         return values | dict.fromkeys(infinite) | {"reasons": values["reasons"] | infinite}
@@ -141,7 +141,7 @@ class Batch:
     """Predictions and truth of consecutive samples.
 
     Attributes:
-        u: Their distribution.
+        u: Distribution of the predictions.
         truth: The true fields.
         rows: Indices of the samples.
         lead: Lead of the forecast, from 1.
@@ -158,7 +158,7 @@ class Batch:
         return max(torch.finfo(self.u.mean.dtype).eps, torch.finfo(self.truth.dtype).eps)
 
     def first(self, count: int) -> Batch:
-        """Select the first samples."""
+        """The batch of the first samples."""
         if count >= len(self.truth):
             return self
         index = slice(0, count)
@@ -166,7 +166,7 @@ class Batch:
 
 
 def batch_size(truth: FieldSource) -> int:
-    """Number of samples compared at once. Random numbers depend on it, so it depends on shapes alone."""
+    """Number of samples per batch. Random numbers depend on it, so it depends on shapes only."""
     return max(1, _BATCH_VALUES // max(1, truth.channels * truth.grid.size))
 
 
@@ -179,17 +179,17 @@ def batch_rows(truth: FieldSource) -> Iterator[slice]:
 class Accumulator(Generic[Compared]):
     """Statistics of single samples, accumulated over batches.
 
-    A statistic maps compared samples to a tensor `(n, ...)`. One that raises an error for some batch is dropped, with the
-    message as its reason.
+    A statistic maps compared samples to a tensor `(n, ...)`. If it raises an error for a batch, it is dropped, and the message
+    is its reason.
 
     Args:
         compare: Maps a batch to the argument of the statistics.
-        pointwise: Statistics of values, by name.
-        joint: Statistics of whole fields, by name; they cost more.
-        whole: Number of samples, the first ones, that `joint` is computed of; None for all.
+        pointwise: Pointwise statistics by name.
+        joint: Field-wise statistics by name; they cost more.
+        whole: Number of leading samples in `joint`; None for all.
 
     Attributes:
-        reasons: Why a statistic is missing, by name.
+        reasons: Reasons of missing statistics by name.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Accumulator(Generic[Compared]):
         self.reasons: dict[str, str] = {}
 
     def add(self, batch: Batch) -> Compared | None:
-        """Add a batch; return the compared samples that joint statistics were computed of, if there are any."""
+        """Add a batch; return the compared samples of its joint statistics, or None."""
         compared = self._compare(batch)
         self._compute(self._pointwise, compared)
         count = len(batch.truth) if self._whole is None else self._whole - batch.rows.start
@@ -226,11 +226,11 @@ class Accumulator(Generic[Compared]):
                 del self._parts[name]
 
     def values(self) -> dict[str, Tensor]:
-        """Each statistic of all samples, `(n, ...)`; those that some batch lacks are left out."""
+        """Each statistic of all samples, `(n, ...)`, without dropped statistics."""
         return {name: torch.cat(parts) for name, parts in self._parts.items()}
 
     def sums(self) -> dict[str, tuple[Tensor, int]]:
-        """Each statistic summed over samples, batch by batch, and their number."""
+        """Each statistic summed over samples, and the number of samples."""
         return {
             name: (reduce(torch.add, (part.sum(0) for part in parts)), sum(map(len, parts)))
             for name, parts in self._parts.items()
@@ -248,27 +248,25 @@ def score(
 ) -> Scores:
     """Score a distribution over fields against the true fields.
 
-    Averages over the domain use the grid's quadrature weights, so they converge as the grid is refined instead of depending on
-    it; the joint NLL alone counts values. Everything is computed in float64. Zero variance is legal, and each score then
-    takes its limit, or says why it has none.
+    Averages over the domain use quadrature weights, so they converge under refinement of the grid; only the joint NLL counts
+    values. Scores are computed in float64. For zero variance a score has its limit, or is None with a reason.
 
     Args:
-        u: The distribution, of n functions with c channels, without observation noise.
-        truth: The true functions, `(n, c, *grid)`, on the distribution's grid.
+        u: The distribution of n samples with c channels, without observation noise.
+        truth: The true fields, `(n, c, *grid)`, on the distribution's grid.
         noise: Variance of the observation noise in `truth`, in physical units squared: a number, or one per channel `(c,)`
             as in `predictor.noise`. The predictive variance is `u.variance + noise`.
         level: Nominal level of the coverages and of the interval width, between 0 and 1.
-        whole: How many functions, the first ones, the scores of whole functions are computed on: joint NLL, simultaneous
-            coverage, energy score and rank correlations; all by default. Each function costs them work in proportion to
-            points times rank squared.
-        allow_training_data: Whether samples that trained the predictor of `u` give a warning instead of an error.
+        whole: Number of leading samples for field-wise scores: joint NLL, simultaneous coverage, energy score and rank
+            correlations; all by default. Their cost per sample is proportional to points times rank squared.
+        allow_training_data: Whether samples that trained the predictor of `u` cause a warning instead of an error.
 
     Returns:
         The scores, averaged over channels.
 
     Raises:
-        DataError: If `u` is not a `FieldDistribution` or `truth` not a `Field`, if there are no functions, if a value is not
-            finite, or if samples trained the predictor of `u`.
+        DataError: If `u` is not a `FieldDistribution` or `truth` not a `Field`, there are no samples, a value is not finite, or
+            samples trained the predictor of `u`.
         GridError: If the grids differ.
         ShapeError: If the shapes differ; nothing is broadcast.
         ArgumentError: If the noise is negative or of another shape, the level is not between 0 and 1, or `whole` is below 1.
@@ -305,25 +303,25 @@ def score(
 def score_pairs(
     predictor: Predictor, data: Dataset, *, level: float = 0.9, whole: int | None = None, allow_training_data: bool = False
 ) -> Scores:
-    """Score a predictor on a data set of any size: predict, compare and forget, a few functions at a time.
+    """Score a predictor on a data set of any size, a few samples at a time.
 
-    The scores are those of `score(predictor(data.inputs), data.outputs, noise=predictor.noise)`, up to rounding, in memory that
-    does not grow with the data but for some numbers per function. Where fields of two calls do not share their randomness
-    (kernel operators), attainable rank correlations are those of other draws.
+    The scores are those of `score(predictor(data.inputs), data.outputs, noise=predictor.noise)`, up to rounding. Memory does
+    not grow with the data, but for some numbers per sample. For predictors whose calls do not share their latent (kernel
+    operators), attainable rank correlations have other draws.
 
     Args:
-        predictor: What any head or calibrator returned.
-        data: Pairs that neither training nor calibration used; outputs may live on another grid than inputs.
+        predictor: Predictor of any head or calibrator.
+        data: Pairs that neither training nor calibration used; outputs may have another grid than inputs.
         level: Nominal level of the coverages and of the interval width, between 0 and 1.
-        whole: How many functions, the first ones, the scores of whole functions are computed on; all by default.
-        allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
+        whole: Number of leading samples for field-wise scores; all by default.
+        allow_training_data: Whether pairs that trained the predictor cause a warning instead of an error.
 
     Returns:
         The scores, averaged over channels.
 
     Raises:
-        DataError: If `predictor` is no `Predictor`, there are no pairs, a value is not finite, a channel has another unit than
-            in training, or pairs trained the predictor.
+        DataError: If `predictor` is no `Predictor`, there are no pairs, a value is not finite, the unit of a channel differs
+            from training, or pairs trained the predictor.
         ShapeError: If the outputs do not have the predictor's channels.
         ArgumentError: If the level is not between 0 and 1, or `whole` is below 1.
     """
@@ -346,7 +344,7 @@ def score_pairs(
 
 
 def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, whole: int | None) -> Scores:
-    """Accumulate the statistics of all samples, and average them over samples and channels."""
+    """Accumulate the statistics of all samples and average them over samples and channels."""
     level = check_real(level, "level", above=0.0, below=1.0)
     accumulator = Accumulator(
         lambda batch: compare(batch.u, batch.truth, noise=noise),
@@ -395,7 +393,7 @@ def _scored(batches: Iterable[Batch], *, noise: float | Tensor, level: float, wh
 
 
 def _pointwise_statistics(level: float) -> dict[str, Callable[[Comparison], Tensor]]:
-    """Statistics of the values of each sample, `(n, c)`, whose means the scores are computed from."""
+    """Pointwise statistics of each sample, `(n, c)`; scores are computed from their means."""
     return {
         "coverage": lambda comparison: reliability.coverage(comparison, level=level),
         "interval_width": lambda comparison: reliability.interval_width(comparison, level=level),

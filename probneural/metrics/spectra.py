@@ -1,4 +1,4 @@
-"""Power spectra: whether predicted functions are as rough as true ones."""
+"""Power spectra of predictions and truth."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from probneural.metrics.member_pool import ObservedDraws
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 64
-"""Draws behind a spectrum that members do not give."""
+"""Draws of a spectrum for predictions without members."""
 _ROUNDING = 8.0
-"""Units in the last place of the whole power's root below which a band's is rounding."""
+"""Amplitudes of a band up to this many units in the last place of the total amplitude are rounding errors."""
 
 _LEAST_POWER = 1e-6
-"""Fraction of the power below which a band does not count in the error: a thousandth of the amplitude."""
+"""Fraction of the power below which a band is omitted from the error: a thousandth of the amplitude."""
 
 
 class PowerSpectrum(NamedTuple):
     """Power of functions in octaves of the wavenumber.
 
     Attributes:
-        edges: Ends of the bands, `(bands + 1,)`, in waves over the longest side of the domain: band b holds wavenumbers from
-            edges[b] up to, without, edges[b + 1].
-        power: `(..., c, bands)`, in physical units squared; its sum is the variance over the domain.
+        edges: Ends of the bands, `(bands + 1,)`, in periods over the longest side of the domain: band b has the wavenumbers
+            edges[b] <= k < edges[b + 1].
+        power: Power of each band, `(..., c, bands)`, in physical units squared; its sum is the variance over the domain.
     """
 
     edges: Float64[Tensor, " edges"]
@@ -41,17 +41,17 @@ class PowerSpectrum(NamedTuple):
 
 @undisturbed()
 def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
-    """The power of functions in bands of the wavenumber, each an octave wide; the mean over the domain has none.
+    """Power of functions in octaves of the wavenumber, without the mean over the domain.
 
-    Axes that are not periodic are continued evenly, as the cosine transform does, so their ends are no jumps.
+    Axes that are not periodic are continued evenly, as by a cosine transform.
 
     Args:
-        values: `(..., c, *grid)`, in physical units.
-        grid: A uniform one.
+        values: Values of functions, `(..., c, *grid)`, in physical units.
+        grid: A uniform grid.
 
     Raises:
         GridError: If the grid is scattered, or has a single point.
-        ShapeError: If the values are of another grid, or have no axis of channels.
+        ShapeError: If the values have another grid or no channel axis.
 
     Examples:
         >>> grid = Grid.uniform(16)
@@ -67,7 +67,7 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
     dims = tuple(range(-len(grid.axes), 0))
     if values.ndim <= len(dims) or tuple(values.shape[dims[0] :]) != grid.shape:
         expected = f"values of shape (..., channels, {', '.join(map(str, grid.shape))})"
-        raise ShapeError(expected=expected, got=str(tuple(values.shape)), remedy="give the grid that they live on")
+        raise ShapeError(expected=expected, got=str(tuple(values.shape)), remedy="pass the grid of the values")
     extended, longest = values.detach().to(torch.float64), max(axis.length for axis in grid.axes)
     square = torch.zeros((), dtype=torch.float64, device=values.device)
     for dim, axis in zip(dims, grid.axes, strict=True):
@@ -94,18 +94,18 @@ def power_spectrum(values: Float[Tensor, "..."], grid: Grid) -> PowerSpectrum:
 def compared_spectra(
     comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0
 ) -> tuple[PowerSpectrum, Float64[Tensor, "n c bands"]]:
-    """The power of the truth, `(n, c, bands)`, and the mean power of the draws of what is observed.
+    """Power of the truth and mean power of draws of observations, both `(n, c, bands)`.
 
-    It is that of draws, not of the mean, which is smoother wherever the prediction is uncertain.
+    The mean of an uncertain prediction is smoother than its draws, so it is not compared.
 
     Args:
         comparison: Prediction and truth.
-        draws: Number of draws, where members do not give them.
-        seed: Makes them repeatable.
+        draws: Number of draws for predictions without members.
+        seed: Seed of the draws.
 
     Raises:
         GridError: If the grid is scattered, or has a single point.
-        ArgumentError: If there are no draws, or the seed is none.
+        ArgumentError: If there are no draws, or the seed is invalid.
     """
     true = power_spectrum(comparison.truth, comparison.grid)
     observed = ObservedDraws(
@@ -123,15 +123,15 @@ def compared_spectra(
 def spectrum_ratio(
     true: Float64[Tensor, "c bands"], drawn: Float64[Tensor, "c bands"], *, eps: float
 ) -> Float64[Tensor, " bands"]:
-    """The ratio of the draws' power to the truth's in each band, a geometric mean over channels.
+    """Ratio of the power of draws to that of the truth in each band, as a geometric mean over channels.
 
     Args:
-        true: Power of the truth, a mean over functions, in physical units squared.
-        drawn: Power of the draws.
+        true: Mean power of the truth over samples, in physical units squared.
+        drawn: Mean power of the draws.
         eps: Relative spacing of numbers in the values' dtype.
 
     Returns:
-        `(bands,)`, dimensionless; NaN where the truth has no power but rounding.
+        `(bands,)`, dimensionless; NaN where the power of the truth is a rounding error.
     """
     least = (_ROUNDING * eps) ** 2 * true.sum(-1, keepdim=True)
     ratio = torch.where(true > least, drawn.clamp_min(1e-300) / true, torch.full_like(true, math.nan))
@@ -139,7 +139,7 @@ def spectrum_ratio(
 
 
 def spectrum_error(true: Float64[Tensor, "c bands"], drawn: Float64[Tensor, "c bands"], *, eps: float) -> Float64[Tensor, ""]:
-    """The root mean square, over bands that hold a millionth of the power or more, of log10 of the ratio; in decades.
+    """Root mean square of log10 of the ratio over bands with at least a millionth of the power, in decades.
 
     Args:
         true: Power of the truth, as in `spectrum_ratio`.

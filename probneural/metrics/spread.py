@@ -20,13 +20,13 @@ from probneural.metrics.reliability import central_quantile
 from probneural.randomness import stream, stream_seed
 
 _DRAWS = 16
-"""Draws behind the attainable values."""
+"""Draws of the attainable values."""
 
 
 def sharpness(comparison: Comparison) -> Float64[Tensor, "n c"]:
-    """The predictive standard deviation, averaged over the domain by quadrature.
+    """Predictive standard deviation, averaged over the domain by quadrature.
 
-    It says nothing about errors: of two calibrated predictions, the sharper one is better.
+    It does not depend on errors: of two calibrated predictions, the sharper one is better.
 
     Returns:
         `(n, c)`, in physical units.
@@ -41,9 +41,8 @@ def sharpness(comparison: Comparison) -> Float64[Tensor, "n c"]:
 def interval_score(comparison: Comparison, *, level: float = 0.9) -> Float64[Tensor, "n c"]:
     """The interval score (u - l) + 2/α (l - y)⁺ + 2/α (y - u)⁺ of the central intervals, with α = 1 - level.
 
-    The interval [l, u] is mean ± z sd, as in [`coverage`][probneural.metrics.reliability.coverage], for empirical fields too; a
-    mixture has its own quantiles.
-    The score is averaged over the domain by quadrature; smaller is better. It is proper for the pair of quantiles.
+    The interval [l, u] is that of [`coverage`][probneural.metrics.reliability.coverage]. The score is averaged over the domain
+    by quadrature; smaller is better. It is proper for the pair of quantiles.
 
     Args:
         comparison: Prediction and truth.
@@ -69,27 +68,27 @@ def interval_score(comparison: Comparison, *, level: float = 0.9) -> Float64[Ten
 
 
 def spread_skill(comparison: Comparison) -> Float64[Tensor, " c"]:
-    """The ratio of spread, the root of the mean predictive variance, to skill, the RMSE: 1 if errors are as large as stated.
+    """Ratio of spread, the root mean predictive variance, to skill, the RMSE: 1 if errors are as large as predicted.
 
-    m equally likely members that are exchangeable with the truth have a ratio of 1 only after their variance (a division by m)
-    is multiplied by (m + 1)/(m - 1): m/(m - 1) makes it unbiased, (m + 1)/m adds the mean's own error. Weighted members count
-    as 1 / Σ w². Noise is not corrected.
+    The variance of m members (with division by m) is multiplied by (m + 1)/(m - 1): the factor m/(m - 1) removes the bias,
+    (m + 1)/m adds the sampling error of the mean. Members exchangeable with the truth then have a ratio of 1. For weighted
+    members m = 1 / Σ w². Noise is not corrected.
 
     Args:
         comparison: Prediction and truth.
 
     Returns:
-        `(c,)`, dimensionless; below 1 is over-confident. Means are over the functions and, by quadrature, the domain.
+        `(c,)`, dimensionless; below 1 is over-confident. Means are over samples and, by quadrature, the domain.
 
     Raises:
-        DataError: If the RMSE is zero, or there is one member to correct.
+        DataError: If the RMSE is zero, or there is one member.
 
     Reference:
         Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?, equation 15.
     """
     check_comparison(comparison)
     square = comparison.average(comparison.residual.square()).mean(0)
-    spread_skill_ratio(square, square)  # an RMSE of zero comes first
+    spread_skill_ratio(square, square)  # reports an RMSE of zero first
     return spread_skill_ratio(comparison.average(corrected_variance(comparison)).mean(0), square)
 
 
@@ -100,12 +99,12 @@ def spread_skill_ratio(variance: Float64[Tensor, " c"], square: Float64[Tensor, 
         DataError: If the RMSE is zero.
     """
     if bool((square == 0).any()):
-        raise DataError(expected="an RMSE above zero", got="a mean that is exactly right", remedy="read the sharpness")
+        raise DataError(expected="an RMSE above zero", got="a mean without error", remedy="use the sharpness")
     return variance.sqrt() / square.sqrt()
 
 
 def size_factor(u: FieldDistribution) -> float:
-    """Factor that turns the variance of members into that of the distribution they are drawn from.
+    """Factor from the variance of members to that of the distribution from which they are drawn.
 
     Raises:
         DataError: If there is one member.
@@ -119,7 +118,7 @@ def size_factor(u: FieldDistribution) -> float:
 
 
 def corrected_variance(comparison: Comparison, factor: float | None = None) -> Float64[Tensor, "n c *grid"]:
-    """The predictive variance with that of the distribution multiplied by a factor, by default `size_factor`."""
+    """Predictive variance with the distribution's part multiplied by a factor, by default `size_factor`."""
     factor = size_factor(comparison.distribution) if factor is None else factor
     return factor * (comparison.variance - comparison.noise) + comparison.noise
 
@@ -138,17 +137,17 @@ class SpreadSkillCurve(NamedTuple):
 
 @undisturbed()
 def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkillCurve:
-    """Error against stated standard deviation, where the latter is small, medium and large.
+    """Root mean squared error as a function of the predictive standard deviation.
 
-    Values of all functions are sorted by predictive variance and cut into bins of equal quadrature weight; a value at the end
-    of a bin counts in both by parts of its weight.
+    Values of all samples are sorted by predictive variance and divided into bins of equal quadrature weight; a value at the end
+    of a bin counts in both with a part of its weight.
 
     Args:
         comparison: Prediction and truth.
         bins: Number of bins, at most the number of values per channel.
 
     Returns:
-        The curve. Nothing is corrected for the number of members.
+        The curve, without correction for the number of members.
 
     Raises:
         ArgumentError: If `bins` is not between 1 and the number of values per channel.
@@ -170,7 +169,7 @@ def spread_skill_curve(comparison: Comparison, *, bins: int = 10) -> SpreadSkill
 
 
 def _bin_means(weight: Float64[Tensor, "c n"], values: Float64[Tensor, "c n"], *, bins: int) -> Float64[Tensor, "c bins"]:
-    """Means of sorted values over bins of equal weight: differences of their integral, which is linear within each weight."""
+    """Means of sorted values over bins of equal weight, by differences of their piecewise linear integral."""
     reached = torch.nn.functional.pad(weight.cumsum(1), (1, 0))
     integral = torch.nn.functional.pad((weight * values).cumsum(1), (1, 0))
     edges = torch.linspace(0.0, 1.0, bins + 1).to(weight) * reached[:, -1:]
@@ -181,15 +180,15 @@ def _bin_means(weight: Float64[Tensor, "c n"], values: Float64[Tensor, "c n"], *
 
 
 class RankCorrelation(NamedTuple):
-    """Spearman's rank correlations of standard deviation and absolute error, and their expectation if errors were as stated.
+    """Spearman's rank correlations of standard deviation and absolute error, and their attainable values.
 
-    Errors are random, so 1 is out of reach even for a perfect statement: compare each value with the attainable one.
+    Errors are random, so even a right distribution has a correlation below 1: its expectation is the attainable value.
 
     Attributes:
-        across: Between functions, of root mean squares over the domain, `(c,)`, dimensionless.
-        within: Between the points of one function, averaged over functions, `(c,)`, dimensionless.
-        attainable_across: `across` of errors that are drawn from the stated distribution, `(c,)`.
-        attainable_within: `within` of such errors, `(c,)`.
+        across: Correlation between samples, of root mean squares over the domain, `(c,)`, dimensionless.
+        within: Correlation between the points of one sample, averaged over samples, `(c,)`, dimensionless.
+        attainable_across: `across` for errors drawn from the predicted distribution, `(c,)`.
+        attainable_within: `within` for such errors, `(c,)`.
     """
 
     across: Float64[Tensor, " c"]
@@ -201,16 +200,16 @@ class RankCorrelation(NamedTuple):
 def rank_correlation(comparison: Comparison, *, draws: int = _DRAWS, seed: int = 0) -> RankCorrelation:
     """Rank correlation of the predictive standard deviation, noise included, with the absolute error.
 
-    A standard deviation that does not vary ranks nothing: its correlation is 0.
+    A constant standard deviation has correlation 0.
 
     Args:
         comparison: Prediction and truth.
-        draws: How many draws of all functions the attainable values are averaged over.
-        seed: Makes them repeatable.
+        draws: Number of draws of all samples for the attainable values.
+        seed: Seed of the draws.
 
     Raises:
         ArgumentError: If there are no draws.
-        DataError: If there are fewer than three functions, or three points: ranks then say nothing.
+        DataError: If there are fewer than three samples or three points.
 
     Reference:
         Spearman (1904), The proof and measurement of association between two things, with mean ranks at ties.
@@ -230,14 +229,14 @@ def rank_correlation(comparison: Comparison, *, draws: int = _DRAWS, seed: int =
 
 
 class RankSums:
-    """Sums from which rank correlations are computed, added batch by batch.
+    """Sums over batches from which rank correlations are computed.
 
-    Root mean squares of every function are kept. The draws behind the attainable values are, from one part to the next, the
-    same operators where predictions share a latent; discrepancies start anew.
+    It stores root mean squares of each sample. If predictions share a latent, the draws of the attainable values are the same
+    operators in all batches, with new discrepancies.
 
     Args:
-        draws: How many draws of all functions the attainable values are averaged over.
-        seed: Makes them repeatable.
+        draws: Number of draws of all samples for the attainable values.
+        seed: Seed of the draws.
 
     Raises:
         ArgumentError: If there are no draws.
@@ -252,7 +251,7 @@ class RankSums:
         self._within: Tensor | None = None  # sums over functions, (1 + draws, c)
 
     def add(self, comparison: Comparison) -> None:
-        """Add some functions."""
+        """Add a batch of samples."""
         inside = comparison.grid.weights > 0
         self._count, self._points = self._count + len(comparison.truth), int(inside.sum(-1).min())
         if self._points < 3:
@@ -272,7 +271,7 @@ class RankSums:
         self._within = part if self._within is None else self._within + part
 
     def _drawn(self, comparison: Comparison) -> Iterator[Tensor]:
-        """Errors that are drawn from the stated distribution."""
+        """Errors drawn from the predicted distribution."""
         is_noisy = bool((comparison.noise > 0).any())
         for number, generator in enumerate(self._noise):
             seed = stream_seed(self._seed, "rank correlation draws", number)
@@ -284,14 +283,16 @@ class RankSums:
             yield error
 
     def result(self) -> RankCorrelation:
-        """The correlations of all functions so far.
+        """Return the correlations of all samples so far.
 
         Raises:
-            DataError: If there are fewer than three functions, or three points.
+            DataError: If there are fewer than three samples or three points.
         """
         if min(self._count, self._points) < 3 or self._within is None:
             raise DataError(
-                expected="three functions and points or more", got=f"{self._count} and {self._points}", remedy="ranks need some"
+                expected="at least three functions and three points",
+                got=f"{self._count} and {self._points}",
+                remedy="score more functions, or omit rank correlations",
             )
         ranks = [_ranks(total) for total in torch.cat(self._totals, dim=-1)]
         across = torch.stack([_correlation(ranks[0], error_ranks) for error_ranks in ranks[1:]]).to(self._within)
@@ -300,7 +301,7 @@ class RankSums:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks along the last axis, mean ones at ties, about their mean."""
+    """Ranks along the last axis, averaged at ties, minus their mean."""
     from scipy.stats import rankdata  # loads much of SciPy
 
     ranks = torch.as_tensor(rankdata(values.cpu().numpy(), axis=-1), dtype=torch.float64, device="cpu")
@@ -308,6 +309,6 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _correlation(first: Tensor, second: Tensor) -> Tensor:
-    """Correlation of ranks along the last axis; 0 where one of the two does not vary."""
+    """Correlation of ranks along the last axis; 0 if one of the two is constant."""
     norm = first.norm(dim=-1) * second.norm(dim=-1)
     return torch.where(norm > 0, (first * second).sum(-1) / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0)

@@ -64,7 +64,7 @@ def test_honesty_is_within_chance_of_the_level() -> None:
 def test_the_verdict_follows_the_numbers() -> None:
     error, joint, network, honest = verdict(TWO)
     assert error == "Kernel operator (Gaussian process) has the lowest error on 1 of 2 problems; FNO (ensemble of 4) on 1."
-    assert joint == "FNO (ensemble of 4) has the best joint density of whole fields on 2 of 2 problems."
+    assert joint == "FNO (ensemble of 4) has the best joint density on 2 of 2 problems."
     assert network == "Methods that train no network have the lowest error on Heat."
     assert "in 2 of 4 cases: most often with FNO (ensemble of 4), on 2 of 2, least with kernel operator" in honest
     assert honest.endswith("of the 2 misses, 1 is over-confident.")
@@ -87,7 +87,7 @@ def test_the_matrix_prints_every_number_it_colours() -> None:
         ("e2", "0.400 ×4"),
         ("wide-band", "1.00 ▲"),
     ]
-    assert "0.860 of 200 whole fields inside" in text
+    assert "0.860 of 200 fields inside" in text
     assert matrix({"runs": []}) == ""
 
 

@@ -1,1 +1,1 @@
-"""Running simulators so that no result is lost or computed twice."""
+"""Runs of simulators in worker processes, with durable results that are never computed twice."""

@@ -1,4 +1,4 @@
-"""Simulated results as files: one safetensors file each, written whole or not at all, never a pickle."""
+"""Files of simulation results: one safetensors file per result, written atomically, without pickle."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Failure(_Record):
 
 
 def function_key(inputs: Field) -> str:
-    """Return the key of one input function: a digest of its values, its dtype and its grid.
+    """Return the key of one input function: a digest of its values, dtype and grid.
 
     Args:
         inputs: One function, `(1, c, *grid)`.
@@ -87,7 +87,7 @@ def function_key(inputs: Field) -> str:
         40 hexadecimal digits; equal functions have equal keys on every machine (-0.0 equals 0.0).
 
     Raises:
-        DataError: If it is not one function, or not finite.
+        DataError: If `inputs` is not one finite function.
 
     Examples:
         >>> import torch
@@ -102,13 +102,13 @@ def function_key(inputs: Field) -> str:
     head = [str(inputs.dtype), list(inputs.values.shape), described]
     total = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for tensor in (inputs.values, *(tensors[name] for name in sorted(tensors))):
-        plain = tensor.detach().to("cpu").contiguous() + 0.0  # -0.0 becomes 0.0, which it equals
+        plain = tensor.detach().to("cpu").contiguous() + 0.0  # -0.0 becomes 0.0
         total.update(plain.numpy().tobytes())
     return total.hexdigest()[:40]
 
 
 def describe_grid(grid: Grid) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Split a grid into what JSON can hold and tensors; `rebuild_grid` undoes it."""
+    """Split a grid into JSON values and tensors; `rebuild_grid` is the inverse."""
     check_unmasked(grid, "results of simulations")
     if not grid.is_uniform:
         return {"kind": "scattered"}, {"points": grid.points, "weights": grid.weights}
@@ -125,10 +125,10 @@ def describe_grid(grid: Grid) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def rebuild_grid(described: dict[str, Any], tensors: dict[str, Tensor]) -> Grid:
-    """Return a grid equal to the one that was described.
+    """Return the grid of a description by `describe_grid`.
 
     Raises:
-        GridError: If it is of a kind that this version does not know.
+        GridError: If this version does not support the kind of grid.
     """
     if described.get("kind") == "scattered":
         return Grid.scattered(tensors["points"], tensors["weights"])
@@ -151,12 +151,12 @@ def rebuild_grid(described: dict[str, Any], tensors: dict[str, Tensor]) -> Grid:
 
 
 def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float) -> str:
-    """Write one result, durably, and return its key; a result that is there already stays as it is.
+    """Write one result durably and return its key; an existing result is not changed.
 
     Args:
-        folder: The store's.
+        folder: Folder of the store.
         inputs: One function, `(1, c, *grid)`.
-        outputs: Its result, `(1, c', *grid')`.
+        outputs: Result of the simulation, `(1, c', *grid')`.
         seconds: Duration of the simulation.
 
     Raises:
@@ -174,12 +174,12 @@ def write_result(folder: Path, inputs: Field, outputs: Field, *, seconds: float)
 
 
 def plain_text(text: str) -> str:
-    """Escape lone surrogates, which undecodable file names have and terminals refuse."""
+    """Escape lone surrogates of undecodable file names, which terminals cannot print."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_failure(folder: Path, inputs: Field, *, reason: str, seconds: float) -> str:
-    """Write one failed attempt with its input function, durably, and return its key.
+    """Write one failed attempt with its input function durably, and return its key.
 
     Raises:
         FileError: If the folder cannot be written to.
@@ -198,8 +198,8 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
     """Read a result or a failure: its metadata, and its functions by name ("inputs", "outputs").
 
     Raises:
-        DamagedError: If it is damaged, is not what its name says, or is no regular file.
-        OSError: If it cannot be read at present.
+        DamagedError: If the file is damaged, does not match its name, or is no regular file.
+        OSError: If the file cannot be read at present.
     """
     check_readable(path)
     is_result = path.parent.name == RESULTS
@@ -218,11 +218,11 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Field]]:
         key = function_key(fields["inputs"])
         expected = f"{key}{SUFFIX}" if is_result else f"{key}-{about['attempt']}{SUFFIX}"
         if path.name != expected or about["key"] != key:
-            raise DataError(expected=f"a file named {expected}", got=path.name, remedy="files keep their names")
+            raise DataError(expected=f"a file named {expected}", got=path.name, remedy="do not rename files")
         if not 0.0 <= about["when"] < _LATEST:
-            raise DataError(expected="a time before the year 10000", got=str(about["when"]), remedy="in seconds since 1970")
+            raise DataError(expected="a time before the year 10000", got=str(about["when"]), remedy="use seconds since 1970")
         if not 0.0 <= about["seconds"] < math.inf:
-            raise DataError(expected="finite seconds >= 0", got=repr(about["seconds"]), remedy="write the file anew")
+            raise DataError(expected="finite seconds >= 0", got=repr(about["seconds"]), remedy="write the file again")
         if is_result:
             check_result(fields["outputs"])
     except ProbneuralError as error:
@@ -236,7 +236,7 @@ def check_result(outputs: object) -> None:
         raise DataError(
             expected="one output function as a Field (1, c, *grid)",
             got=repr(outputs) if isinstance(outputs, Field) else str(type(outputs)),
-            remedy="the simulator maps a Field of one function to a Field of one function",
+            remedy="use a simulator that maps a Field of one function to a Field of one function",
         )
     check_finite(outputs.values, "output functions")
 

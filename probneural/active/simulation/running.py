@@ -1,4 +1,4 @@
-"""Run a simulator on many input functions, storing each result before it is used."""
+"""Simulations of many input functions, each result stored before it is used."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 
 _TICK = 0.05
-"""Seconds between looks at the queue while other processes are at work on functions in it."""
+"""Seconds between checks of the queue while other processes simulate functions in it."""
 _PAUSE = 0.5
-"""Seconds between attempts at such a function."""
+"""Seconds between attempts at a function that another process simulates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,12 @@ class SimulationReport:
 
     Attributes:
         keys: Keys of the input functions, in their order.
-        succeeded: Whether there is a result, in the same order.
-        reused: Number of inputs whose result was there, came from another process, or is another input's of this call.
+        succeeded: Whether each input has a result, in the same order.
+        reused: Number of inputs with a stored result, a result of another process, or the result of an equal input.
         simulated: Number of inputs that this call simulated with success.
-        failures: Why there is no result, by key.
+        failures: Reasons of missing results by key.
         seconds: Wall-clock time of the call.
-        lost: Keys of those of them that say nothing about the simulation: the executor lost it.
+        lost: Keys of failures of the executor, which are no failures of the simulation.
     """
 
     keys: tuple[str, ...]
@@ -56,34 +56,33 @@ def simulate(
     store: ResultStore,
     options: SimulationOptions | None = None,
 ) -> SimulationReport:
-    """Simulate the input functions that a store has no result for, and store each result before it is used.
+    """Simulate the input functions without a stored result, and store each result before it is used.
 
-    A worker stores the result it computed itself, before it returns, if it finds the store's folder where the parent has
-    it; only where it does not (another machine without a shared file system) does the parent store it. While a worker
-    simulates, it holds an advisory lock on the function. So after a parent is killed and started again,
+    A worker stores its result before it returns. Only workers without access to the store's folder (on another machine without
+    a shared file system) return results to the parent, which stores them. A worker holds an advisory lock on the function that
+    it simulates. So after a parent is killed and started again,
 
-    * a result that was stored is never simulated again;
-    * what an orphaned worker is still simulating is waited for, not repeated;
-    * what a *killed* worker had in hand is simulated again: no result of it exists. This includes the milliseconds between
-      the simulator's return and the end of the write, a gap that no program can close.
+    * stored results are never simulated again;
+    * simulations of orphaned workers are waited for, not repeated;
+    * simulations of *killed* workers are repeated, because they have no result. This includes workers that are killed in the
+      milliseconds between the end of the simulation and the end of the write.
 
-    The first two need workers that reach the folder, and a file system that knows `flock`. A simulation counts as failed
-    if the simulator raises, returns anything but one finite function, has no result in time, or if its worker dies. It is
-    tried until it has failed `attempts` times, attempts in earlier calls with this store included; then it is reported. A
-    later call with more attempts tries again.
+    The first two need access to the folder and a file system with `flock`. A simulation fails if the simulator raises, returns
+    anything but one finite function, or exceeds the timeout, or if its worker dies. It is repeated until it has failed
+    `attempts` times, earlier calls with this store included; then the failure is reported. A later call with more attempts
+    tries again.
 
-    Without an `executor`, each worker is a process of its own with one thread: one that hangs or dies is replaced, and
-    the others do not notice. They start afresh in every call and import this package, which takes seconds (an `ActiveLearner`
-    keeps them for all rounds of a `run`). An executor of yours is used as it is and not shut down. Its workers cannot be
-    killed, so there is no timeout. Where the executor itself has trouble, as a `ProcessPoolExecutor` has when one of its
-    workers dies, what it had is reported as lost, and not counted as an attempt.
+    Without an `executor`, each worker is a separate process with one thread; a worker that hangs or dies is replaced without
+    effect on others. Workers start in every call, which takes seconds (an `ActiveLearner` keeps them for all rounds of a
+    `run`). A given executor is not shut down. Its workers cannot be killed, so there is no timeout. If the executor fails, as a
+    `ProcessPoolExecutor` does when a worker dies, its simulations are reported as lost and do not count as attempts.
 
-    A simulator that runs a program should do so by `subprocess.run(..., check=True, capture_output=True)`: the end of what the
-    program writes to stderr then stands in the reason of its failure.
+    A simulator that runs a program should use `subprocess.run(..., check=True, capture_output=True)`: the reason of a failure
+    then contains the end of its stderr.
 
     Args:
-        simulator: Maps a Field of one function to a Field of one function, for example `problem.solve`. Processes need one
-            that can be pickled. The same function has to give the same result, whoever computes it.
+        simulator: Maps a Field of one function to a Field of one function, for example `problem.solve`. For processes it must
+            be picklable. Equal inputs must give equal results in every process.
         inputs: n input functions; equal ones are simulated once.
         store: Store of the results.
         options: Executor, number of processes, time limit and attempts.
@@ -92,8 +91,8 @@ def simulate(
         The outcome of each input; the results are `store.pairs(keys)`.
 
     Raises:
-        ArgumentError: If an argument is out of range, the simulator cannot be sent to processes, or own workers die as they
-            start.
+        ArgumentError: If an argument is out of range, the simulator cannot be sent to processes, or worker processes die at
+            their start.
         DataError: If the inputs are not finite functions.
         FileError: If the store cannot be written to.
 
@@ -110,10 +109,10 @@ def simulate(
         >>> first.simulated, again.reused, again.simulated
         (3, 3, 1)
     """
-    remedy = "give SimulationOptions(workers=4) for example"
+    remedy = "pass SimulationOptions(workers=4), for example"
     options = SimulationOptions() if options is None else options
     check_instance(options, SimulationOptions, "options", remedy=remedy, error=ArgumentError)
-    check_callable(simulator, "simulator", remedy="give a function of a Field of one function, e.g. problem.solve")
+    check_callable(simulator, "simulator", remedy="pass a function of a Field of one function, e.g. problem.solve")
     check_instance(store, ResultStore, "store", remedy="open one: pn.active.ResultStore(path)", error=ArgumentError)
     with contextlib.closing(WorkerPool(simulator, options)) as pool:
         return simulate_in(pool, inputs, store=store, options=options)
@@ -126,18 +125,18 @@ def simulate_in(
     store: ResultStore,
     options: SimulationOptions,
 ) -> SimulationReport:
-    """Do what `simulate` does in a pool that stays open."""
+    """Run `simulate` in a pool that stays open."""
     if not isinstance(inputs, Field) or len(inputs) == 0:
         raise DataError(
             expected="a Field of one function or more",
             got="none" if isinstance(inputs, Field) else described(inputs),
-            remedy="nothing else is simulated",
+            remedy="pass at least one input function",
         )
     return _Run(pool, inputs, store, options).report()
 
 
 class _Run:
-    """One call: the functions that wait in a queue, and those that workers have."""
+    """One call: queued functions, and functions in simulation."""
 
     def __init__(self, pool: WorkerPool, inputs: Field, store: ResultStore, options: SimulationOptions) -> None:
         self.pool, self.inputs, self.store, self.options = pool, inputs, store, options
@@ -150,10 +149,10 @@ class _Run:
         self.queue: deque[str] = deque()
         self.running: dict[Future[Outcome], str] = {}
         self.elsewhere: dict[str, tuple[float, float]] = {}
-        """Times at which another process was first and last found at work on a function."""
+        """First and last time at which another process was simulating a function."""
 
     def report(self) -> SimulationReport:
-        """Work until every function has a result or a reason."""
+        """Run until every function has a result or a reason of failure."""
         start, reasons = time.perf_counter(), {}
         for failure in self.store.failures():
             self.failed[failure.key] += 1
@@ -191,7 +190,7 @@ class _Run:
                     bar.update()
 
     def _next(self) -> str | None:
-        """The next key, unless another process has been at work on it just now."""
+        """The next key that no other process was simulating at the last check."""
         now = time.monotonic()
         for key in self.queue:
             if key not in self.elsewhere or self.elsewhere[key][1] + _PAUSE <= now:
@@ -204,18 +203,18 @@ class _Run:
 
     def _task(self, key: str) -> Task:
         inputs = packed(self._function(key))
-        number = secrets.randbits(62)  # another one in every call and every process
+        number = secrets.randbits(62)  # unique per submission
         return Task(inputs, str(self.store.path), self.store.identity, number)
 
     def _is_settled(self, key: str, outcome: Outcome) -> bool:
-        """Whether a function has a result or a reason now; if not, it is in the queue again."""
+        """Whether a function has a result or a reason of failure; otherwise it is queued again."""
         if outcome.status == "done" and outcome.outputs is not None:
             self.store.add(self._function(key), unpacked(outcome.outputs), seconds=outcome.seconds)
         if outcome.status in ("done", "reused", "died", "lost") and key in self.store:
             if outcome.status != "reused":
                 self.simulated.add(key)
             return True
-        if outcome.status in ("done", "reused", "busy"):  # damaged since and set aside, not yet visible over a network, or busy
+        if outcome.status in ("done", "reused", "busy"):  # busy, or the file was damaged, or is not yet visible over a network
             return self._has_waited_too_long(key)
         if outcome.status == "lost":
             self.lost.add(key)
@@ -230,7 +229,7 @@ class _Run:
         return True
 
     def _has_waited_too_long(self, key: str) -> bool:
-        """Queue what another process is simulating, unless that has taken too long."""
+        """Queue a function that another process simulates; return True and fail if that exceeds the time limit."""
         now, limit = time.monotonic(), self.options.timeout
         since, _ = self.elsewhere.get(key, (now, now))
         if limit is not None and now - since > limit:

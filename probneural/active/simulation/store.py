@@ -54,7 +54,7 @@ class Failure:
         key: Key of the input function.
         reason: Reason of the failure, in one line.
         seconds: Duration of the attempt.
-        when: When it ended, UTC in ISO 8601.
+        when: Time of its end, UTC in ISO 8601.
     """
 
     key: str
@@ -67,8 +67,8 @@ class _Entry(NamedTuple):
     """Cached metadata of a result or failure.
 
     Attributes:
-        state: Size of the file in bytes and its time of modification in nanoseconds; if they change, it is read again.
-        created: When it was written, in seconds since 1970.
+        state: Size of the file in bytes and its time of modification in nanoseconds; a changed file is read again.
+        created: Time of writing, in seconds since 1970.
         failure: The failed attempt; None for a result.
     """
 
@@ -78,25 +78,24 @@ class _Entry(NamedTuple):
 
 
 class ResultStore:
-    """Results of simulations, failed attempts and a loop's decisions, in a folder that survives being killed at any moment.
+    """Folder of simulation results, failed attempts and decisions of a loop, consistent after a crash at any time.
 
-    Each result is one safetensors file named after its input function's key, with a digest; it is complete and synced to disk
-    when [`add`][probneural.active.ResultStore.add] returns. Decisions and tensors have digests too, which include their names.
-    A file is checked when it is first asked for. Under any of these names, a file that is truncated, changed, damaged or
-    foreign, and what is no regular file (a symbolic link, which could lead elsewhere), is renamed to `*.broken` with a warning,
-    and counts as missing. Keys and names cannot lead out of the folder. No pickle is ever read.
+    Each result is one safetensors file, named by the key of its input function, with a digest. It is synced to disk when
+    [`add`][probneural.active.ResultStore.add] returns. Digests of decisions and tensors include their names. A file is verified
+    at its first request. Truncated, changed, damaged or foreign files and symbolic links are renamed to `*.broken` with a
+    warning and count as missing. Keys and names cannot lead out of the folder. No pickle is read.
 
-    What processes that were killed have left half written is removed when a store is opened. A writer holds a lock on its
-    temporary file, which the system releases when the process dies, so a file that another process is writing stays.
+    Opening a store removes temporary files of killed processes. Files of living writers stay: a writer locks its temporary
+    file, and the system releases the lock when the process dies.
 
-    Several processes may use one store at once, on one machine or over a shared file system with `flock`. A folder that cannot
-    be written to can be read. Advisory locks need `fcntl`; without it (Windows) keep to one process.
+    Several processes may use a store at once, on one machine or over a shared file system with `flock`. A folder without write
+    permission can be read. Advisory locks need `fcntl`; without it (Windows) use one process.
 
     Args:
-        path: The store's folder, made if it does not exist.
+        path: Folder of the store, created if it does not exist.
 
     Raises:
-        FileError: If the folder is something else's, of another format version, or cannot be made.
+        FileError: If the folder has other contents or another format version, or cannot be created.
 
     Examples:
         >>> import tempfile
@@ -118,7 +117,7 @@ class ResultStore:
         self._entries: dict[Path, _Entry] = {}
 
     def key(self, inputs: Field) -> str:
-        """Return the key of one input function: a digest of its values, its dtype and its grid.
+        """Return the key of one input function: a digest of its values, dtype and grid.
 
         Args:
             inputs: One function, `(1, c, *grid)`.
@@ -127,26 +126,27 @@ class ResultStore:
             40 hexadecimal digits; equal functions have equal keys on every machine.
 
         Raises:
-            DataError: If it is not one function, or not finite.
+            DataError: If `inputs` is not one finite function.
         """
         return function_key(inputs)
 
     def __contains__(self, key: str) -> bool:
-        """Whether there is a usable result for a key."""
+        """Whether the store has a usable result for a key."""
         return is_key(key) and self._entry(path_of(self.path, RESULTS, f"{key}{SUFFIX}")) is not None
 
     def __len__(self) -> int:
-        """Number of usable results; reads those that have not been read."""
+        """Number of usable results; it reads all files that were not read before."""
         return len(self._usable_entries(RESULTS))
 
     def add(self, inputs: Field, outputs: Field, *, seconds: float) -> str:
-        """Store one result durably: when this returns, it survives a crash of the process and of the machine.
+        """Store one result durably: it survives a crash of the process and of the machine.
 
-        The file is written under another name, synced, renamed, and its folder synced. Adding a result again changes nothing.
+        The file is written under a temporary name, synced and renamed, and the folder is synced. Adding a result twice has no
+        effect.
 
         Args:
             inputs: One function, `(1, c, *grid)`.
-            outputs: Its result, `(1, c', *grid')`.
+            outputs: Result of the simulation, `(1, c', *grid')`.
             seconds: Duration of the simulation.
 
         Returns:
@@ -158,7 +158,7 @@ class ResultStore:
         """
         seconds = check_real(seconds, "seconds", least=0.0)
         key = write_result(self.path, inputs, outputs, seconds=seconds)
-        if key not in self:  # what was there before was damaged, and is set aside now
+        if key not in self:  # an earlier file was damaged and is renamed now
             write_result(self.path, inputs, outputs, seconds=seconds)
         if key not in self:
             raise FileError(expected="the result just written", got="a damaged file", remedy="check the disk")
@@ -169,12 +169,12 @@ class ResultStore:
 
         Raises:
             DataError: If there are no keys, or results have different dtypes.
-            FileError: If there is no usable result for a key.
+            FileError: If a key has no usable result.
             GridError: If results have different grids.
-            ShapeError: If results have different numbers of channels.
+            ShapeError: If results have different channel counts.
         """
         if not keys:
-            raise DataError(expected="at least one key", got="none", remedy="an empty data set has no grid")
+            raise DataError(expected="at least one key", got="none", remedy="pass keys of results")
         records = [self._result(key) for key in keys]
         return FieldPairs(*(Field.cat([record[side] for record in records]) for side in ("inputs", "outputs")))
 
@@ -193,35 +193,35 @@ class ResultStore:
         write_failure(self.path, inputs, reason=check_text(reason, "reason"), seconds=check_real(seconds, "seconds", least=0.0))
 
     def failures(self) -> list[Failure]:
-        """Return the failed attempts, oldest first, those of functions that succeeded later included."""
+        """Return all failed attempts, oldest first, also of functions that succeeded later."""
         entries = sorted(self._usable_entries(FAILURES), key=lambda entry: entry.created)
         return [entry.failure for entry in entries if entry.failure is not None]
 
     def attempts(self, key: str) -> int:
-        """Return how many attempts at a function have failed.
+        """Return the number of failed attempts at a function.
 
         Raises:
-            ArgumentError: If the key is none.
+            ArgumentError: If the key is invalid.
         """
         check_key(key)
         return len(list((self.path / FAILURES).glob(f"{key}-*{SUFFIX}")))
 
     def remember(self, name: str, value: JSON) -> None:
-        """Keep a decision for good, for example which candidates a round chose: what was decided stays decided.
+        """Store a decision permanently, for example the candidates of a round.
 
         Args:
             name: Letters, digits, ".", "_" and "-".
-            value: JSON content; tuples come back as lists.
+            value: JSON content; tuples are returned as lists.
 
         Raises:
-            ArgumentError: If the name or the value is of another kind, or another value is kept under this name.
+            ArgumentError: If the name or the value is invalid, or another value is stored under this name.
             FileError: If the store cannot be written to.
         """
         check_name(name)
         try:
             text = json.dumps(schema.parsed(json.dumps(value, sort_keys=True, allow_nan=False)), sort_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ArgumentError(expected="a value that JSON can hold", got=str(error), remedy="convert it to lists") from error
+            raise ArgumentError(expected="a value that JSON can hold", got=str(error), remedy="convert to lists") from error
         with locked(self.path, f"{DECISIONS}-{name}"):
             stored = self.recall(name)
             path = path_of(self.path, DECISIONS, f"{name}{SUFFIX}")
@@ -235,44 +235,44 @@ class ResultStore:
                 )
 
     def recall(self, name: str) -> JSON | None:
-        """Return the decision of a name, or None; a changed or damaged file is set aside, with a warning.
+        """Return the decision of a name, or None; a changed or damaged file is renamed with a warning.
 
         Raises:
-            ArgumentError: If the name has other characters than `remember` takes.
-            FileError: If it cannot be read at present.
+            ArgumentError: If the name is invalid, see `remember`.
+            FileError: If the file cannot be read at present.
         """
         check_name(name)
         return _usable(path_of(self.path, DECISIONS, f"{name}{SUFFIX}"), lambda path: read_named(path, name)[0])
 
     def save_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors under a name, replacing those kept before in one step.
+        """Store tensors under a name, replacing earlier ones atomically.
 
         Raises:
-            ArgumentError: If the name has other characters than `remember` takes.
+            ArgumentError: If the name is invalid, see `remember`.
             FileError: If the store cannot be written to.
         """
         check_name(name)
-        remedy = "give tensors by name"
+        remedy = "pass tensors by name"
         for tensor in check_instance(tensors, Mapping, "tensors", remedy=remedy).values():
             check_instance(tensor, Tensor, "one of the tensors", remedy=remedy)
         write_named(path_of(self.path, TENSORS, f"{name}{SUFFIX}"), name, tensors=tensors)
 
     def load_tensors(self, name: str) -> dict[str, Tensor] | None:
-        """Return the tensors kept under a name, on the CPU, or None; damaged ones are set aside, with a warning.
+        """Return the tensors of a name on the CPU, or None; a damaged file is renamed with a warning.
 
         Raises:
-            ArgumentError: If the name has other characters than `remember` takes.
-            FileError: If they cannot be read at present.
+            ArgumentError: If the name is invalid, see `remember`.
+            FileError: If the file cannot be read at present.
         """
         check_name(name)
         return _usable(path_of(self.path, TENSORS, f"{name}{SUFFIX}"), lambda path: read_named(path, name)[1])
 
     def __reduce__(self) -> tuple[type[ResultStore], tuple[Path]]:
-        """Travel to other processes as a path."""
+        """Pickle the store as its path."""
         return ResultStore, (self.path,)
 
     def __repr__(self) -> str:
-        """A short description, which reads no file."""
+        """A short description without access to files."""
         return f"ResultStore({str(self.path)!r})"
 
     def _result(self, key: str) -> dict[str, Field]:
@@ -293,7 +293,7 @@ class ResultStore:
         return [entry for path in paths if (entry := self._entry(path)) is not None]
 
     def _entry(self, path: Path) -> _Entry | None:
-        """The metadata of a usable file, which is read if it has changed; None if there is none."""
+        """Metadata of a usable file, read again after a change; None without a usable file."""
 
         def read(path: Path) -> _Entry:
             status = path.lstat()
@@ -311,10 +311,10 @@ class ResultStore:
 
 
 def _usable(path: Path, read: Callable[[Path], _T]) -> _T | None:
-    """The content of a file, or None where there is none; a damaged one is set aside."""
+    """Content of a file, or None; a damaged file is renamed."""
     try:
         return read(path)
-    except FileNotFoundError:  # never written, or set aside by another process
+    except FileNotFoundError:  # never written, or renamed by another process
         return None
     except DamagedError as error:
         set_aside(path, error)

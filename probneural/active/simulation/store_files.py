@@ -51,38 +51,38 @@ class DamagedError(FileError):
 
 
 def is_key(key: object) -> bool:
-    """Whether something is a key: what else there may be is no file's name."""
+    """Whether a value is a valid key, and thus a valid file name."""
     return isinstance(key, str) and _KEY.fullmatch(key) is not None
 
 
 def check_key(key: object) -> None:
-    """Raise an ArgumentError unless it is a key."""
+    """Raise an ArgumentError unless a value is a valid key."""
     if not is_key(key):
-        raise ArgumentError(
-            expected="a key of 40 hexadecimal digits", got=repr(key)[:100], remedy="store.key(inputs) is a function's key"
-        )
+        raise ArgumentError(expected="a key of 40 hexadecimal digits", got=repr(key)[:100], remedy="use store.key(inputs)")
 
 
 def check_name(name: object) -> None:
-    """Raise an ArgumentError unless it is a name for decisions and tensors, which cannot lead out of a folder."""
+    """Raise an ArgumentError unless a value is a valid name of decisions and tensors, which cannot lead out of a folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ArgumentError(
-            expected='a name of letters, digits, ".", "_" and "-"', got=repr(name)[:100], remedy='for example "round-3.chosen"'
+            expected='a name of letters, digits, ".", "_" and "-"',
+            got=repr(name)[:100],
+            remedy='use a name such as "round-3.chosen"',
         )
 
 
 def is_record(name: object) -> bool:
-    """Whether a path below the store's folder is that of a result or a failure, and of nothing else."""
+    """Whether a path below the store's folder is that of a result or a failure."""
     return isinstance(name, str) and _RECORD.fullmatch(name) is not None
 
 
 def path_of(folder: Path, room: str, name: str) -> Path:
-    """Return the path of a file in a room of the store. A symbolic link there would lead out of it, and is set aside.
+    """Return the path of a file in a subfolder of the store. A symbolic link there could lead out of it, and is renamed.
 
     Args:
-        folder: The store's.
+        folder: Folder of the store.
         room: One of `ROOMS`.
-        name: With its suffix; made of a key or a name that has been checked.
+        name: File name with its suffix, from a valid key or name.
     """
     path = folder / room / name
     if path.is_symlink():
@@ -93,7 +93,7 @@ def path_of(folder: Path, room: str, name: str) -> Path:
 
 
 def set_aside(path: Path, error: Exception) -> None:
-    """Rename a file that cannot be used to `NAME.broken`, with a warning; where nothing can be renamed, leave it."""
+    """Rename an unusable file to `NAME.broken`, with a warning; leave it if renaming fails."""
     target = path.with_name(f"{path.name}.broken")
     fate = f"is now {target.name}"
     try:
@@ -134,7 +134,7 @@ def read_named(path: Path, name: str) -> tuple[JSON, dict[str, Tensor]]:
 
 
 def store_identity(folder: Path) -> str | None:
-    """Return the identity of the store in a folder, or None if there is none of this version."""
+    """Return the identity of the store in a folder; None without a store of this version."""
     try:
         content, _ = read_named(folder / MARK, MARK)
     except OSError:
@@ -145,7 +145,7 @@ def store_identity(folder: Path) -> str | None:
 
 
 def open_folder(path: Path) -> str:
-    """Make the folder, or check that it is a store of this version; return the store's identity."""
+    """Create the folder, or verify that it is a store of this version; return the store's identity."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if _is_unused(path):
@@ -168,7 +168,7 @@ def open_folder(path: Path) -> str:
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether a folder is empty, but for what another process that is making a store there, or died doing so, has made."""
+    """Whether a folder is empty, or contains only a partly created store, of another process or of an earlier crash."""
     names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
     if not names <= {*ROOMS, LOCKS}:
         return False
@@ -176,26 +176,26 @@ def _is_unused(path: Path) -> bool:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left half written, and their locks; live ones hold theirs."""
+    """Remove temporary files and locks of killed processes; those of living processes are locked."""
     for folder in (path, *(path / room for room in ROOMS)):
         atomic.remove_abandoned(folder)
     with contextlib.suppress(OSError):
         for file in (path / LOCKS).iterdir():
-            with locked(path, file.name, wait=False):  # which removes it, unless somebody holds it
+            with locked(path, file.name, wait=False):  # removes the file, unless another process holds the lock
                 pass
 
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
-    """Hold an advisory lock that the system releases when its holder dies, however it dies.
+    """Hold an advisory lock that the system releases when its holder dies.
 
-    Where `fcntl` is missing (Windows) there is no such lock, and this does nothing: one process at a time may use a store
-    there, and none may be restarted while workers of a killed one still run.
+    Without `fcntl` (Windows) there is no lock. One process at a time may then use a store, and none may restart while workers
+    of a killed one still run.
 
     Args:
-        folder: The store's.
+        folder: Folder of the store.
         name: Name of the lock.
-        wait: Whether to wait for it.
+        wait: Whether to wait for the lock.
 
     Yields:
         Whether the lock is held, always True with `wait`.
@@ -213,7 +213,7 @@ def locked(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
     finally:
         if held is not None:
             with contextlib.suppress(OSError):
-                path.unlink()  # while it is held: who waited for it sees that and takes the next file
+                path.unlink()  # while the lock is held: a waiting process notices it and creates a new file
             os.close(held)
 
 
@@ -238,7 +238,7 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
             raise FileError(
                 expected="a file system that knows flock", got=str(error), remedy="put the store on another file system"
             ) from error
-        except BaseException:  # Ctrl-C while it waits
+        except BaseException:  # Ctrl-C while waiting
             os.close(descriptor)
             raise
         if same:
@@ -247,11 +247,11 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
 
 
 def check_readable(path: Path) -> None:
-    """Open a file, so that what goes wrong afterwards is due to its contents.
+    """Open a file, so that later errors are due to its contents.
 
     Raises:
         DamagedError: If it is no regular file: opening a pipe, for example, would wait for its other end.
-        OSError: If it cannot be read at present (permissions, too many open files), or there is none.
+        OSError: If the file does not exist or cannot be read at present (permissions, too many open files).
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise _damaged(path, "no regular file")

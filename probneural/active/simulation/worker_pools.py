@@ -1,4 +1,4 @@
-"""Pools of workers: own processes, which are killed one at a time where they hang, or a foreign executor."""
+"""Pools of workers: single-process executors that can be killed one by one, or an executor of the user."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class SimulationOptions:
     """Executor, time limit and attempts of simulations; none of these options changes a result.
 
     Args:
-        executor: Any `concurrent.futures.Executor`, for example Dask's `Client.get_executor()`; own processes by default.
-        workers: Number of own processes, by default one per core that may be used.
-        timeout: Seconds for one simulation in own processes, counted from its start; None for no limit. Also how long to
-            wait for a function that another process is simulating.
-        attempts: Number of failures of a function before it is given up, those in earlier calls with the same store included.
+        executor: Any `concurrent.futures.Executor`, for example Dask's `Client.get_executor()`; by default worker processes.
+        workers: Number of worker processes, by default one per available core.
+        timeout: Seconds for one simulation in a worker process, from its start; None for no limit. Also the longest wait for a
+            function that another process simulates.
+        attempts: Number of failures of a function after which it is dropped, earlier calls with the same store included.
         show_progress: Whether to show progress bars.
 
     Raises:
-        ArgumentError: If an argument is of the wrong kind or out of range, or workers or a timeout are given with an executor.
+        ArgumentError: If an argument is of the wrong kind or out of range, or an executor is combined with workers or a
+            timeout.
 
     Examples:
         >>> SimulationOptions(timeout=60).timeout
@@ -59,9 +60,9 @@ class SimulationOptions:
             )
         if self.executor is not None and (self.workers, self.timeout) != (None, None):
             raise ArgumentError(
-                expected="an executor, or workers and a timeout of own processes",
+                expected="an executor, or workers and a timeout of worker processes",
                 got="both",
-                remedy="an executor has its own number of workers, which cannot be killed",
+                remedy="drop workers and timeout: an executor has its own workers, which cannot be killed",
             )
         assign(
             self,
@@ -73,16 +74,16 @@ class SimulationOptions:
 
 
 START_METHOD = "spawn"
-"""Start method of worker processes: a fork would copy locks that threads of the parent hold."""
+"""Start method of worker processes: a fork would copy locks held by threads of the parent."""
 
 
 class WorkerPool:
-    """Workers for the simulations of one or several calls, until it is closed.
+    """Workers for the simulations of one or several calls, until `close`.
 
     Args:
         simulator: The simulator.
-        options: Whose executor is used, and not shut down; without one, each simulation has a thread here that watches a
-            worker process. Workers start when there is a task for them, and live until the pool is closed.
+        options: Options with an executor, which is not shut down. Without executor, a thread per simulation watches a worker
+            process; workers start with their first task and live until the pool is closed.
     """
 
     def __init__(self, simulator: Simulator, options: SimulationOptions) -> None:
@@ -99,10 +100,10 @@ class WorkerPool:
             self._executor, self._call = options.executor, partial(run, simulator)
 
     def submit(self, task: Task) -> Future[Outcome]:
-        """Hand a task over.
+        """Submit a task.
 
         Raises:
-            ArgumentError: If the executor has been shut down.
+            ArgumentError: If the executor was shut down.
         """
         try:
             future = self._executor.submit(self._call, task)
@@ -115,28 +116,28 @@ class WorkerPool:
         return future
 
     def outcome(self, future: Future[Outcome]) -> Outcome:
-        """Take a finished task back.
+        """Return the outcome of a finished task.
 
-        The outcome is "lost" if the executor has cancelled the task or is broken, which says nothing about the simulation.
+        It is "lost" if the executor cancelled the task or is broken; the simulation itself did not fail.
 
         Raises:
-            ArgumentError: If own workers cannot start.
+            ArgumentError: If worker processes cannot start.
             FileError: If the store cannot be written to.
         """
         self._waiting.discard(future)
         if future.cancelled():
             return Outcome("lost", reason="the executor cancelled it")
         error = future.exception()
-        if isinstance(error, ArgumentError | FileError):  # every other simulation would meet it too
+        if isinstance(error, ArgumentError | FileError):  # all simulations would raise it
             raise error
         if isinstance(error, BrokenExecutor):
             return Outcome("lost", reason=f"the executor is broken: {error}")
-        if error is not None:  # what the simulator raises does not come this way: it is the executor's own trouble
+        if error is not None:  # an error of the executor: errors of simulators are outcomes
             return Outcome("lost", reason=f"the executor's own {type(error).__name__}: {error}")
         return future.result()
 
     def close(self) -> None:
-        """Take back what has not begun, and end all own workers, those at work by force."""
+        """Cancel queued tasks and end all worker processes, busy ones by force."""
         for future in self._waiting:
             future.cancel()
         if self._processes is not None:
@@ -145,7 +146,7 @@ class WorkerPool:
 
 
 class _WorkerProcesses:
-    """A worker process for each thread that calls `attempt`: where one dies or is killed, the others do not notice."""
+    """One worker process per thread that calls `attempt`, so that the death of one has no effect on others."""
 
     def __init__(self, simulator: Simulator, limit: float | None) -> None:
         self._simulator, self._limit = simulator, limit
@@ -156,10 +157,10 @@ class _WorkerProcesses:
         self._lock = threading.Lock()
 
     def attempt(self, task: Task) -> Outcome:
-        """Run a task in this thread's process; the outcome is "died" if that dies, or is killed because time is up.
+        """Run a task in this thread's process; the outcome is "died" if the process dies or exceeds the time limit.
 
         Raises:
-            ArgumentError: If the process dies while it starts.
+            ArgumentError: If the process dies while starting.
         """
         worker, future = self._begun(task)
         start = time.monotonic()
@@ -168,23 +169,23 @@ class _WorkerProcesses:
             worker.kill()
         elif not isinstance(future.exception(), BrokenProcessPool):
             return future.result()
-        del self._of_thread.worker  # the next task starts another
+        del self._of_thread.worker  # the next task starts another process
         reason = f"no result within {self._limit:g} s" if is_late else "the worker process died"
         return Outcome("died", time.monotonic() - start, reason, is_stored=False)
 
     def close(self) -> None:
-        """End all processes, those at work by force."""
+        """End all processes, busy ones by force."""
         with self._lock:
             self._is_closed = True
         for worker in self._workers:
             worker.end()
 
     def _begun(self, task: Task) -> tuple[_Worker, Future[Outcome]]:
-        """Give a task to this thread's process, or to a new one where there is none or it has died."""
+        """Submit a task to this thread's process, or to a new one if there is none or it died."""
         if hasattr(self._of_thread, "worker"):
             with contextlib.suppress(BrokenProcessPool), self._open():
                 return self._of_thread.worker, self._of_thread.worker.submit(task)
-        with self._open():  # one after the other: a process must not inherit the pipes of another that is starting
+        with self._open():  # one at a time: a process must not inherit the pipes of another starting process
             self._payload = self._payload or pickled(self._simulator)
             worker = _Worker(self._payload, self._limit)
             self._workers.append(worker)
@@ -195,7 +196,7 @@ class _WorkerProcesses:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Hold the lock, unless this is closed."""
+        """Hold the lock, or raise if the processes are closed."""
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the worker processes are closed")
@@ -203,7 +204,7 @@ class _WorkerProcesses:
 
 
 class _Worker:
-    """One process, in an executor of its own: in an executor of several the death of one ends all."""
+    """One process in a separate executor: in an executor of several processes the death of one ends all."""
 
     def __init__(self, payload: bytes, limit: float | None) -> None:
         context = multiprocessing.get_context(START_METHOD)
@@ -216,17 +217,17 @@ class _Worker:
         if error is not None:
             raise ArgumentError(
                 expected="worker processes that start and can load the simulator",
-                got="one that died at once; its messages are above",
-                remedy="put the script's work under `if __name__ == '__main__':`, and define the simulator in a module "
+                got="a process that died at its start; its messages are above",
+                remedy="put the script under `if __name__ == '__main__':`, and define the simulator in a module "
                 "that workers can import",
             ) from error
 
     def submit(self, task: Task) -> Future[Outcome]:
-        """Give the process a task."""
+        """Submit a task to the process."""
         return self._executor.submit(_attempt_in_worker, task)
 
     def kill(self) -> None:
-        """Kill the process, and with it all that the simulator has forked: they hold the pipes that are waited for."""
+        """Kill the process and all processes that the simulator forked, which hold the same pipes."""
         if self._process_id.exception() is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -236,7 +237,7 @@ class _Worker:
                 os.kill(self._process_id.result(), signal.SIGTERM)
 
     def end(self) -> None:
-        """End the process, which has stored its results unless it is at work."""
+        """End the process; an idle process has stored its results."""
         self.kill()
         self._executor.shutdown(cancel_futures=True)
 
@@ -249,16 +250,16 @@ class _InWorker:
 
 
 def _start_worker(payload: bytes, limit: float | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if hasattr(os, "setpgrp"):
         os.setpgrp()
-    threading.Thread(target=_follow_parent, args=(limit,), daemon=True).start()  # first: what follows may take long
+    threading.Thread(target=_follow_parent, args=(limit,), daemon=True).start()  # first, since unpickling may take long
     torch.set_num_threads(1)  # one thread per worker: processes share the cores
     _InWorker.simulator = pickle.loads(payload)  # noqa: S301 (from our own parent, never from a file)
 
 
 def _follow_parent(limit: float | None) -> None:
-    """End this process when its parent has died, but not before the simulation at hand is stored or out of time."""
+    """End this process after its parent died and its current simulation is stored or out of time."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -273,5 +274,5 @@ def _attempt_in_worker(task: Task) -> Outcome:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,7 +19,7 @@ from probneural.fields import Field
 Simulator = Callable[[Field], Field]
 
 _COMPLAINT = 1000
-"""Characters of a program's stderr that are kept with a failure: its end, where programs say what went wrong."""
+"""Characters from the end of a program's stderr that are stored with a failure."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Task:
 
     Attributes:
         inputs: The input function, packed.
-        folder: The store's, as the parent sees it.
-        identity: The store's; a worker that finds it in the folder writes results itself.
-        number: Random number of this submission, so that no executor merges two of them.
+        folder: Folder of the store in the parent.
+        identity: Identity of the store; a worker that reads the same identity in the folder writes results itself.
+        number: Random number of the submission, so that no executor merges two submissions.
     """
 
     inputs: bytes
@@ -44,12 +44,12 @@ class Outcome:
     """Outcome of a task.
 
     Attributes:
-        status: "done"; "reused", if the result was there; "busy", if another process is simulating the function; "failed";
-            "died", if its worker did; "lost", if the executor lost it.
+        status: "done"; "reused" for a stored result; "busy" if another process simulates the function; "failed"; "died" for
+            the worker; "lost" by the executor.
         seconds: Duration of the simulation.
         reason: Reason of a failure, in one line.
-        is_stored: Whether the worker has stored the result or the failure.
-        outputs: The result, packed, where it is not stored.
+        is_stored: Whether the worker stored the result or the failure.
+        outputs: The packed result if it is not stored.
     """
 
     status: str
@@ -60,13 +60,13 @@ class Outcome:
 
 
 def run(simulator: Simulator, task: Task) -> Outcome:
-    """Simulate and store, unless the result is there already or another process is at it.
+    """Simulate and store, unless the result is stored already or another process simulates the function.
 
-    While it runs, it holds the function's lock, which the system releases when this process ends, however it ends. So a
-    worker that outlives its parent is waited for, and its simulation is not repeated.
+    It holds the function's lock, which the system releases when this process ends. So the simulation of a worker that outlives
+    its parent is waited for and not repeated.
     """
     folder = Path(task.folder)
-    if store_identity(folder) != task.identity:  # another machine, without the file system that the store is on
+    if store_identity(folder) != task.identity:  # another machine without access to the store
         return _simulate(simulator, task)
     key = function_key(unpacked(task.inputs))
     with locked(folder, f"simulate-{key}", wait=False) as is_held:
@@ -80,23 +80,23 @@ def run(simulator: Simulator, task: Task) -> Outcome:
         try:
             write_result(folder, unpacked(task.inputs), unpacked(outcome.outputs), seconds=outcome.seconds)
         except FileError:
-            return outcome  # the parent tries, and raises what it meets
+            return outcome  # the parent writes it or raises the error
         return replace(outcome, is_stored=True, outputs=None)
 
 
 def run_pickled(payload: bytes, task: Task) -> Outcome:
-    """Do the same with a simulator that `pickled` made bytes of, whose tensors travel by value then."""
+    """Run a task with a simulator from `pickled`, whose tensors are then sent by value."""
     return run(pickle.loads(payload), task)  # noqa: S301 (from our own parent, never from a file)
 
 
 def packed(function: Field) -> bytes:
-    """Return a function as bytes: PyTorch would send its tensor as shared memory, which is gone when the sender is."""
-    copied = function.values.detach().to("cpu", copy=True)  # without what it may be a view of
+    """Return a function as bytes: PyTorch would send its tensor as shared memory, which dies with the sender."""
+    copied = function.values.detach().to("cpu", copy=True)  # not a view of a larger tensor
     return pickle.dumps(Field(copied, function.grid))
 
 
 def unpacked(data: bytes) -> Field:
-    """Return the function that `packed` made bytes of, in memory of its own."""
+    """Return a function from the bytes of `packed`."""
     function: Field = pickle.loads(data)  # noqa: S301 (from our own parent or worker, never from a file)
     return function
 
@@ -105,7 +105,7 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
     start = time.perf_counter()
     try:
         outputs = _called(simulator, unpacked(task.inputs))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (a simulator may raise anything, and the loop goes on)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (a simulator may raise any error, and the loop continues)
         return Outcome("failed", time.perf_counter() - start, _reason(error), is_stored=False)
     seconds = time.perf_counter() - start
     try:
@@ -116,7 +116,7 @@ def _simulate(simulator: Simulator, task: Task) -> Outcome:
 
 
 def _called(simulator: Simulator, inputs: Field) -> Field:
-    """Call the simulator; a process that it has forked, and that returns from it as well, ends here."""
+    """Call the simulator, and end processes that it forked and that return from it."""
     process = os.getpid()
     try:
         return simulator(inputs)
@@ -135,7 +135,7 @@ def _failed(task: Task, reason: str, seconds: float) -> Outcome:
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of the traceback, where it came from, and the end of what a program that failed has complained about."""
+    """Last line of the traceback, its place in the code, and the end of a failed program's stderr."""
     last = " ".join(traceback.format_exception_only(error)[-1].split())[:500]
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
@@ -144,7 +144,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _complaint(error: BaseException | None) -> str:
-    """The last lines that a program wrote to stderr, as the errors of `subprocess` carry them, also those raised again."""
+    """Last lines of a program's stderr, from an error of `subprocess` or from its cause or context."""
     while error is not None:
         written = getattr(error, "stderr", None)
         text = written.decode(errors="replace") if isinstance(written, bytes) else written
@@ -159,7 +159,7 @@ def pickled(simulator: Simulator) -> bytes:
     """Return a simulator as bytes.
 
     Raises:
-        ArgumentError: If it cannot be sent to another process.
+        ArgumentError: If it cannot be pickled.
     """
     try:
         return pickle.dumps(simulator)

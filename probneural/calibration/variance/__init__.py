@@ -1,1 +1,1 @@
-"""Scales of predictive variances: one factor, local factors, by lead, and mixtures of scales."""
+"""Scales of predictive variances: global, local, by lead, and scale mixtures."""

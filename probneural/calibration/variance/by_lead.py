@@ -29,57 +29,59 @@ from probneural.pairs import evenly_spread_rows
 from probneural.pairs.provenance import TrainingRecord, check_untrained, no_keys
 
 _LEAST_FACTOR = 1e-4
-"""Of variances, by a local scale, where measurement noise would explain all errors."""
+"""Least factor of a variance, used where measurement noise explains all errors."""
 _KEPT_VALUES = 2**21
-"""Values of a lead that are kept, in whole functions (48 MiB)."""
+"""Values per lead that are stored for the fit of a local scale, in whole samples (48 MiB)."""
 
 
 @dataclass(frozen=True)
 class LeadScale:
-    """Scale a forecast's variances at every lead, so that they are as large as its squared errors.
+    """Scale the variances of a forecast at every lead, so that they equal its mean squared errors.
 
-    Members count as a sample of a distribution of variance w = v s/(s - 1), with v the mean variance of s members over the
-    calibration functions and, by quadrature, the domain. Their mean has a sampling error of variance w/s. With the mean squared
-    error e of a lead, the variance of that distribution is multiplied, per channel, by
+    The s members of a forecast are a sample of a distribution with variance w = v s/(s - 1). Here v is the members' variance,
+    averaged over calibration samples and, by quadrature, over the domain. Their mean has a sampling error of variance w/s. With
+    the mean squared error e of a lead, the factor of w is, per channel,
 
-        a = (e - noise)/w - 1/s.
+        a = (e - noise)/w - 1/s,
 
-    So a does not depend on s. The deviations of s' members, of that forecast or another, are multiplied by the root of
+    which does not depend on s. Scaling keeps the mean and its sampling error, so the deviations of s' members, of this forecast
+    or another, are multiplied by the square root of
 
-        a' = (s' a + 1)/(s' + 1),
+        a' = (s' a + 1)/(s' + 1).
 
-    because their mean stays, and its sampling error with it. A Gaussian forecast has no such error: a' = a = (e - noise)/v.
-    With a' alone the [spread-skill ratio][probneural.metrics.spread_skill] is 1 at every lead, for any number of members. Where
-    errors are smaller than the sampling error of the mean, a is a ten-thousandth of the ratio of the two.
+    A Gaussian forecast has no sampling error: a' = a = (e - noise)/v. With a' alone the
+    [spread-skill ratio][probneural.metrics.spread_skill] is 1 at every lead, for any number of members. If errors are smaller
+    than the sampling error of the mean, a is 1e-4 of the ratio of the two.
 
-    A few functions with fronts can make most of the squares. One number per lead is then right for these and wrong for all
-    others. So a lead also gets a local scale h, a factor of variances that varies along each function and from function to
-    function (`LocalScale`), fitted by the Gaussian likelihood of single values.
-    Likelihoods hardly weigh the few largest variances, which make most of the mean. So at leads with a local scale where the
-    mean of the variances t that h makes exceeds the mean squared error of the calibration functions, the largest saturate, at
-    2 t / (1 + (1 + 4 s t)^1/2), until the two are equal. A local scale is left out where k-fold cross-validation shows no gain,
-    with fewer than ten functions, and on grids that are not uniform. It holds for as many members as it was fitted with:
-    variances of few members differ by chance, which it evens out.
+    A few samples with fronts can dominate the mean squared error, and one factor per lead is then wrong for the others. So each
+    lead also gets a local scale h (`LocalScale`), a factor that varies in space and between samples, fitted by the Gaussian
+    likelihood of pointwise values. This likelihood hardly depends on the few largest variances, which dominate the mean. So if
+    the mean of the scaled variances t exceeds the mean squared error, they are replaced by
 
-    Members move away from their mean, or towards it, by the root of a h: means stay as they are, and so do correlations
-    between points and leads. What depends on more than second moments, positivity or an exact invariant of each member, is
-    not kept.
+        2 t / (1 + (1 + 4 s t)^1/2),
+
+    with the saturation s that makes both means equal. There is no local scale if k-fold cross-validation shows no gain, with
+    fewer than ten samples, or on grids that are not uniform. It applies only to forecasts with the number of members of the
+    fit, since it also corrects the sampling error of variances.
+
+    Deviations from the mean are multiplied by the square root of a' h. Means and correlations between points and leads do not
+    change. Positivity and exact invariants of single members are lost.
 
     Args:
         noise: Variance of the measurement noise in the calibration trajectories, in physical units squared: a number, or one
             per channel `(c,)`.
-        local: Whether variances may have a factor that varies along each function.
+        local: Whether to fit local scales.
 
     Raises:
-        ArgumentError: If the noise is negative or not finite, or `local` no flag.
+        ArgumentError: If the noise is negative or not finite, or `local` is no flag.
 
     Reference:
         Fortin et al. (2014), Why should ensemble spread match the RMSE of the ensemble mean?, equation 15, for the factor;
-        Gneiting et al. (2005), Calibrated probabilistic forecasting using ensemble model output statistics, with the mean and
-        the intercept of the variance left as they are.
+        Gneiting et al. (2005), Calibrated probabilistic forecasting using ensemble model output statistics, without changes of
+        the mean and without an intercept of the variance.
 
     Examples:
-        Few lines do; the forecast may come from any predictor::
+        For a forecast of any predictor::
 
             scale = LeadScale().fit(predictor.rollout(scaling.start, steps=20, seed=0), scaling)
             forecast = scale(predictor.rollout(test.start, steps=20, seed=1))
@@ -96,21 +98,22 @@ class LeadScale:
     @undisturbed()
     @torch.no_grad()
     def fit(self, forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool = False) -> LeadScaling:
-        """Find the scales on trajectories that neither training nor testing uses, in one pass.
+        """Fit the scales to held-out trajectories, in one pass.
 
         Args:
-            forecast: Of the calibration functions.
-            truth: What they truly were.
-            allow_training_data: Whether trajectories with steps that trained the predictor give a warning instead of an error.
+            forecast: Forecast of the calibration samples.
+            truth: Their true trajectories.
+            allow_training_data: Whether trajectories with steps that trained the predictor cause a warning instead of an error.
 
         Returns:
-            The scales: call them on other forecasts of the same predictor.
+            The scales, to be called on other forecasts of the same predictor.
 
         Raises:
-            CalibrationError: If there are fewer than 2 functions, no spread where there are errors, no errors beyond noise, or
-                steps of the trajectories trained the predictor.
-            DataError: If the forecast is none, the truth has no states by lead, a value is not finite, or there is one member.
-            ShapeError: If functions or channels are not equally many.
+            CalibrationError: If there are fewer than 2 samples, the spread is zero where errors are not, errors do not exceed
+                the noise, or steps of the trajectories trained the predictor.
+            DataError: If `forecast` is no forecast, the truth has no states by lead, a value is not finite, or there is one
+                member.
+            ShapeError: If the counts of samples or channels differ.
             GridError: If the grids differ.
             ArgumentError: If the truth ends before the forecast.
         """
@@ -134,8 +137,8 @@ class LeadScale:
         if bool(wrong.any()):
             raise CalibrationError(
                 expected="a spread above zero, and errors above the noise, at every lead and channel",
-                got=f"neither or one at leads {(wrong.any(1).nonzero()[:, 0] + 1).tolist()[:10]}",
-                remedy="give a forecast that is uncertain at every lead, and the variance of the noise in the truth",
+                got=f"no spread or no errors at leads {(wrong.any(1).nonzero()[:, 0] + 1).tolist()[:10]}",
+                remedy="pass a forecast with spread at every lead, and the variance of the noise in the truth",
             )
         return LeadScaling(
             by_lead,
@@ -150,17 +153,17 @@ class LeadScale:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LeadScaling(Undisturbed):
-    """Scales of variances by lead and channel, from [`LeadScale`][probneural.calibration.LeadScale]; call it on forecasts.
+    """Variance scales by lead and channel, fitted by [`LeadScale`][probneural.calibration.LeadScale]; call it on forecasts.
 
     Args:
-        scales: a, `(steps, c)`, dimensionless, of the distribution that members are drawn from.
-        calibrated_on: Row keys of the steps of the calibration trajectories: a conformal band needs others.
-        local: h of each lead, None where it is 1; nothing if it is 1 at all leads.
-        saturations: s of each lead, `(steps, c)`, in physical units to the power -2, not negative; of leads with an h. None if
-            all are 0.
-        noise: Variance of the measurement noise that h was fitted beside, `(c,)`, in physical units squared; none by default.
-        size_factor: (s + 1)/(s - 1) of the s members that h was fitted with; 1 for a Gaussian forecast.
-        times: Time of each lead since the start, `(steps,)`; None if it is unknown.
+        scales: Factor a of the variance of the distribution of members, `(steps, c)`, dimensionless.
+        calibrated_on: Row keys of the steps of the calibration trajectories; a conformal band needs others.
+        local: Local scale h of each lead, None for h = 1; empty if h = 1 at all leads.
+        saturations: Saturation s of each lead with a local scale, `(steps, c)`, in physical units to the power -2, not
+            negative. None if all are 0.
+        noise: Variance of the measurement noise in the fit of h, `(c,)`, in physical units squared; None for no noise.
+        size_factor: (s + 1)/(s - 1) for the s members of the fit of h; 1 for a Gaussian forecast.
+        times: Time of each lead since the start, `(steps,)`; None if unknown.
     """
 
     scales: Float64[Tensor, "steps c"]
@@ -174,22 +177,22 @@ class LeadScaling(Undisturbed):
 
     @property
     def steps(self) -> int:
-        """The largest lead that has a scale."""
+        """Number of leads with a scale."""
         return len(self.scales)
 
     def deviation_factors(self, lead: int, u: FieldDistribution) -> Float64[Tensor, "..."]:
-        """What deviations from the mean are multiplied by, dimensionless: `(c,)`, or `(n, c, *grid)` with a local scale.
+        """Factors of deviations from the mean, dimensionless: `(c,)`, or `(n, c, *grid)` with a local scale.
 
         Args:
-            lead: From 1.
-            u: The states at this lead, not yet scaled.
+            lead: Lead from 1.
+            u: The unscaled states at this lead.
 
         Raises:
-            ShapeError: If they have another number of channels.
-            GridError: If there is a local scale, and it cannot be told on their grid.
-            ArgumentError: If there is one, which was fitted with more members or fewer.
+            ShapeError: If the states have another number of channels.
+            GridError: If the lead has a local scale that is not defined on their grid.
+            ArgumentError: If the local scale was fitted with another number of members.
         """
-        check_instance(u, FieldDistribution, "u", remedy="give the states at this lead: forecast.at(lead)")
+        check_instance(u, FieldDistribution, "u", remedy="pass the states at this lead: forecast.at(lead)")
         scales = self.scales[check_integer(lead, "lead", most=self.steps) - 1]
         if u.mean.shape[1] != len(scales):
             raise ShapeError(
@@ -210,7 +213,7 @@ class LeadScaling(Undisturbed):
             raise ArgumentError(
                 expected=f"forecasts of {_members(self.size_factor)}, as scales were fitted with",
                 got=_members(size_factor(u)),
-                remedy="fit them with as many members, or fit LeadScale(local=False)",
+                remedy="fit LeadScale with the same number of members, or fit LeadScale(local=False)",
             )
         variance = u.variance.to(torch.float64)
         per_channel = (-1, *(1,) * len(u.grid.shape))
@@ -221,24 +224,25 @@ class LeadScaling(Undisturbed):
         if self.saturations is not None:
             saturation = self.saturations[lead - 1].to(variance).reshape(per_channel)
             factor = saturated(factor, saturation * (scaled + noise).clamp_min(torch.finfo(torch.float64).tiny))
-        beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)  # of a predictive variance, noise does not widen
+        # h multiplies the predictive variance a v + n, but the noise n stays: a' (h + (h - 1) n / (a v)).
+        beside = noise / scaled.clamp_min(torch.finfo(torch.float64).tiny)
         return (scale * (factor + (factor - 1.0) * beside).clamp_min(_LEAST_FACTOR)).sqrt()
 
     def __call__(self, forecast: Forecast) -> ScaledForecast:
-        """Return the forecast with its deviations scaled, lazily.
+        """Return the forecast with scaled deviations, evaluated lazily.
 
         Args:
-            forecast: With no more leads than there are scales.
+            forecast: A forecast with at most `steps` leads.
 
         Raises:
             DataError: If it is no forecast.
-            ArgumentError: If it has more leads, or at other times.
+            ArgumentError: If it has more leads, or leads at other times.
         """
         return ScaledForecast(forecast, self)
 
     @property
     def latent_name(self) -> str:
-        """Name of the scaled latent, one for all leads: they are still driven by one vector, but not by the unscaled one."""
+        """Name of the scaled latent, which all leads share and which differs from that of the unscaled forecast."""
         local = [scale.coefficients for scale in self.local if scale is not None]
         tails = [] if self.saturations is None else [self.saturations]
         return f"lead-scaled-{digest(self.scales, *local, *tails)}"
@@ -252,17 +256,17 @@ class LeadScaling(Undisturbed):
 
 
 class ScaledForecast(Undisturbed):
-    """A [`Forecast`][probneural.distributions.forecasts.trajectory.Forecast] whose deviations from the mean are scaled by lead.
+    """A [`Forecast`][probneural.distributions.forecasts.trajectory.Forecast] with deviations from the mean scaled by lead.
 
-    Gaussian leads that share a latent still do, under a name of its own: conditioning at one lead moves the others.
+    Gaussian leads that share a latent still share one, with a new name: conditioning at one lead updates the others.
 
     Args:
-        inner: The forecast it wraps.
-        scaling: By how much.
+        inner: The wrapped forecast.
+        scaling: Scales of each lead.
 
     Raises:
         DataError: If `inner` is no forecast.
-        ArgumentError: If it has more leads than the scaling, or at other times.
+        ArgumentError: If it has more leads than the scaling, or leads at other times.
     """
 
     def __init__(self, inner: Forecast, scaling: LeadScaling) -> None:
@@ -271,28 +275,28 @@ class ScaledForecast(Undisturbed):
 
     @property
     def times(self) -> Float64[Tensor, " steps"] | None:
-        """Time of each lead since the start, `(steps,)`; None if it is unknown."""
+        """Time of each lead since the start, `(steps,)`; None if unknown."""
         times: Tensor | None = getattr(self.inner, "times", None)
         return times
 
     @property
     def history(self) -> int:
-        """Number of states in an input, 1 if it is unknown."""
+        """Number of states in an input, 1 if unknown."""
         return int(getattr(self.inner, "history", 1))
 
     @property
     def steps(self) -> int:
-        """The largest lead."""
+        """Number of leads."""
         return self.inner.steps
 
     @property
     def grid(self) -> Grid:
-        """Where all states live."""
+        """Grid of all states."""
         return self.inner.grid
 
     @property
     def calibrated_on(self) -> Int64[Tensor, " n"]:
-        """Row keys of the steps of the trajectories that its variances were scaled on."""
+        """Row keys of the steps of the trajectories that fitted its variance scales."""
         return torch.cat([used_before(self.inner), self.scaling.calibrated_on])
 
     @property
@@ -301,12 +305,12 @@ class ScaledForecast(Undisturbed):
         return getattr(self.inner, "trained_on", None)
 
     def at(self, lead: int) -> FieldDistribution:
-        """The distribution of the states after so many steps; lead 0 is the start, as it was.
+        """Distribution of the states at a lead; lead 0 is the unscaled start.
 
         Raises:
-            ArgumentError: If there is no such lead, or its local scale was fitted with more members or fewer.
-            ShapeError: If the scales are of another number of channels.
-            GridError: If its local scale cannot be told on the forecast's grid.
+            ArgumentError: If the forecast has no such lead, or its local scale was fitted with another number of members.
+            ShapeError: If the scales have another number of channels.
+            GridError: If the local scale is not defined on the forecast's grid.
         """
         lead = check_integer(lead, "lead", least=0, most=self.steps)
         u = self.inner.at(lead)
@@ -330,22 +334,22 @@ class ScaledForecast(Undisturbed):
         )
 
     def __len__(self) -> int:
-        """Number of functions n."""
+        """Number of samples n."""
         return len(self.inner)
 
     def __repr__(self) -> str:
-        """What is scaled, and by how much."""
+        """The wrapped forecast and its scales."""
         inner = repr(self.inner).removesuffix(", uncalibrated")
         return f"ScaledForecast({inner}, {self.scaling!r})"
 
 
 def _are_scales(scales: Float64[Tensor, "..."]) -> Tensor:
-    """Which numbers are positive and finite."""
+    """Return True at positive finite numbers."""
     return torch.isfinite(scales) & (scales > 0)
 
 
 def _members(factor: float) -> str:
-    """How many members have this size factor."""
+    """Description of the number of members with this size factor."""
     return "Gaussian states" if factor == 1.0 else f"{(factor + 1.0) / (factor - 1.0):.4g} members"
 
 
@@ -356,7 +360,7 @@ def untrained_steps(
 
     Raises:
         CalibrationError: If some trajectories have a step that trained it, and training data are not allowed.
-        ArgumentError: If `allow_training_data` is no truth value.
+        ArgumentError: If `allow_training_data` is no flag.
     """
     is_allowed = check_flag(allow_training_data, "allow_training_data")
     keys = step_keys(truth, forecast.steps)
@@ -366,23 +370,23 @@ def untrained_steps(
 
 
 def used_before(forecast: Forecast) -> Int64[Tensor, " m"]:
-    """Row keys of what the forecast's variances were scaled on, where it says so."""
+    """Row keys of the samples that fitted the forecast's variance scales; none if not recorded."""
     used: Tensor = getattr(forecast, "calibrated_on", no_keys())
     return used
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeadErrors:
-    """Spread and errors of n functions at one lead, without measurement noise, on the CPU.
+    """Spread and errors of n samples at one lead, without measurement noise, on the CPU.
 
     Attributes:
-        square: Squared errors, averaged over the domain and added up over the functions, `(c,)`, in physical units squared.
-        variance: The same of the variances of what members are drawn from.
-        samples: Means, predictive variances and squared errors of some functions, `(n', c, *grid)`; an error that is zero up to
-            rounding is zero, any other is infinite where nothing is uncertain. None are kept if nobody asks.
-        grid: Where they live.
-        noise: Variance of the measurement noise in the kept variances, `(c,)`.
-        size_factor: What the variance of members was multiplied by, which are a sample; 1 of a Gaussian forecast.
+        square: Squared errors, averaged over the domain and summed over samples, `(c,)`, in physical units squared.
+        variance: Variances of the distribution of members, averaged and summed likewise.
+        samples: Means, predictive variances and squared errors of some samples, `(n', c, *grid)`; empty if not requested. Where
+            the variance is zero, an error is zero if it is rounding, and infinite otherwise.
+        grid: Grid of the samples.
+        noise: Variance of the measurement noise in `samples`, `(c,)`, in physical units squared.
+        size_factor: Correction (s + 1)/(s - 1) of the variance of s members; 1 for a Gaussian forecast.
     """
 
     square: Float64[Tensor, " c"]
@@ -394,14 +398,11 @@ class LeadErrors:
 
     @property
     def scale(self) -> Float64[Tensor, " c"]:
-        """What variances are multiplied by so that both sums are equal; not finite or not positive where nothing does it."""
+        """Factor of variances that makes both sums equal; not finite or not positive if there is none."""
         return self.square / self.variance
 
     def local_scale(self) -> tuple[LocalScale | None, Float64[Tensor, " c"]]:
-        """The most likely factor of the scaled predictive variances, if one gains, and the saturation of its product with them.
-
-        Saturations are in physical units to the power -2.
-        """
+        """Return the local scale of the scaled variances, None without a gain, and the saturation, in units to the power -2."""
         nothing = torch.zeros_like(self.noise)
         per_channel = (-1, *(1,) * len(self.grid.shape))
         scale, noise = self.scale.reshape(per_channel), self.noise.reshape(per_channel)
@@ -423,16 +424,16 @@ class LeadErrors:
 
 
 def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float | Tensor, keeps: bool) -> Iterator[LeadErrors]:
-    """Go through the leads in order.
+    """Yield spread and errors of each lead in order.
 
     Args:
-        forecast: Of n functions.
-        truth: What they truly were.
-        noise: Variance of the measurement noise in the truth, a number or `(c,)`.
-        keeps: Whether values of some functions, evenly spread, are kept.
+        forecast: Forecast of n samples.
+        truth: Their true trajectories.
+        noise: Variance of the measurement noise in the truth, a number or `(c,)`, in physical units squared.
+        keeps: Whether to store values of some evenly spread samples.
 
     Raises:
-        DataError, ShapeError, GridError, ArgumentError: As `LeadScale.fit` says.
+        DataError, ShapeError, GridError, ArgumentError: See `LeadScale.fit`.
     """
     for _, parts in itertools.groupby(lead_batches(forecast, truth), key=lambda part: part.lead):
         sums: list[Tensor] = []
@@ -456,7 +457,7 @@ def errors_by_lead(forecast: Forecast, truth: TrueTrajectories, *, noise: float 
 
 
 def saturated(variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"]) -> Float64[Tensor, "*s"]:
-    """Variances v with s v² + v = t: t itself where s t is small, and (t/s)^1/2 where it is large.
+    """Variances v with s v² + v = t: near t for small s t, near (t/s)^1/2 for large s t.
 
     Args:
         variance: t, in physical units squared.
@@ -467,27 +468,27 @@ def saturated(variance: Float64[Tensor, "*s"], saturation: Float64[Tensor, "*s"]
         >>> [round(value, 4) for value in saturated(t, torch.ones_like(t)).tolist()]
         [0.0099, 1.0, 99.5012]
     """
-    # v = 2 t / (1 + (1 + 4 s t)^1/2), which does not cancel where s t is small.
+    # v = 2 t / (1 + (1 + 4 s t)^1/2), without cancellation for small s t.
     return 2.0 * variance / (1.0 + (1.0 + 4.0 * saturation * variance).sqrt())
 
 
 def fit_saturation(
     variances: Float64[Tensor, "n c p"], squares: Float64[Tensor, "n c p"], *, weights: Float64[Tensor, " p"]
 ) -> Float64[Tensor, " c"]:
-    """The saturation that reduces the mean variance to the mean squared error.
+    """Saturation that reduces the mean variance to the mean squared error.
 
-    A likelihood fits variances relative to their size, so the few largest may be wrong by a factor, and with them the mean.
-    Among all variances with a smaller mean, those of `saturated` are the most likely ones if t were the expectation of the
-    squared errors: they minimise log v + t/v + s v at every point, s being Lagrange's multiplier.
+    A likelihood fits variances relative to their size, so the few largest, and with them the mean, may be wrong by a factor. If
+    t is the expected squared error, `saturated` gives the most likely variances under a constraint on their mean: it minimises
+    log v + t/v + s v at every point, with Lagrange multiplier s.
 
     Args:
         variances: t, in physical units squared.
         squares: Squared errors, in physical units squared.
-        weights: Of averages over the domain.
+        weights: Weights of averages over the domain.
 
     Returns:
-        s of each channel, `(c,)`, in physical units to the power -2; 0 where the mean variance does not exceed the mean squared
-        error, or all errors are zero.
+        s per channel, `(c,)`, in physical units to the power -2; 0 if the mean variance does not exceed the mean squared error,
+        or all errors are zero.
     """
     from scipy.optimize import brentq
 

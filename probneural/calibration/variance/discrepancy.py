@@ -25,41 +25,41 @@ from probneural.randomness import stream
 from probneural.registry import stored
 
 _POINTS = 1089
-"""Points of one function at which the joint likelihood is taken, at most: all, or some at random.
+"""Maximum number of points per sample in the joint likelihood: all points, or a random subset.
 
-They are far more than rho has waves, which explain whatever happens at fewer points, or at neighbours alone.
+The count must exceed the number of modes of rho by far: modes can explain any values at fewer points, or at neighbours alone.
 """
 _VALUES = 4096
-"""Values whose joint likelihood decides, of functions evenly spread over the calibration set: 64 of 64 points, ..."""
+"""Values in the joint likelihood, from samples evenly spread over the calibration set, such as 64 samples of 64 points."""
 _FUNCTIONS = 8
-"""... and at least so many functions."""
+"""Minimum number of samples in the joint likelihood."""
 _RANKS = (LARGEST_RANK, 128, 32)
-"""Candidates of the number of waves of rho; fewer are tried as long as they are more likely."""
+"""Candidates of the number of modes of rho, tried in this order while the likelihood grows."""
 ROOT_FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Candidates of w. Zero is none: data on some functions would then say nothing about others."""
+"""Candidates of w. Zero is excluded: samples would share nothing, and conditioning would have no effect on other samples."""
 WHITE_FRACTIONS = (1e-4, 5e-4, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
-"""Candidates of f. Zero is none: a field of finite rank has no density on a fine grid."""
+"""Candidates of f. Zero is excluded: a field of finite rank has no density on a fine grid."""
 START = (2, 5)
-"""Which candidates of w and f a search may begin with."""
+"""Indices of the candidates of w and f at which the search begins."""
 _JITTER = 1e-9
-"""Fraction of a variance added to it in the likelihood alone, where a correlation matrix may be singular up to rounding."""
+"""Fraction of a variance added to it in the likelihood only: a correlation matrix may be singular up to rounding."""
 _NARROW = 0.5
-"""Latent dimensions per point below which a density comes from them: at 1,089 points, a covariance takes as long at 0.6."""
+"""Latent dimensions per point below which densities use the latent; at 1,089 points the covariance is as fast at 0.6."""
 
 
 @stored()
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Decomposition:
-    """How much of a variance functions share, and what the rest is: w, f and rho of `VarianceScale`.
+    """Parameters w, f and rho of the covariance in `VarianceScale`.
 
     Args:
-        process: rho, or None for a field without a discrepancy: w is then 1, and all of b n is noise.
-        root_fraction: w, `(c,)`, from 0 to 1.
-        white_fraction: f, `(c,)`, from 0 to 1.
-        variance: Mean variance of the discrepancy over the calibration fields, `(c,)`, in physical units squared.
+        process: Gaussian process with correlation rho; None for a field without discrepancy (w = 1, and b n is noise).
+        root_fraction: w, the fraction of the head's variance that samples share, `(c,)`, from 0 to 1.
+        white_fraction: f, the fraction of the discrepancy that is white noise, `(c,)`, from 0 to 1.
+        variance: Mean variance of the discrepancy over the calibration samples, `(c,)`, in physical units squared.
 
     Raises:
-        ArgumentError: If a fraction is not between 0 and 1, or there is not one for each channel.
+        ArgumentError: If a fraction is not between 0 and 1, or their count is not that of the channels.
     """
 
     process: StationaryProcess | None
@@ -88,21 +88,19 @@ def decompose(
     noise: Float64[Tensor, " c"],
     local: LocalScale | None = None,
 ) -> Decomposition:
-    """Divide the predictive variance h (a v + b n) of calibrated fields; see `VarianceScale`.
+    """Fit w, f and rho of the covariance of calibrated fields; see `VarianceScale`.
 
-    Residuals are divided by the root of the local scale h, and what is left of their covariance is divided.
-
-    The spectrum of each half of the fields meets the other half, in turn, in the likelihood that chooses w and f. Whole groups
-    of fields, such as the windows of a trajectory, are in one half. Fewer than four groups meet themselves. So is the number of
-    waves chosen.
+    Residuals are first divided by the square root of the local scale h. The power spectrum of rho is estimated on one half of
+    the samples, and the joint likelihood of the other half selects w, f and the number of modes; both halves take both roles. A
+    group, such as the windows of a trajectory, lies in one half. With fewer than four groups, all samples take both roles.
 
     Args:
-        predictor: What is calibrated.
-        predicted: Its predictions of the calibration fields, in their order, its own noise included.
-        shared: What the head itself states of the fields at `likelihood_rows`; see `shared_covariances`.
-        scale: a, `(c,)`.
+        predictor: Predictor to calibrate.
+        predicted: Its predictions of the calibration samples, in their order, with the predictor's noise.
+        shared: The head's covariances of the samples `likelihood_rows`; see `shared_covariances`.
+        scale: a, `(c,)`, dimensionless.
         noise: b n, `(c,)`, in physical units squared.
-        local: h, or None where it is 1.
+        local: Local scale h, or None for h = 1.
     """
     grid, count = predicted.pairs.outputs.grid, len(predicted.pairs)
     points, waves = some_points(grid, _POINTS, generator=stream(0, "likelihood points")), Waves(grid.unmasked)
@@ -125,8 +123,8 @@ def decompose(
         squares = waves.coefficients(standardised, stated.grid).square()
         halves_of = side[start : start + len(residual)]
         powers += torch.stack([squares.sum(0), squares[halves_of == 0].sum(0), squares[halves_of == 1].sum(0)])
-        # Residuals are zero at masked points, so the spectrum is that of the process times the mask. In likelihoods, masked
-        # points are left out as those are where nothing is uncertain: the sum with the noise is zero.
+        # Residuals are zero at masked points, so the spectrum is that of the process times the mask. The likelihood omits
+        # points of variance zero, so masked points get the variance -noise + noise = 0.
         observed = stated.grid.observed.flatten(-len(grid.shape))
         visible = torch.where(observed[:, None] if stated.grid.is_batch else observed, explained, -noise[:, None])
         for row in rows[(rows >= start) & (rows < start + len(residual))] - start:
@@ -146,7 +144,7 @@ def decompose(
     for candidate in _RANKS:
         processes = [waves.process(half, most=candidate) for half in halves]
         if ranks == (ranks := [process.modes.shape[1] for process in processes]):
-            continue  # there are no more waves than that
+            continue  # the grid resolves no more modes than the last candidate
         where = grid.points[rows][:, points] if grid.has_points_per_sample else grid.points[points][None]
         roots = [[process.at(sample) for sample in where] for process in processes]
         best, height = search(examples, roots, scale=scale, noise=noise, starts=starts)
@@ -163,18 +161,18 @@ def decompose(
 
 
 def likelihood_rows(pairs: Dataset) -> Int64[Tensor, " k"]:
-    """The functions whose joint likelihood decides, in their order: spread over all, for neighbours may be alike."""
+    """Sorted rows of the samples in the joint likelihood, evenly spread, since neighbouring samples may be similar."""
     most = max(_FUNCTIONS, _VALUES // pairs.outputs.grid.size)
     return torch.arange(len(pairs), device="cpu")[evenly_spread_rows(len(pairs), most)]
 
 
 @torch.no_grad()
 def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[SharedCovariance]:
-    """Covariance that a head itself states for some functions, at the points where `decompose` takes likelihoods.
+    """The head's covariances of some samples, at the points of the likelihood in `decompose`.
 
     Args:
-        u: A prediction of calibration fields.
-        rows: Which of them, those among `likelihood_rows`.
+        u: A prediction of calibration samples.
+        rows: Rows of `u` among `likelihood_rows`.
 
     Raises:
         UnsupportedError: If the field is neither Gaussian nor empirical nor a mixture.
@@ -193,11 +191,11 @@ def shared_covariances(u: FieldDistribution, rows: Int64[Tensor, " k"]) -> list[
 
 @dataclass(frozen=True, eq=False)
 class SharedCovariance:
-    """The covariance that a head itself states for one function at some points, by its root if that is narrow.
+    """The head's covariance of one sample at some points, stored as its root if the root has few columns.
 
     Args:
         matrix: The root, `(c, p, k)`, or the covariance, `(c, p, p)`.
-        is_root: Whether it is the root.
+        is_root: Whether `matrix` is the root.
     """
 
     matrix: Float64[Tensor, "c p q"]
@@ -205,12 +203,12 @@ class SharedCovariance:
 
     @classmethod
     def of(cls, root: Float64[Tensor, "c p k"]) -> SharedCovariance:
-        """Keep a root, or what takes less memory."""
+        """Store the root, or the covariance if that takes less memory."""
         is_narrow = root.shape[2] < _NARROW * root.shape[1]
         return cls(root if is_narrow else root @ root.mT, is_narrow)
 
     def of_channel(self, channel: int, *, scale: Tensor, points: Tensor) -> Float64[Tensor, "p q"]:
-        """The matrix of one channel at some of the points, for the scaled covariance."""
+        """Scaled root or covariance of one channel at some of the points."""
         matrix = self.matrix[channel]
         if self.is_root:
             return matrix[points] * scale.sqrt()
@@ -219,11 +217,11 @@ class SharedCovariance:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Example:
-    """One function at some points.
+    """One sample at some points.
 
     Args:
-        side: Which half of the fields it belongs to.
-        residual: Over the root of the local scale, `(c, p)`.
+        side: Half of the samples to which it belongs, 0 or 1.
+        residual: Residual over the square root of the local scale, `(c, p)`.
         shared: The head's covariance.
         explained: The head's variance times a, `(c, p)`.
     """
@@ -242,14 +240,14 @@ def search(
     noise: Float64[Tensor, " c"],
     starts: Sequence[tuple[int, int]],
 ) -> tuple[list[tuple[int, int]], float]:
-    """Which candidates of w and f are most likely in each channel, under the process of the other half; and how likely.
+    """Indices of the most likely candidates (w, f) per channel under the process of the other half, and the log likelihood.
 
     Args:
-        examples: Some functions.
-        waves: The root of the process of each half at the same points: once, or for each example.
+        examples: Samples in the likelihood.
+        waves: Root of the process of each half at their points: one for all samples, or one per sample.
         scale: a.
         noise: b n, in physical units squared.
-        starts: Candidates to begin with, one pair for each channel.
+        starts: Indices at which the search begins, one pair per channel.
     """
     candidates, total = [], 0.0
     for channel, start in enumerate(starts):
@@ -266,7 +264,7 @@ def search(
             cases.append(_Case(residual, explained, noise[channel], half, matrix, example.shared.is_root))
 
         def log_density(weight: float, fraction: float, cases: Sequence[_Case] = cases) -> float:
-            """Log density of all residuals, up to a constant, for one pair (w, f); -inf where there is none."""
+            """Log density of all residuals, up to a constant, for one pair (w, f); -inf if there is no density."""
             densities = [case.log_density(weight, fraction) for case in cases]
             return sum(densities) if all(map(math.isfinite, densities)) else -math.inf
 
@@ -277,9 +275,9 @@ def search(
 
 
 def most_likely(log_density: Callable[[float, float], float], start: tuple[int, int]) -> tuple[tuple[int, int], float]:
-    """Numbers of the candidates (w, f) that no neighbour surpasses, and how likely; the search climbs along f and w in turn.
+    """Indices of a local maximum over the candidates (w, f) and its log density, by ascent along f and w in turn.
 
-    Of 20 heads in one dimension it found the best of all 72 pairs for each.
+    On 20 heads in one dimension this was always the global maximum over the 72 pairs.
     """
     at = functools.cache(lambda row, column: log_density(ROOT_FRACTIONS[row], WHITE_FRACTIONS[column]))
     row, column = start
@@ -292,7 +290,7 @@ def most_likely(log_density: Callable[[float, float], float], start: tuple[int, 
 
 
 def _climb(height: Callable[[int], float], start: int, count: int) -> int:
-    """The first place, uphill from a start, that is higher than both of its neighbours."""
+    """First local maximum uphill from a start."""
     position = start
     while True:
         highest = max((place for place in (position, position - 1, position + 1) if 0 <= place < count), key=height)
@@ -303,27 +301,27 @@ def _climb(height: Callable[[int], float], start: int, count: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Half:
-    """A process at some points, `(p, r)`."""
+    """Root of a process at some points, `(p, r)`."""
 
     waves: Float64[Tensor, "p r"]
 
     @cached_property
     def correlation(self) -> Float64[Tensor, "p p"]:
-        """Its covariance."""
+        """Covariance of the process."""
         return self.waves @ self.waves.mT
 
 
 @dataclass(frozen=True, eq=False)
 class _Case:
-    """One channel of one function: its residuals, and what their covariance is made of.
+    """One channel of one sample: residuals and the parts of their covariance.
 
     Args:
-        residual: `(p,)`.
+        residual: Residuals, `(p,)`.
         explained: The head's variance times a.
         noise: b n.
-        half: The process.
+        half: The process of the other half.
         matrix: The head's covariance times a, `(p, p)`, or its root, `(p, k)`.
-        is_root: Whether it is the root.
+        is_root: Whether `matrix` is the root.
     """
 
     residual: Float64[Tensor, " p"]
@@ -334,7 +332,7 @@ class _Case:
     is_root: bool
 
     def log_density(self, weight: float, fraction: float) -> float:
-        """Log density for one pair (w, f), up to a constant; -inf or NaN where there is none."""
+        """Log density for one pair (w, f), up to a constant; -inf or NaN if there is no density."""
         # C = w a R Rᵀ + (1 - f) D ρ ρᵀ D + f D², with D² = (1 - w) a v + b n.
         variance = (1.0 - weight) * self.explained + self.noise
         std = ((1.0 - fraction) * variance).sqrt()
@@ -356,9 +354,9 @@ class _Case:
 
 
 def _narrow(root: Float64[Tensor, "p q"], residual: Float64[Tensor, " p"], white: Float64[Tensor, " p"]) -> float:
-    """The same from the root, with q columns, of all but the variance of each value's own.
+    """Log density under the covariance N + B Bᵀ, from the root B with q columns and the diagonal N of white noise.
 
-    Gram matrices here are right to some 1e-8 of each eigenvalue of 1, which is as good as the jitter.
+    Eigenvalues of its Gram matrix have errors of about 1e-8, which is as accurate as the jitter.
     """
     # C = N + B Bᵀ: rᵀ C⁻¹ r = |s - A z|² + |z|², with s = N^-½ r, A = N^-½ B and z = (I + AᵀA)⁻¹ Aᵀ s.
     inverse = white.rsqrt()

@@ -30,27 +30,27 @@ from probneural.metrics.comparison import domain_average
 from probneural.randomness import stream
 
 _WIDTH = 0.08
-"""Standard deviation of the local averages, in lengths of the domain. Rougher factors make smooth residuals rough:
-what they gain point by point they lose in joint density."""
+"""Standard deviation of the local averages, relative to the length of the domain. Rougher factors make smooth residuals rough
+and lose in joint density what they gain pointwise."""
 _VALUES = 2**15
-"""Residuals that the coefficients are fitted to, about: points are chosen at random, the same in every function."""
+"""Approximate number of residuals in the fit, at random points that all samples share."""
 _LEAST_SQUARE = 1e-8
-"""Of standardised residuals, as they are fitted: where many are zero, no factor is small enough for a likelihood."""
+"""Lower bound of squared standardised residuals in the fit: if many are zero, the likelihood has no maximum."""
 _RIDGES = (300.0, 30.0, 3.0, 0.3)
-"""Penalties that are compared, in functions, or in groups of them."""
+"""Candidates of the penalty, in units of one sample or group."""
 _BENDING = (30.0, 3.0, 0.3, 0.03)
-"""The same, of the slopes of the curve and of their changes."""
+"""Candidates of the penalty on slopes of the curve and their changes."""
 _LEAST = 2 * FOLDS
-"""Functions below which nothing is fitted, or groups of them."""
+"""Minimum number of samples or groups for a fit."""
 _STEPS = 30
-"""Newton steps, at most."""
+"""Maximum number of Newton steps."""
 _GAIN = 1e-9
-"""Relative gain at which they end."""
+"""Relative gain at which Newton's method ends."""
 _PART = 2**12
-"""Residuals whose products are formed at once."""
+"""Residuals per block of a Gram matrix."""
 
 Part = tuple[Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"], Float64[Tensor, "n c *grid"]]
-"""Predicted means of some functions, their predictive variances, and squares of their standardised residuals."""
+"""Predicted means, predictive variances and squared standardised residuals of some samples."""
 
 
 @torch.no_grad()
@@ -61,23 +61,22 @@ def fit_local_scale(
     grid: Grid,
     left_out: Bool[Tensor, " c"] | None = None,
 ) -> LocalScale | None:
-    """Fit the factor of variances that is most likely, function by function at each point.
+    """Fit the pointwise factor of variances by maximum likelihood.
 
-    With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is the mean of (theta . phi + r²
-    exp(-theta . phi)) / 2: convex in theta. A function counts as one observation, whatever its grid, and so do the functions of
-    a group together. The penalty, and whether position matters, are what makes groups held out in turn most likely; where this
-    gains no more than chance over no factor at all (see `is_gain`), the channel has none. The curve is fitted to what these
-    leave, likewise.
+    With the factor exp(theta . phi), the negative log likelihood of standardised residuals r is convex in theta: the mean of
+    (theta . phi + r² exp(-theta . phi)) / 2. A sample counts as one observation on every grid, and so does a group of samples.
+    Cross-validation over groups selects the penalty and whether to use the position. A channel has no factor if the gain is not
+    significant (see `is_gain`). The curve is then fitted to the remaining residuals in the same way.
 
     Args:
-        parts: Goes through the calibration functions, some at a time, on the CPU; three times.
-        groups: Which group each is of, numbered from 0; whole groups are held out.
-        grid: Where they live.
+        parts: Iterates over the calibration samples, some at a time, on the CPU; called three times.
+        groups: Group of each sample, numbered from 0; cross-validation holds out whole groups.
+        grid: Grid of the samples.
         left_out: Channels whose factor is 1; none by default.
 
     Returns:
-        The factor, such that chi² of each channel is 1, but of channels that are left out; or None if no
-        channel gains, there are fewer than ten groups, or the grid is not uniform or has a mask.
+        The factor, scaled such that chi² is 1 in each channel that is not left out; None if no channel gains, there are fewer
+        than ten groups, or the grid has a mask or is neither uniform nor a mesh.
     """
     count = len(groups)
     if number_of(groups) < _LEAST or not (is_mesh(grid) or (grid.is_uniform and not grid.is_masked)):
@@ -106,7 +105,7 @@ def fit_local_scale(
         remaining = ratios / local.on(where)(mean, variance).unflatten(-1, grid.shape)
         chi2 += domain_average(remaining, where).sum(0) / count
     constant = local.coefficients.clone()
-    raised = torch.where(gains & ~bent, chi2.log(), 0.0)  # others have chi² 1 as they are
+    raised = torch.where(gains & ~bent, chi2.log(), 0.0)  # chi² is 1 already in channels without a gain
     constant[:, 0] += raised
     curve, lift = local.curve, torch.where(bent, chi2.log(), 0.0)
     curve = None if curve is None else replace(curve, heights=curve.heights + lift[:, None])
@@ -114,7 +113,7 @@ def fit_local_scale(
 
 
 def _located(parts: Callable[[], Iterator[Part]], grid: Grid) -> Iterator[tuple[Tensor, Tensor, Tensor, Grid]]:
-    """The parts with the grids of their functions."""
+    """Yield the parts with the grids of their samples."""
     start = 0
     for mean, variance, squares in parts():
         yield mean, variance, squares, grid.select(slice(start, start + len(mean)))
@@ -122,7 +121,7 @@ def _located(parts: Callable[[], Iterator[Part]], grid: Grid) -> Iterator[tuple[
 
 
 def _blank(parts: Callable[[], Iterator[Part]], *, count: int, grid: Grid) -> LocalScale:
-    """A factor of 1 that knows the units of what it reads."""
+    """A factor of 1 with the units of features."""
     mean, features = next(parts())[0], POINTWISE + positions(grid)
     zeros = torch.zeros(mean.shape[1], features, dtype=torch.float64)
     slopes, ones = torch.ones(len(zeros), grid.dimension, dtype=torch.float64), torch.ones(len(zeros), dtype=torch.float64)
@@ -142,13 +141,13 @@ def _blank(parts: Callable[[], Iterator[Part]], *, count: int, grid: Grid) -> Lo
 
 
 class _Sample(NamedTuple):
-    """What is fitted to, at some points.
+    """Data of the fit at some points.
 
     Attributes:
-        features: Of each function and channel, not standardised.
-        squares: Of standardised residuals.
-        weights: Of the points of each function, sum 1.
-        groups: Which group each function is of, numbered from 0.
+        features: Features of each sample and channel, not standardised.
+        squares: Squared standardised residuals.
+        weights: Weights of the points of each sample, with sum 1.
+        groups: Group of each sample, numbered from 0.
     """
 
     features: Float64[Tensor, "n c m k"]
@@ -158,7 +157,7 @@ class _Sample(NamedTuple):
 
 
 def _fitted(initial: LocalScale, sample: _Sample, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
-    """Standardise features, and fit the coefficients of some channels; which of them gain."""
+    """Standardise features and fit the coefficients of some channels; also return which channels gain."""
     features = sample.features
     flat = features.movedim(1, 0).flatten(1, 2)
     center, spread = flat.mean(1), flat.std(1, correction=0)
@@ -180,7 +179,7 @@ def _fitted(initial: LocalScale, sample: _Sample, fitted: Bool[Tensor, " c"]) ->
 
 
 def _without_roughening(likelihood: _Likelihood, ridge: Float64[Tensor, " k"]) -> Float64[Tensor, " k1"]:
-    """Coefficients, that of fine variation not above zero: what it adds point by point, it takes from joint densities."""
+    """Coefficients with that of the fine feature at most zero: a positive one loses joint density by rough samples."""
     coefficients = likelihood.minimiser(ridge)
     if not float(coefficients[FINE + 1]) > 0:
         return coefficients
@@ -189,14 +188,14 @@ def _without_roughening(likelihood: _Likelihood, ridge: Float64[Tensor, " k"]) -
 
 
 def _penalties(width: int) -> list[Float64[Tensor, " k"]]:
-    """Penalties of so many features: the same for all, with the waves and without them."""
+    """Candidate penalties of `width` features: equal for all features, with and without the Fourier modes."""
     is_wave = torch.arange(width) >= POINTWISE
     pairs = itertools.product((is_wave, torch.zeros_like(is_wave)), _RIDGES)
     return [torch.where(left_out, math.inf, ridge).double() for left_out, ridge in pairs]
 
 
 def _bent(local: LocalScale, sample: _Sample, fitted: Bool[Tensor, " c"]) -> tuple[LocalScale, Bool[Tensor, " c"]]:
-    """Fit the curve of some channels to what the features leave; which of them gain."""
+    """Fit the curve of some channels to the remaining residuals; also return which channels gain."""
     features = sample.features
     standardised = torch.stack([local.standardised(features[..., index], index) for index in range(features.shape[3])], -1)
     # log h = θ_0 + Σ_k θ_k f_k(x); residuals r² / h remain, and the curve bends log h + log t.
@@ -230,8 +229,8 @@ class _Likelihood:
 
     Attributes:
         design: Standardised features, `(n, m, k)`.
-        squares: Of standardised residuals, `(n, m)`.
-        weights: Of the m points of each function, sum 1, `(n, m)`.
+        squares: Squared standardised residuals, `(n, m)`.
+        weights: Weights of the m points of each sample, with sum 1, `(n, m)`.
     """
 
     design: Float64[Tensor, "n m k"]
@@ -247,7 +246,7 @@ class _Likelihood:
     def choose(
         self, candidates: Sequence[Float64[Tensor, " k"]], *, groups: Int64[Tensor, " n"]
     ) -> Float64[Tensor, " k"] | None:
-        """The penalties under which held-out functions are most likely, or None if their groups gain too little."""
+        """Penalties selected by cross-validation, or None if the gain over groups is not significant."""
         width = self.design.shape[2]
         every = [torch.full((width,), math.inf, dtype=torch.float64), *candidates]
         scores = torch.zeros(len(every), len(self.design), dtype=torch.float64)
@@ -264,11 +263,11 @@ class _Likelihood:
         return candidates[best] if is_gain(group_means(gain, groups)) else None
 
     def minimiser(self, ridge: Float64[Tensor, " k"], *, start: Float64[Tensor, " k1"] | None = None) -> Float64[Tensor, " k1"]:
-        """Coefficients, the constant first, that minimise the penalised sum: Newton's method with halved steps.
+        """Coefficients, the constant first, that minimise the penalised sum, by Newton's method with step halving.
 
         Args:
-            ridge: Penalties; where they are infinite a coefficient is 0.
-            start: Coefficients to begin with, as of another penalty; None for a constant.
+            ridge: Penalties; a coefficient with an infinite penalty is 0.
+            start: Initial coefficients, for example of another penalty; None for a constant factor.
         """
         free = torch.cat([torch.ones(1, dtype=torch.bool), ridge.isfinite()])
         rows = self.rows if bool(free.all()) else self.rows[free]
@@ -281,7 +280,7 @@ class _Likelihood:
         moments, masses = rows @ weights, weights * squares
 
         def objective(at: Tensor) -> tuple[float, Tensor]:
-            """The penalised sum, and the residuals' weights under these coefficients."""
+            """The penalised sum, and the weights of the residuals at these coefficients."""
             # Σ w (θᵀx + q e^-θᵀx) + λ θ²/2, with squared residuals q.
             weighted = masses * torch.exp(-(at @ rows))
             return float(at @ moments + weighted.sum() + 0.5 * penalty @ at.square()), weighted
@@ -307,7 +306,7 @@ class _Likelihood:
         return coefficients
 
     def values(self, coefficients: Float64[Tensor, " k1"]) -> Float64[Tensor, " n"]:
-        """Mean over the points of each function, without the penalty."""
+        """Mean over the points of each sample, without the penalty."""
         along = coefficients[0] + self.design @ coefficients[1:]
         return ((along + self.squares * torch.exp(-along)) * self.weights).sum(1)
 
@@ -316,7 +315,7 @@ class _Likelihood:
 
 
 def _gram(rows: Float64[Tensor, "k m"], weights: Float64[Tensor, " m"]) -> Float64[Tensor, "k k"]:
-    """Rows times their transpose under weights, in parts that the processor's caches hold."""
+    """Weighted product of rows with their transpose, in blocks that fit the processor's caches."""
     total = rows.new_zeros(len(rows), len(rows))
     for part, weight in zip(rows.split(_PART, dim=1), weights.split(_PART), strict=True):
         total.addmm_(part * weight, part.mT)

@@ -17,56 +17,60 @@ from probneural.grids.mesh import boundary_distances, nodal_gradients
 from probneural.registry import stored
 
 _FLOOR = 0.03
-"""Slopes and amplitudes, relative to their root mean squares, below which they count as equal."""
+"""Floor of slopes and amplitudes relative to their root mean squares, added in quadrature."""
 _TINY = 1e-30
 """Added to relative squares before a logarithm."""
 _WAVES = 17
-"""Waves of the position in one dimension, the constant included; half as many more for each further dimension."""
+"""Fourier modes of the position in one dimension, with the constant; each further dimension adds half as many."""
 _PLACES = 256
-"""Places of the averages along an axis, at most."""
+"""Maximum number of local averages along an axis."""
 POINTWISE = 8
-"""Features that are no waves."""
+"""Number of features that are no Fourier modes."""
 FINE = 2
-"""The feature that is not averaged over neighbourhoods."""
+"""Index of the feature without local average."""
 _QUANTILES = (0.005, 0.02, 0.06, 0.15, 0.3, 0.5, 0.7, 0.85, 0.94, 0.98, 0.995)
-"""Where knots lie among the logarithms: the largest variances make most of the squared error, so knots are dense there."""
+"""Quantiles of log variances at which knots lie: dense at large variances, which dominate the squared error."""
 _LEAST_SPAN = 0.1
-"""Distance of the outer knots below which there is nothing to bend."""
+"""Least distance of the outer knots for a curve."""
 
 
 @stored(on_cpu=("slopes", "amplitudes", "units", "standards", "coefficients", "limits"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LocalScale:
-    """h_c(x; u) = exp(sum over j of coefficients_cj phi_cj(x; u) + g_c), a factor of the predictive variance t of one function.
+    """Factor h_c(x; u) = exp(sum over j of theta_cj phi_cj(x; u) + g_c) of the predictive variance t of one sample.
 
-    Features phi are dimensionless and know nothing of the truth: the logarithm of t, relative to its mean along the function,
-    and this mean; the logarithm of the predicted mean's slope, its square, and that of its root mean square; the
-    logarithm of the distance of the predicted mean from its average, along the function and as a whole; and waves of the
-    position. So errors may grow at a front, at a wall, or with the whole function. Variances and squares are first averaged
-    over a neighbourhood, so that h is smooth. One more feature is t relative to its average over the neighbourhood: where
-    such ups and downs say nothing of errors, h takes them out. Features are kept in the range that calibration fields span,
-    and so is what they make of it together: nothing is extrapolated.
+    The features phi are dimensionless and depend on the prediction only:
 
-    The curve g corrects the result as a function of itself: of the logarithm of t times what the features make of it. It is
-    straight between knots and constant beyond, so that variances over many orders of magnitude are right at each.
+    * log t relative to its mean over the domain, and this mean;
+    * log t relative to its local average, with a coefficient of at most 0: it removes small-scale variation of t;
+    * the log slope of the predicted mean, its square, and the log root mean square slope;
+    * the log distance of the predicted mean from its spatial average, at the point and as a root mean square;
+    * Fourier modes of the position.
 
-    Features are read off the interpolants of mean and variance at the points of the calibration grid, and the logarithm of the
-    factor is interpolated to others: the factor is one function, seen at several resolutions, up to the walls.
+    So variances can grow at fronts, at walls, or for whole samples. All but the second are computed from local averages of
+    variances and squares, so that h is smooth. Features and their weighted sum are clamped to their ranges over the
+    calibration samples.
 
-    On meshes there are no averages over neighbourhoods. In place of waves, features are the position in the mesh and the
-    distance to its boundary (see `mesh_positions`), so that errors may grow at a surface.
+    The curve g corrects log variances as a function of themselves: piecewise linear between knots, constant beyond. It makes
+    variances right that span many orders of magnitude.
+
+    Features are evaluated on the calibration grid, to which mean and variance are interpolated, and log h is interpolated to
+    the grid of the prediction. So h is the same function at all resolutions, up to walls.
+
+    On meshes there are no local averages, and the position and the distance to the boundary replace the Fourier modes (see
+    `mesh_positions`).
 
     Args:
-        grid: That of the calibration outputs, uniform; or their first mesh.
-        width: Standard deviation of the Gaussian neighbourhood, in lengths of the domain along each axis.
+        grid: Uniform grid of the calibration outputs, or their first mesh.
+        width: Standard deviation of the Gaussian local average, relative to the length of the domain along each axis.
         slopes: Root mean square of each partial derivative, `(c, d)`, in physical units per the grid's units.
-        amplitudes: Root mean square distance of the mean from its average, `(c,)`, in physical units.
+        amplitudes: Root mean square distance of the predicted mean from its spatial average, `(c,)`, in physical units.
         units: Square root of the mean predictive variance, `(c,)`, in physical units.
-        standards: Mean of each feature, its standard deviation (1 where there is none), and the least and the largest
-            standardised value, `(4, c, k)`.
-        coefficients: Of the constant and then of each standardised feature, `(c, k + 1)`.
-        limits: The least and the largest logarithm of the factor before the curve, `(2, c)`.
-        curve: g, of logarithms of variances in units squared; None where it would be zero in every channel.
+        standards: Mean, standard deviation (1 for a constant feature), least and largest standardised value of each feature,
+            `(4, c, k)`.
+        coefficients: theta of the constant and of each standardised feature, `(c, k + 1)`.
+        limits: Least and largest log factor before the curve, `(2, c)`.
+        curve: g of log variances relative to `units` squared; None for zero in every channel.
     """
 
     grid: Grid
@@ -80,28 +84,28 @@ class LocalScale:
     curve: VarianceCurve | None = None
 
     def covers(self, grid: Grid) -> bool:
-        """Whether the factor is defined on this grid: a uniform one of the domain, or any mesh if it was fitted on meshes."""
+        """Whether the factor is defined on a grid: uniform on the same domain, or any mesh after a fit on meshes."""
         if not self.grid.is_uniform:
             return is_mesh(grid) and grid.dimension == self.grid.dimension
         domains = [[(axis.origin, axis.length, axis.periodic) for axis in where.axes] for where in (grid, self.grid)]
         return grid.is_uniform and domains[0] == domains[1]
 
     def on(self, grid: Grid) -> LocalFactor:
-        """The factor as a function of predictions on a grid that is covered."""
+        """The factor as a function of predictions on a covered grid."""
         reader = Reader.of(self.grid, width=self.width) if self.grid.is_uniform else MeshReader.of(grid)
         return LocalFactor(local=self, reader=reader, grid=grid)
 
     def standardised(self, feature: Float64[Tensor, "#n c p"], index: int) -> Float64[Tensor, "#n c p"]:
-        """A feature less its mean, in units of its standard deviation, kept between its least and its largest value."""
+        """A standardised feature, clamped to its range over the calibration samples."""
         center, spread, lower, upper = (part[:, None].to(feature) for part in self.standards[..., index])
         return torch.minimum(torch.maximum((feature - center) / spread, lower), upper)
 
     def logs(self, read: Quantities) -> Float64[Tensor, "n c p"]:
-        """Logarithms of the predictive variances, in units squared."""
+        """Logarithms of locally averaged predictive variances, relative to `units` squared."""
         return (read.levels / _squares(self.units, read.levels)[:, None] + _TINY).log()
 
     def features(self, read: Quantities) -> Iterator[Float64[Tensor, "#n c p"]]:
-        """The features at all points, one after another, not yet standardised; waves are the same for all functions."""
+        """Yield the features at all points, not standardised; Fourier modes are equal for all samples."""
         levels = self.logs(read)
         level = (levels * read.mean_weights).sum(-1, keepdim=True)
         yield levels - level
@@ -120,7 +124,7 @@ class LocalScale:
 
 
 def interpolated(logs: Float64[Tensor, "*b p"], *, source: Grid, target: Grid) -> Float64[Tensor, "*b q"]:
-    """Logarithms at the points of one grid, read at those of another, within the range that they have."""
+    """Interpolate logarithms from one grid to another, clamped to their range."""
     if source == target:
         return logs
     values = resample(logs.unflatten(-1, source.shape), source, target).flatten(logs.ndim - 1)
@@ -129,12 +133,12 @@ def interpolated(logs: Float64[Tensor, "*b p"], *, source: Grid, target: Grid) -
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LocalFactor:
-    """What a local scale multiplies variances by on one grid.
+    """Factor of variances on one grid.
 
     Attributes:
         local: The local scale.
-        reader: What reads predictions on the calibration grid.
-        grid: Where predictions are.
+        reader: Computes the quantities of the features, on the calibration grid or on meshes.
+        grid: Grid of the predictions.
     """
 
     local: LocalScale
@@ -142,7 +146,7 @@ class LocalFactor:
     grid: Grid
 
     def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Float64[Tensor, "n c p"]:
-        """The factor of the predictive variances of n functions, dimensionless.
+        """Factors of the predictive variances of n samples, dimensionless.
 
         Args:
             mean: Predicted means, in physical units.
@@ -158,7 +162,7 @@ class LocalFactor:
         return interpolated(logs, source=fitted_on, target=grid).exp()
 
     def linear(self, read: Quantities) -> tuple[Float64[Tensor, "n c p"], Float64[Tensor, "n c p"]]:
-        """What the features make of it: the logarithm of the factor before limits and curve, and what the fine one adds."""
+        """Log factor before limits and curve, as the sum over all but the fine feature, and the fine feature's part."""
         weights = self.local.coefficients
         of_position = weights[:, 0, None].to(read.levels)[None]
         smooth, fine = torch.zeros_like(read.levels), torch.zeros_like(read.levels)
@@ -175,14 +179,15 @@ class LocalFactor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Quantities:
-    """What features are made of: quantities of n functions in float64.
+    """Quantities of n samples from which features are computed, in float64.
 
     Attributes:
         variances: Predictive variance, `(n, c, p)`, in physical units squared.
-        levels: The same, averaged over neighbourhoods.
+        levels: Local average of the predictive variance.
         slopes: Squared partial derivatives of the predicted mean, `(n, c, d, p)`, in their units squared.
-        sizes: Squared distance of the predicted mean from its average, `(n, c, p)`, in physical units squared.
-        waves: Of the position, `(1, p, w)`, the constant left out; or features of the position in each mesh, `(n, p, w)`.
+        sizes: Squared distance of the predicted mean from its spatial average, `(n, c, p)`, in physical units squared.
+        waves: Fourier modes of the position without the constant, `(1, p, w)`, or features of the position in each mesh,
+            `(n, p, w)`.
         mean_weights: Weights of averages over the domain, `(p,)`, or `(n, 1, p)`.
     """
 
@@ -196,12 +201,12 @@ class Quantities:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reader:
-    """Reads predictions on one grid.
+    """Computes quantities of predictions on one uniform grid.
 
     Attributes:
-        axes: Of the grid.
-        averages: Over neighbourhoods, one per axis, see `average_matrix`.
-        waves: Of the position, `(p, w)`.
+        axes: Axes of the grid.
+        averages: Matrices of local averages, one per axis, see `average_matrix`.
+        waves: Fourier modes of the position, `(p, w)`.
         mean_weights: Weights of averages over the domain, `(p,)`.
     """
 
@@ -212,14 +217,14 @@ class Reader:
 
     @classmethod
     def of(cls, grid: Grid, *, width: float) -> Reader:
-        """What reads predictions on a grid, with averages of this width in lengths of the domain."""
+        """Reader on a grid, with local averages of a width relative to the length of the domain."""
         lower, lengths = box_of(grid)
         waves = evaluate_waves(wave_numbers(grid), grid.points, lower=lower, lengths=lengths, periodic=grid.periodic)
         averages = tuple(average_matrix(axis, width * axis.length) for axis in grid.axes)
         return cls(axes=grid.axes, averages=averages, waves=waves, mean_weights=grid.mean_weights)
 
     def __call__(self, mean: Float[Tensor, "n c *grid"], variance: Float[Tensor, "n c *grid"]) -> Quantities:
-        """Read the predictions of n functions."""
+        """Compute the quantities of n samples."""
         values = mean.to(torch.float64)
         differences = [difference(values, axis, along=along) for along, axis in enumerate(self.axes)]
         slopes = torch.stack([self._smooth(slope.square()).flatten(2) for slope in differences], 2)
@@ -235,7 +240,7 @@ class Reader:
         )
 
     def _smooth(self, values: Float64[Tensor, "n c *grid"]) -> Float64[Tensor, "n c *grid"]:
-        """Average over neighbourhoods."""
+        """Compute local averages."""
         for along, (axis, matrix) in enumerate(zip(self.axes, self.averages, strict=True)):
             dim = along - len(self.axes)
             values = along_axis(values, matrix, dim)
@@ -246,12 +251,12 @@ class Reader:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MeshReader:
-    """Reads predictions on meshes, without averages over neighbourhoods.
+    """Computes quantities of predictions on meshes, without local averages.
 
     Attributes:
-        grid: A mesh, or a batch of one per sample.
-        meshes: Points and cells of each.
-        places: Features of the position, see `mesh_positions`, `(n, w, p)`, or `(1, w, p)` of one mesh.
+        grid: A mesh, or a batch of one mesh per sample.
+        meshes: Points and cells of each mesh.
+        places: Features of the position, see `mesh_positions`, `(n, w, p)`, or `(1, w, p)` for one mesh.
     """
 
     grid: Grid
@@ -266,7 +271,7 @@ class MeshReader:
         return cls(grid=grid, meshes=meshes, places=torch.stack([_extended(mesh_positions(mesh), grid) for mesh in singles]))
 
     def __call__(self, mean: Float[Tensor, "n c p"], variance: Float[Tensor, "n c p"]) -> Quantities:
-        """Read the predictions of n samples. Quantities at padding are those of the first point."""
+        """Compute the quantities of n samples; at padding, those of the first point."""
         values, weights = mean.to(torch.float64), self.grid.sample_weights.to(mean.device)
         parts = []
         for part, mesh in zip(values.split(1) if self.grid.has_points_per_sample else [values], self.meshes, strict=True):
@@ -308,7 +313,7 @@ def positions(grid: Grid) -> int:
 
 
 def difference(values: Float64[Tensor, "n c *grid"], axis: Axis, *, along: int) -> Float64[Tensor, "n c *grid"]:
-    """Central differences along one axis, in the values' units per the grid's units; one-sided where the domain ends."""
+    """Central differences along one axis, in the values' units per the grid's units; one-sided at the ends of the domain."""
     dim = along + 2
     if axis.periodic or axis.size == 1:
         return (values.roll(-1, dim) - values.roll(1, dim)) / (2.0 * spacing(axis))
@@ -320,12 +325,13 @@ def difference(values: Float64[Tensor, "n c *grid"], axis: Axis, *, along: int) 
 
 @remembered(2**26)
 def average_matrix(axis: Axis, width: float) -> Float64[Tensor, "q m"]:
-    """Averages of nodal values under Gaussians of standard deviation `width`, in the grid's units: all weights are positive.
+    """Matrix of averages of nodal values under Gaussians of standard deviation `width`, in the grid's units.
 
-    The Gaussians stand at the nodes; of a long axis, at fewer places, a small fraction of the width apart.
+    The Gaussians are centred at the nodes, or on axes with more than 256 nodes at 256 equispaced places. All weights are
+    positive.
     """
     places = axis.coordinates
-    if axis.size > _PLACES:  # equispaced, from the first node to the last one, or around
+    if axis.size > _PLACES:  # equispaced from the first to the last node, or over the period
         steps = torch.arange(_PLACES, dtype=torch.float64) / (_PLACES if axis.periodic else _PLACES - 1)
         extent = axis.length if axis.periodic else axis.coordinates[-1] - axis.coordinates[0]
         places = axis.coordinates[0] + steps * extent
@@ -337,7 +343,7 @@ def average_matrix(axis: Axis, width: float) -> Float64[Tensor, "q m"]:
 
 
 def linear(values: Float64[Tensor, "*b"], size: int, *, periodic: bool, dim: int) -> Float64[Tensor, "*b"]:
-    """Linear interpolation from equispaced places to more of them, between the same ends or around."""
+    """Linear interpolation along `dim` from equispaced nodes to `size` nodes with the same ends, or of the same period."""
     count = values.shape[dim]
     place = torch.arange(size, dtype=torch.float64, device=values.device)
     place = place * (count / size if periodic else (count - 1) / (size - 1))
@@ -349,16 +355,16 @@ def linear(values: Float64[Tensor, "*b"], size: int, *, periodic: bool, dim: int
 
 def spacing(axis: Axis) -> float:
     """Distance of neighbouring nodes; the length of an axis with one node."""
-    return axis.length / max(1, axis.size - axis.endpoint)  # without a tensor, whose values an export cannot read
+    return axis.length / max(1, axis.size - axis.endpoint)  # no tensor: its value is not available in exports
 
 
 def wave_numbers(grid: Grid) -> Int64[Tensor, "w d"]:
-    """The lowest waves that the grid resolves, without the constant."""
+    """Lowest Fourier modes that the grid resolves, without the constant."""
     return waves_of(grid)[0][1 : max(1, _WAVES * (1 + grid.dimension) // 2)]
 
 
 def _squares(units: Tensor, like: Tensor) -> Tensor:
-    """Squares to divide by: 1 where there is nothing to compare with."""
+    """Squared units, with 1 in place of 0."""
     squares = units.to(like).square()
     return torch.where(squares > 0, squares, torch.ones_like(squares))
 
@@ -371,7 +377,7 @@ def some_points(grid: Grid, most: int, *, generator: torch.Generator) -> Int64[T
 
 
 def knots_of(logs: Float64[Tensor, " n"]) -> Float64[Tensor, " k"] | None:
-    """Knots at quantiles of the logarithms of variances; None where these hardly differ."""
+    """Knots at quantiles of the log variances; None if knots are too close."""
     ordered = logs.sort().values
     places = (torch.tensor(_QUANTILES, dtype=torch.float64) * (len(ordered) - 1)).round().long()
     knots = ordered[places]
@@ -379,7 +385,7 @@ def knots_of(logs: Float64[Tensor, " n"]) -> Float64[Tensor, " k"] | None:
 
 
 def bends(logs: Float64[Tensor, "*s"], knots: Float64[Tensor, " k"]) -> Float64[Tensor, "*s k1"]:
-    """What spans the curves: the logarithm, kept between the outer knots, and its excess over each inner one.
+    """Basis of the curves: the logarithm, clamped to the outer knots, and its excess over each inner knot.
 
     Examples:
         >>> bends(
@@ -394,11 +400,11 @@ def bends(logs: Float64[Tensor, "*s"], knots: Float64[Tensor, " k"]) -> Float64[
 @stored(on_cpu=("knots", "heights"))
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VarianceCurve:
-    """What is added to the logarithm of a variance, as a function of it: straight between knots, constant beyond.
+    """Correction of a log variance as a function of itself: piecewise linear between knots, constant beyond.
 
     Args:
-        knots: Increasing, `(c, m)`.
-        heights: At the knots, `(c, m)`; zero in channels to which nothing is added.
+        knots: Increasing knots, `(c, m)`.
+        heights: Values at the knots, `(c, m)`; zero in channels without correction.
 
     Examples:
         >>> curve = VarianceCurve(
@@ -412,12 +418,12 @@ class VarianceCurve:
     heights: Float64[Tensor, "c m"]
 
     def __call__(self, logs: Float64[Tensor, "n c p"]) -> Float64[Tensor, "n c p"]:
-        """Heights at logarithms of variances."""
+        """Corrections at log variances."""
         knots, heights = self.knots.to(logs)[..., None], self.heights.to(logs)[..., None]
         widths = knots.diff(dim=1)
         slopes = heights.diff(dim=1) / widths
         total = heights[:, 0].expand_as(logs)
-        for piece in range(widths.shape[1]):  # not a table lookup, which exported files could not hold
+        for piece in range(widths.shape[1]):  # a table lookup cannot be exported
             beyond = (logs - knots[:, piece]).clamp_min(0.0)
             total = total + slopes[:, piece] * torch.minimum(beyond, widths[:, piece])
         return total

@@ -1,4 +1,4 @@
-"""A random scale for every function, so that whole functions are covered as often as is stated."""
+"""Scale mixtures: a random scale per sample, for nominal simultaneous coverage."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ from probneural.randomness import check_seed, stream_seed
 from probneural.registry import stored
 
 _LOGS = torch.linspace(-1.4, 1.4, 29, dtype=torch.float64, device="cpu")
-"""Logarithms of the scales that weights are found for: a quarter to four times the middle one."""
+"""Logarithms of the candidate scales relative to the middle one: a quarter to four times."""
 _BANDWIDTH = 0.25
-"""Of the density of drawn suprema, in standard deviations of their logarithms."""
+"""Bandwidth of the density of drawn suprema, in standard deviations of their logarithms."""
 _TOGETHER = 8
-"""Functions whose draws share random numbers: fewer take more time, and more leave more to chance."""
+"""Samples whose draws share random numbers: fewer take more time, more increase the sampling error."""
 _LEAST = 1e-3
-"""Weight below which a scale is left out."""
+"""Weight below which a scale is dropped."""
 
 
 @dataclass(frozen=True)
 class ScaleMixture:
-    """Give every function a random scale, with the distribution that the errors of whole functions show.
+    """Fit a random scale per sample to the largest standardised errors, for nominal simultaneous coverage.
 
-    Variances may be right on average and whole functions still be missed: some functions are harder than is stated and others
-    easier, and errors vary over shorter distances than draws. Both show in the largest standardised error of a function,
-    T = sup |y - m|/sd over channels and points, beside that of draws. So the field N(m, C) becomes a scale mixture,
+    Variances that are right on average do not give simultaneous coverage: some samples have larger errors than predicted and
+    others smaller ones, and errors vary over shorter distances than draws. Both show in the largest standardised error of a
+    sample, T = sup |y - m|/sd over channels and points, compared with that of draws. The field N(m, C) becomes a scale mixture,
 
         sum over k of w_k N(m, s_k² C),
 
-    an elliptical process with a discrete mixing distribution. The s_k lie between a quarter and four times their middle, the
-    median of T over the median of draws. The weights maximise the likelihood of log T over the calibration functions; the
-    density of log T under one scale is that of draws, smoothed over a quarter of their standard deviation. So where log T of
-    errors scatters more than that of draws, draws of the mixture have suprema as errors have them, at every level, while a
-    conformal band has them at one; there is no finite-sample guarantee. Where it scatters less, a random scale cannot help: the
-    likelihood prefers one near the middle, and whole functions are covered more often than is stated. Two hundred functions
-    tell coverage at .9 to within .03, thirty to within .05 (standard deviations).
+    an elliptical process with a discrete mixing distribution. Its scales s_k lie between a quarter and four times the median of
+    T over the median of draws. Its weights w_k maximise the likelihood of log T over the calibration samples, where the density
+    of log T under one scale is that of draws, smoothed over a quarter of their standard deviation.
 
-    Means and correlations stay. Variances grow by sum of w_k s_k², about 1 after `VarianceScale` where functions
-    differ in scale alone, and larger where draws are too smooth: then values by themselves are covered more often than is
-    stated. A predictor with a random scale gets a new one, fitted to what it wraps. `VarianceScale` takes mean and covariance
-    of the mixture, so scale first. Where stated deviations are rounding at more than four fifths of the values, the scale
-    stays 1, with a warning.
+    If log T varies more for errors than for draws, the suprema of mixture draws have the distribution of T, so simultaneous
+    coverage is right at all levels. There is no finite-sample guarantee; a conformal band has one, at one level. If log T
+    varies less, the mixture reduces to one scale, and simultaneous coverage is too high. The standard deviation of coverage at
+    .9 is .03 with two hundred calibration samples, .05 with thirty.
+
+    Means and correlations do not change. Variances grow by the sum of w_k s_k². After `VarianceScale` it is about 1 if samples
+    differ in scale only, and larger if draws are too smooth; pointwise coverage is then too high. `VarianceScale`
+    moment-matches a mixture, so apply it first. A predictor with a scale mixture gets a new one, fitted to the inner predictor.
+    If more than four fifths of the predicted standard deviations are rounding errors, the scale stays 1, with a warning.
 
     Args:
-        draws: Of each calibration function, whose suprema errors are compared with.
-        seed: Names the draws.
+        draws: Number of draws per calibration sample.
+        seed: Seed of the draws.
 
     Raises:
-        ArgumentError: If there are fewer than 50 draws, or the seed is none.
+        ArgumentError: If there are fewer than 50 draws, or the seed is invalid.
 
     Reference:
         Bånkestad, Sjölund, Taghia and Schön (2020), The elliptical processes: a family of fat-tailed stochastic processes, for
-        mixing distributions that are learned. Deviations: the distribution is discrete, and fitted to suprema; densities of
-        whole functions mostly see what varies over the shortest distances.
+        learned mixing distributions. Deviations: the distribution is discrete, and fitted to suprema, since joint densities are
+        dominated by variation over the shortest distances.
 
     Examples:
-        Few lines do, for any calibrated predictor::
+        For any calibrated predictor::
 
             scaled = pn.calibration.VarianceScale().fit(predictor, calibration)
             predictor = pn.calibration.ScaleMixture().fit(scaled, calibration)
@@ -90,18 +90,18 @@ class ScaleMixture:
     @undisturbed()
     @torch.no_grad()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> ScaleMixturePredictor:
-        """Find the distribution of scales on fields that training has not used.
+        """Fit the weights of the scales to held-out samples.
 
         Args:
-            predictor: What any head or calibrator returned; it is wrapped, not changed.
-            calibration: Held-out pairs, which scales of variances may have been fitted on; outputs may live on another grid.
-            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
+            predictor: Predictor of any head or calibrator; it is wrapped, not changed.
+            calibration: Held-out pairs, possibly those of `VarianceScale`; outputs may have another grid.
+            allow_training_data: Whether pairs that trained the predictor cause a warning instead of an error.
 
         Returns:
-            A predictor of mixtures that remembers these pairs.
+            A predictor of scale mixtures, which stores the row keys of these pairs.
 
         Raises:
-            CalibrationError: If there are no fields, no variance is stated where there are errors, or none at all, or pairs
+            CalibrationError: If there are no samples, the predicted variance is zero everywhere or at some errors, or pairs
                 trained the predictor.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
@@ -116,7 +116,7 @@ class ScaleMixture:
         logs, every, rounded = self._log_densities(inner, calibration)
         if rounded > MOSTLY:
             warn(
-                f"{rounded:.0%} of the stated deviations are rounding, and so say nothing of errors: the scale stays 1",
+                f"{rounded:.0%} of the predicted deviations are rounding errors: the scale stays 1",
                 DataWarning,
             )
         weights = stacking_weights(every, torch.full((len(every),), 1.0 / len(every), dtype=torch.float64))
@@ -129,7 +129,7 @@ class ScaleMixture:
         )
 
     def _comparisons(self, predictor: Predictor, calibration: Dataset) -> Iterator[tuple[Comparison, int]]:
-        """Gaussian predictions beside the truth, some functions at a time, and the seed of their draws."""
+        """Yield Gaussian predictions with the truth, some samples at a time, and the seed of their draws."""
         start = 0
         for u, truth, grid in distributions(predictor, calibration):
             field = gaussian_of(u)
@@ -141,7 +141,7 @@ class ScaleMixture:
                     raise CalibrationError(
                         expected="a variance wherever there are errors",
                         got=f"none for {int((~largest.isfinite()).sum())} functions",
-                        remedy="calibrate first: VarianceScale moves what a head calls noise into the field",
+                        remedy="apply VarianceScale first, which adds the head's noise to the field",
                     )
                 yield comparison, stream_seed(self.seed, "scale mixture draws", start + first)
             start += len(truth)
@@ -149,12 +149,12 @@ class ScaleMixture:
     def _log_densities(
         self, predictor: Predictor, calibration: Dataset
     ) -> tuple[Float64[Tensor, " k"], Float64[Tensor, "n k"], float]:
-        """Logarithms of scales, and log densities of the largest standardised error of each function under each of them.
+        """Return log scales, log densities of log T under each scale, and the fraction of deviations that are rounding errors.
 
-        Functions that are certain everywhere have none. Last comes the fraction of values whose stated deviations are rounding.
+        Samples whose deviations are rounding errors at all points are omitted.
 
         Raises:
-            CalibrationError: If nothing is uncertain.
+            CalibrationError: If the predicted variance is zero everywhere.
         """
         errors, draws, certain, count, states = [], [], 0, 0, False
         for comparison, seed in self._comparisons(predictor, calibration):
@@ -188,7 +188,7 @@ class ScaleMixture:
     def _scaled(
         self, predictor: Predictor, calibration: Dataset, drawn: Float64[Tensor, "draws n"], *, logs: Float64[Tensor, " k"]
     ) -> Iterator[Float64[Tensor, "draws some k"]]:
-        """Logarithms of suprema of draws at all scales, a few functions at a time: a third of a MiB for each."""
+        """Yield log suprema of draws at all scales, a few samples at a time: a third of a MiB per sample."""
         if not bool((predictor.noise > 0).any()):
             yield from (part[:, :, None] + logs for part in drawn.split(_TOGETHER, 1))
             return
@@ -196,33 +196,33 @@ class ScaleMixture:
             yield self._suprema(comparison, logs.exp().tolist(), seed=seed)[:, :, _uncertain(comparison)].movedim(0, -1)
 
     def _suprema(self, comparison: Comparison, scales: Sequence[float], *, seed: int) -> Float64[Tensor, "k draws n"]:
-        """Logarithms of suprema of draws whose field is scaled, and noise not, standardised by the deviations before."""
+        """Log suprema of draws of the scaled field plus unscaled noise, standardised by the unscaled deviations."""
         drawn = scaled_suprema(comparison, scales, draws=self.draws, seed=seed)
         return drawn.clamp_min(torch.finfo(torch.float64).tiny).log().cpu()
 
 
 def _uncertain(comparison: Comparison) -> Bool[Tensor, " n"]:
-    """Functions whose stated deviations are more than rounding somewhere."""
+    """Samples with a predicted deviation above rounding."""
     return ~comparison.grid.fill(comparison.certain, 1).flatten(1).all(1).cpu()
 
 
 @stored(on_cpu=("scales", "weights", "calibrated_on"))
 class ScaleMixturePredictor(Calibrated):
-    """A predictor whose deviations from the mean have a random scale, one for each function; means and correlations stay.
+    """Predictor whose deviations from the mean have a random scale per sample; means and correlations do not change.
 
-    See [`ScaleMixture`][probneural.calibration.ScaleMixture]. A draw has one scale for all functions, whether it is one of the
-    predictor or one of a prediction; so what adds up several functions has the scale of each of them at once.
+    See [`ScaleMixture`][probneural.calibration.ScaleMixture]. A draw, of the predictor or of a prediction, has one scale for
+    all samples.
 
     Args:
-        inner: The predictor it wraps.
-        scales: Of deviations, `(k,)`, positive, dimensionless.
-        weights: Their probabilities, `(k,)`, normalised here.
-        calibrated_on: Row keys of the calibration pairs, and of those that `inner` was calibrated on, `(n,)`: a conformal
-            band needs others.
+        inner: The wrapped predictor.
+        scales: Scales of deviations, `(k,)`, positive, dimensionless.
+        weights: Probabilities of the scales, `(k,)`; the constructor normalises them.
+        calibrated_on: Row keys of the calibration pairs of this predictor and of `inner`, `(n,)`; a conformal band needs
+            others.
 
     Raises:
         ArgumentError: If scales are no vector, or one is not positive and finite.
-        ShapeError: If there is not one weight for each scale.
+        ShapeError: If the counts of weights and scales differ.
         DataError: If weights are negative, not finite or all zero.
     """
 
@@ -241,7 +241,7 @@ class ScaleMixturePredictor(Calibrated):
 
     @property
     def variance_factor(self) -> float:
-        """By how much variances of the field grow, sum over k of w_k s_k², dimensionless."""
+        """Factor of the field's variances, sum over k of w_k s_k², dimensionless."""
         return float(self.weights @ self.scales.square())
 
     def _map(self, inputs: Field, field: FieldDistribution) -> ScaleMixtureField:

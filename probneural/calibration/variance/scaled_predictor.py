@@ -1,4 +1,4 @@
-"""A predictor whose variances are scaled, and whose misfit belongs to the field."""
+"""Predictors with scaled variances, whose model discrepancy belongs to the field."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from probneural.registry import stored
 
 @stored(on_cpu=("scale", "noise_scale", "decomposition", "calibrated_on", "local"))
 class ScaledPredictor(Calibrated):
-    """A predictor whose covariances and noise are scaled per channel, and whose misfit belongs to the field; the mean stays.
+    """Predictor with scaled covariances and noise per channel, whose model discrepancy belongs to the field.
 
-    See [`VarianceScale`][probneural.calibration.VarianceScale] for the covariance that it states.
+    The mean does not change. [`VarianceScale`][probneural.calibration.VarianceScale] defines the covariance.
 
     Args:
-        inner: The predictor it wraps.
+        inner: The wrapped predictor.
         scale: a, factor of the field's variances, `(c,)`, dimensionless.
         noise_scale: b, factor of the noise variances, `(c,)`, dimensionless.
         decomposition: w, f and rho.
-        noise: Measurement noise, `(c,)`, in physical units squared; at most b n.
-        calibrated_on: Row keys of the calibration pairs, and of those that `inner` was calibrated on, `(n,)`: a conformal
-            band needs others.
-        local: h, or None where it is 1 everywhere.
+        noise: Variance of the measurement noise, `(c,)`, in physical units squared; at most b n.
+        calibrated_on: Row keys of the calibration pairs of this predictor and of `inner`, `(n,)`; a conformal band needs
+            others.
+        local: Local scale h, or None for h = 1.
 
     Raises:
         ArgumentError: If a scale is not positive and finite.
-        ShapeError: If there is not one scale per channel.
+        ShapeError: If the counts of scales and channels differ.
         DataError: If scales are no real numbers.
     """
 
@@ -80,7 +80,7 @@ class ScaledPredictor(Calibrated):
         )
 
     def _latent(self, inner: FieldDistribution, u: GaussianField) -> Latent:
-        """A latent of its own: what data say about xi depends on the root that it came through. Members are in every call."""
+        """New latent, since the posterior of xi depends on the scaled root. All calls of an ensemble share its members."""
         parts = self.decomposition
         shape = () if self.local is None else (self.local.coefficients,)
         content = digest(self.scale, self.noise_scale, parts.root_fraction, parts.white_fraction, self.calibrated_on, *shape)
@@ -90,11 +90,11 @@ class ScaledPredictor(Calibrated):
 
     @property
     def _unexplained(self) -> Float64[Tensor, " c"]:
-        """B n, in physical units squared, on the CPU."""
+        """Scaled noise variance b n, in physical units squared, on the CPU."""
         return self.noise_scale * self.inner.noise.detach().to("cpu", torch.float64)
 
     def _local_factor(self, inputs: Field, u: GaussianField) -> Float64[Tensor, "n c p"] | None:
-        """H at the points of a prediction: read off it, or interpolated from the grid of the calibration outputs."""
+        """Local scale h at the points of a prediction, computed there or interpolated from the calibration grid."""
         if self.local is None:
             return None
         if self.local.covers(u.grid):
@@ -112,11 +112,12 @@ class ScaledPredictor(Calibrated):
     def _discrepancies(
         self, u: GaussianField, ratio: Float64[Tensor, "n c p"] | None
     ) -> tuple[ModulatedRoot | None, DiagonalRoot | None]:
-        """D times the process, and white noise; D needs the field's variance where the root leaves some of it."""
+        """Roots of the correlated and white discrepancy."""
         parts = self.decomposition
         if parts.process is None:
             return None, None
         unexplained, noise = self._unexplained, self.noise.detach().to("cpu", torch.float64)
+        # D² = h ((1 - w) a v + b n), less the measurement noise: white noise has f D² - noise or 0, the process the rest.
         shape = (*u.mean.shape[:2], u.grid.size)
         factor = torch.ones(1, 1, 1, dtype=torch.float64) if ratio is None else ratio.to("cpu")
         total = (unexplained[:, None] * factor).to(u.mean).expand(shape)
@@ -139,6 +140,6 @@ def _weighed(root: Root, ratio: Float64[Tensor, "n c p"] | None) -> Root:
 
 
 def _side_by_side(*roots: Root | None) -> Root | None:
-    """The root of the sum of independent fields, or None of none."""
+    """Root of the sum of independent fields; None without fields."""
     present = [root for root in roots if root is not None]
     return functools.reduce(SideBySideRoot, present) if present else None

@@ -1,4 +1,4 @@
-"""Scales that make stated variances as large as the errors on held-out fields."""
+"""Variance scales from the errors of held-out samples."""
 
 from __future__ import annotations
 
@@ -35,59 +35,55 @@ from probneural.metrics.comparison import domain_average
 from probneural.pairs import Dataset
 
 FRACTIONS = (0.05, 0.95)
-"""Smallest and largest fraction of the mean predictive variance that separate scales leave to the noise."""
+"""Least and largest fraction of the mean predictive variance that is noise, for separate scales."""
 _CANDIDATES = 91
-"""Shares tried between the two: steps of one per cent."""
+"""Number of candidate fractions, in steps of one per cent."""
 _SLACK = 1e-6
-"""Relative difference of variances that counts as none."""
+"""Relative tolerance of variances that count as equal."""
 
 
 @dataclass(frozen=True)
 class VarianceScale:
-    """Scale covariance and noise, per channel, so that stated variances are as large as the errors on held-out fields.
+    """Scale covariance and noise per channel, so that predictive variances equal the squared errors on held-out samples.
 
-    With separate scales a and b, the predictive variance a v + b n maximises the Gaussian marginal likelihood of the
-    calibration fields; so chi² on them is 1, and the noise no longer hides where the field's own variance v knows the errors
-    to be large. The noise keeps between 5 and 95 % of the mean predictive variance. With one common scale, a = b = chi² in
-    closed form.
+    The scales a of the head's variance v and b of its noise n maximise the Gaussian marginal likelihood of the calibration
+    samples with predictive variance a v + b n, so chi² on them is 1. The noise is between 5 and 95 % of the mean predictive
+    variance. With one common scale, a = b = chi² in closed form.
 
-    Errors are rarely spread as evenly as that: they are larger at a front, smaller at a wall where the solution is given, and
-    larger for inputs that are harder. A local scale h
-    ([`LocalScale`][probneural.calibration.variance.local_scale.LocalScale]) of prediction and position multiplies the variance
-    at each point. It is fitted by the same
-    likelihood, and left out where functions held out in turn do not gain by it, or are fewer than ten; windows of one
-    trajectory are held out together, and count as one. On meshes its fit counts points equally: area weights would hide errors
-    at a surface, where cells are small. Scattered points and masked grids have no local scale. A channel where
-    errors and stated deviations are rounding at more than four fifths of the values has no local scale: the others say nothing
-    of where errors are large. Where all are, there is nothing to fit: the channel's variances stay as they are, with a
-    warning.
+    A local scale h ([`LocalScale`][probneural.calibration.variance.local_scale.LocalScale]) then multiplies the variance at
+    each point, since errors are larger at fronts, smaller at walls with given values, and larger for some inputs. It depends on
+    prediction and position, and is fitted by the same likelihood. There is none without a gain in cross-validation (windows of
+    one trajectory count as one sample), with fewer than ten samples, on scattered points or masked grids, and in channels where
+    more than four fifths of errors and standard deviations are rounding errors. If all are, the channel's variances do not
+    change, with a warning. On meshes the fit weights points equally: area weights would hide errors at a surface, where cells
+    are small.
 
-    What the head calls noise n is, on exact data, what its operator cannot express: uncertainty about the field, and
-    correlated from point to point. So the calibrated field holds it, as a discrepancy of each function's own:
+    On exact data, the head's noise n is model discrepancy: correlated errors that its operator cannot express. So the
+    calibrated field contains it, as a discrepancy that is independent for each sample:
 
         covariance = h^½ (w a C + (1 - f) D rho D + f D²) h^½,        D² = (1 - w) a v + b n,
 
-    with C the head's covariance (of what it states as each function's own, too), h its local scale and rho the correlation of
-    the standardised residuals, a stationary process whose spectrum the calibration fields give. The weights w and f, and the
-    number of waves, maximise the likelihood of calibration fields, taken jointly over their points, given the spectrum of the
-    others. Of the part without correlation, f D², only the measurement noise that you state stays outside as `noise`.
-    Pointwise predictions do not depend on w and f; intervals of functionals, bands of whole functions and densities do.
+    with the head's covariance C and the correlation rho of standardised residuals, a stationary Gaussian process whose power
+    spectrum is estimated from the calibration samples. The fractions w and f and the number of Fourier modes maximise the joint
+    likelihood of calibration samples, given the spectrum of others. Of the white noise f D², only the measurement noise stays
+    outside of the field, as `noise`. Pointwise predictions do not depend on w and f; intervals of functionals, simultaneous
+    bands and joint densities do.
 
-    The mean stays as it is. An ensemble becomes the Gaussian field of its mean and covariance. So does a mixture, after each of
-    its predictors is calibrated by itself: what members state and what they disagree about have other scales. A calibrated
-    predictor is calibrated anew from what it wraps.
+    The mean does not change. An ensemble becomes the Gaussian field of its mean and covariance. In a mixture each predictor is
+    calibrated first, because variances of members and differences of their means have different scales; the mixture then
+    becomes the Gaussian field of its moments. For a calibrated predictor, the inner predictor is calibrated again.
 
     Args:
-        separate: Whether covariance and noise have scales of their own. A part that is zero leaves one common scale.
+        separate: Whether covariance and noise have separate scales. If one of them is zero, there is one common scale.
         noise: Variance of the measurement noise in the calibration outputs, in physical units squared: a number, or one per
-            channel `(c,)`. Zero for solutions of a solver. What exceeds the scaled noise b n is left out, with a warning. No
-            variance falls below it: where a local scale would take it there, chi² on the calibration fields is less than 1.
-        local: Whether variances may have a factor that varies along each function. It is fitted to single values. Where a
-            head's covariance knows well how the values of a function go together, it may cost more joint density than they
-            gain.
+            channel `(c,)`; zero for solutions of a solver. If it exceeds the scaled noise b n, the latter is used, with a
+            warning.
+            It bounds all variances from below: if it replaces a smaller locally scaled variance, chi² is less than 1.
+        local: Whether to fit a local scale. Its likelihood is pointwise, so it may reduce joint densities if the head's
+            covariance has the right correlations.
 
     Raises:
-        ArgumentError: If the noise is negative or not finite, or a choice is no truth value.
+        ArgumentError: If the noise is negative or not finite, or a choice is no flag.
 
     Reference:
         Laves et al. (2021), Recalibration of aleatoric and epistemic regression uncertainty in medical imaging (σ scaling,
@@ -106,20 +102,20 @@ class VarianceScale:
 
     @undisturbed()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> ScaledPredictor:
-        """Fit the scales on fields that neither training nor testing uses, in up to eight passes, a few functions at a time.
+        """Fit the scales to held-out samples, in up to eight passes, a few samples at a time.
 
         Args:
-            predictor: What any head or calibrator returned; it is wrapped, not changed.
-            calibration: Held-out pairs; outputs may live on another grid than inputs.
-            allow_training_data: Whether pairs that trained the predictor give a warning instead of an error.
+            predictor: Predictor of any head or calibrator; it is wrapped, not changed.
+            calibration: Held-out pairs; outputs may have another grid than inputs.
+            allow_training_data: Whether pairs that trained the predictor cause a warning instead of an error.
 
         Returns:
-            A predictor whose covariances and noise are scaled, and which remembers these pairs, and those that stacking or
-            another calibrator inside it used.
+            A predictor with scaled covariances and noise. It stores the row keys of these pairs and of those that calibrators
+            inside it used.
 
         Raises:
-            CalibrationError: If there are fewer than 2 fields, no predictive variance where there are errors, or no errors
-                where there is one, or if pairs trained the predictor.
+            CalibrationError: If there are fewer than 2 samples, the predictive variance is zero where errors are not, all
+                errors are zero, or pairs trained the predictor.
             DataError: If a value is not finite.
             ShapeError: If the outputs do not have the predictor's channels.
         """
@@ -132,7 +128,7 @@ class VarianceScale:
         return self._fitted(predictor, calibration, keys=keys)
 
     def _fitted(self, predictor: Predictor, calibration: Dataset, *, keys: Int64[Tensor, "n k"]) -> ScaledPredictor:
-        """Fit the scales on checked pairs with these row keys."""
+        """Fit the scales to validated pairs with these row keys."""
         inner = predictor.inner if isinstance(predictor, ScaledPredictor) else predictor
         if isinstance(inner, MixturePredictor):
             parts = zip(inner.predictors, inner.weights.tolist(), strict=True)
@@ -156,7 +152,7 @@ class VarianceScale:
         if bool((stated_noise > (1.0 + _SLACK) * unexplained).any()):
             warn(
                 f"the stated noise {stated_noise.tolist()} is more than errors leave for noise, {unexplained.tolist()}: the "
-                "latter is taken",
+                "latter is used",
                 DataWarning,
             )
         scaled = functools.partial(
@@ -179,7 +175,7 @@ class VarianceScale:
         field_variance: Float64[Tensor, " c"],
         noise: Float64[Tensor, " c"],
     ) -> tuple[Float64[Tensor, " c"], Float64[Tensor, " c"]]:
-        """The most likely a and b/a; 1 where errors and what is stated of them are rounding."""
+        """Most likely a and b/a; 1 in channels where all errors and deviations are rounding errors."""
         ratios = self._ratios(field_variance, noise)
         chi2, spread = likelihood_profile(predicted.predictor, predicted, calibration=predicted.pairs, ratios=ratios)
         best = (chi2.log() + spread).argmin(dim=0, keepdim=True)
@@ -197,17 +193,17 @@ class VarianceScale:
             raise CalibrationError(
                 expected="a positive finite chi2 in every channel of the calibration fields",
                 got=str(scale.tolist()),
-                remedy="infinite: errors where no variance is stated, give the head noise > 0; zero: nothing to calibrate",
+                remedy="infinite: errors where the variance is zero, set the head's noise > 0; zero: nothing to calibrate",
             )
         return scale, ratio
 
     def _ratios(self, field_variance: Float64[Tensor, " c"], noise: Float64[Tensor, " c"]) -> Float64[Tensor, "k c"]:
-        """Candidates of b/a per channel: 1 alone, or those that leave the noise a fraction between the two bounds."""
+        """Candidates of b/a per channel: 1 for a common scale, else those with a noise fraction between the two bounds."""
         if not bool((field_variance + noise > 0).any()):
             raise CalibrationError(
                 expected="a positive predictive variance somewhere",
-                got="zero everywhere, which no scale can mend",
-                remedy="use a head that is uncertain, or one with noise > 0",
+                got="zero everywhere, which no scale changes",
+                remedy="use a head with a positive variance or with noise > 0",
             )
         if not self.separate:
             return torch.ones(1, len(noise), dtype=torch.float64)
@@ -220,7 +216,7 @@ class VarianceScale:
 def _read(
     predicted: CalibrationPredictions, *, noise: Float64[Tensor, " c"]
 ) -> tuple[Float64[Tensor, " c"], list[SharedCovariance]]:
-    """The mean variance of the fields, and covariances for the joint likelihood, which are formed for the same predictions."""
+    """Mean variance of the fields, and covariances for the joint likelihood, in one pass over the predictions."""
     field_variance = torch.zeros_like(noise)
     shared: list[SharedCovariance] = []
     rows, start = likelihood_rows(predicted.pairs), 0
@@ -233,7 +229,7 @@ def _read(
 
 
 def _moved(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]) -> Iterator[Pair]:
-    """Moments whose variances are a scale times those that are stated plus a shift, beside the truth."""
+    """Yield moments with variances scale * v + shift, and the truth."""
     for stated, truth in predicted:
         per_channel = (-1, *(1,) * (truth.ndim - 2))
         factor, extra = (numbers.reshape(per_channel).to(stated.variance) for numbers in (scale, shift))
@@ -241,7 +237,7 @@ def _moved(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], s
 
 
 def _parts(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]) -> Iterator[Part]:
-    """Means, variances times a scale plus a shift, and squares of the residuals standardised by these, on the CPU."""
+    """Yield means, variances scale * v + shift, and squares of the residuals standardised by these, on the CPU."""
     for moved, truth in _moved(predicted, scale=scale, shift=shift):
         squares = standardised_squares(moved, truth, dtype=predicted.pairs.outputs.dtype)
         yield moved.mean.cpu(), moved.variance.cpu(), squares.cpu()
@@ -250,7 +246,7 @@ def _parts(predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], s
 def _rounded(
     predicted: CalibrationPredictions, *, scale: Float64[Tensor, " c"], shift: Float64[Tensor, " c"]
 ) -> Float64[Tensor, " c"]:
-    """The fraction of each channel's values where errors and deviations are rounding."""
+    """Fraction of each channel's values where errors and deviations are rounding errors."""
     count, values = torch.zeros_like(scale), 0
     for moved, truth in _moved(predicted, scale=scale, shift=shift):
         rounded = moved.grid.fill(are_rounding(moved, truth, dtype=predicted.pairs.outputs.dtype), 0)

@@ -238,7 +238,7 @@ def test_deviations_that_are_rounding_leave_the_scale_as_it_is() -> None:
     values = [torch.cat([one.values, large]) for one in (small.inputs, small.outputs)]
     data = FieldPairs(*(Field(one, GRID) for one in values))
     inner = Constant(noise=0.0)
-    with pytest.warns(DataWarning, match="91% of the stated deviations are rounding"):  # .9 and the basis's zero in the others
+    with pytest.warns(DataWarning, match="91% of the predicted deviations are rounding"):
         mixed = ScaleMixture().fit(inner, data)
     assert mixed.scales.tolist() == mixed.weights.tolist() == [1.0]
     assert ScaleMixture().fit(inner, small).variance_factor < 0.6  # what the ten would do to all
