@@ -542,6 +542,12 @@ class Grid(Undisturbed):
 
     def _single(self) -> Grid:
         """Itself, or a GridError: some computations need one grid for all samples."""
+        if self.has_points_per_sample:
+            raise GridError(
+                expected="one mesh for all samples of this computation",
+                got=repr(self),
+                remedy="use PointFNO with LastLayerLaplace, Laplace or DeepEnsemble, which take one mesh per sample",
+            )
         if self.is_batch:
             raise GridError(
                 expected="one grid for all samples: this computation takes no masks that differ from sample to sample",
