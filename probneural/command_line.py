@@ -96,8 +96,8 @@ def _parser() -> ArgumentParser:
             _add_settings(command, ("data", "operator", "head"))
         elif name == "predict":
             command.add_argument("folder", help="Folder of a calibrated run.")
-            command.add_argument("inputs", help="A file with the input variables of the run.")
-            command.add_argument("output", help="The NetCDF file or zarr store to write; an existing one is replaced.")
+            command.add_argument("inputs", help="A file with the input variables of the run, or a pattern.")
+            command.add_argument("output", help="The NetCDF file, zarr store or {}.vtu to write; replaced.")
         elif name == "info":
             command.add_argument("path", help="A run's folder, a .safetensors file, or a data file.")
         else:
@@ -245,8 +245,11 @@ def _init(options: Namespace) -> None:
 
 
 def _predict(options: Namespace) -> None:
-    dataset = runs.predict(options.folder, options.inputs, output=options.output, show_progress=not options.quiet)
-    _say(f"{options.output}: {', '.join(map(str, dataset.data_vars))} of {dict(dataset.sizes)}")
+    written = runs.predict(options.folder, options.inputs, output=options.output, show_progress=not options.quiet)
+    if isinstance(written, list):
+        _say(f"{options.output}: {len(written)} meshes")
+    else:
+        _say(f"{options.output}: {', '.join(map(str, written.data_vars))} of {dict(written.sizes)}")
 
 
 def _info(options: Namespace) -> None:

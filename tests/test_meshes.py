@@ -196,13 +196,14 @@ OPERATORS = {
 }
 
 
-@pytest.fixture(scope="module", params=OPERATORS)
+@pytest.fixture(scope="module", params=[*OPERATORS, "laplace"])
 def predictor(request: pytest.FixtureRequest) -> pn.distributions.Predictor:
-    operator = OPERATORS[request.param]()
+    operator = OPERATORS.get(request.param, OPERATORS["PointFNO"])()
     train = mapping(40, resolution=100, seed=0)
     pn.fit(operator, train, epochs=4, seed=0, show_progress=False)
-    fitted = pn.heads.LastLayerLaplace().fit(operator, train)
-    return pn.calibration.VarianceScale().fit(fitted, mapping(40, resolution=100, seed=1))
+    laplace = pn.heads.Laplace("full", parameters=["projection"], show_progress=False)
+    head = laplace if request.param == "laplace" else pn.heads.LastLayerLaplace()
+    return pn.calibration.VarianceScale().fit(head.fit(operator, train), mapping(40, resolution=100, seed=1))
 
 
 class TestRasters:
@@ -267,6 +268,7 @@ class TestPosteriors:
             alone = head(pn.Field(inputs, grid)).log_prob(values, noise=1e-3)
             assert float(density[row]) == pytest.approx(float(alone), rel=1e-3)
 
+    @pytest.mark.parametrize("predictor", OPERATORS, indirect=True)
     def test_calibration_on_meshes_of_many_points(self, predictor: pn.distributions.Predictor) -> None:
         """More points than likelihoods are taken at."""
         scaled = pn.calibration.VarianceScale().fit(predictor.inner, mapping(12, resolution=1200, seed=5))
@@ -326,6 +328,7 @@ class TestPosteriors:
             predictor.evaluate_draws(pairs.inputs, query, seeds=[3]), whole.draw([3]), rtol=1e-3, atol=1e-5
         )
 
+    @pytest.mark.parametrize("predictor", OPERATORS, indirect=True)
     def test_novelty_of_inputs_and_shapes(self, predictor: pn.distributions.Predictor, pairs: pn.FieldPairs) -> None:
         calibrated = pn.calibration.calibrate(predictor.inner, mapping(60, resolution=80, seed=3))
         novelty = calibrated.novelty
@@ -346,7 +349,6 @@ class TestPosteriors:
         train = mapping(30, resolution=60, seed=0)
         for refused in (
             lambda: pn.heads.KernelOperator().fit(None, train),
-            lambda: pn.heads.Laplace().fit(predictor.inner.operator, train),
             lambda: pn.operators.LinearRegression.fitted(train),
             lambda: pn.fit(pn.operators.FNO(1, 1, modes=(3,)), train, epochs=1),
             lambda: pn.functionals.maximum(train.inputs.grid),

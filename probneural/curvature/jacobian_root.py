@@ -148,7 +148,7 @@ class JacobianRoot(Root):
     def product_one(self, latents: Float[Tensor, "s k"]) -> Float[Tensor, "s c p"]:
         """Map s latent vectors to s draws at the first input."""
         if not self.keeps_rows(len(latents)):
-            return self._forward(self.inputs[:1], self._tangents(latents))[:, 0]
+            return self._forward(self._tangents(latents))[:, 0]
         (rows,) = self.formed_rows()
         values = self.recorded.updates.product(latents).to(rows) @ rows.mT
         return self.recorded.values(values.unflatten(1, (-1, *self.grid.shape)))
@@ -156,8 +156,8 @@ class JacobianRoot(Root):
     def push_tangents(self, tangents: Float[Tensor, "s P"]) -> Float[Tensor, "s n c p"]:
         """J t, for s changes of the parameters."""
         step = max(1, _POINTS // self.grid.size)
-        parts = [self._forward(self.inputs[start : start + step], tangents) for start in range(0, len(self.inputs), step)]
-        return torch.cat(parts, dim=1)
+        parts = (slice(start, start + step) for start in range(0, len(self.inputs), step))
+        return torch.cat([self._selected(part)._forward(tangents) for part in parts], dim=1)
 
     def transposed_product(self, values: Float[Tensor, "s n c p"]) -> Float[Tensor, "s k"]:
         """Apply the transpose of the joint map."""
@@ -173,9 +173,8 @@ class JacobianRoot(Root):
             )
             latents = latents @ rows
         else:
-            inputs, block = self.inputs[:1], self._block(1)
             pulled = transposed_jacobian_product(
-                lambda theta: self._outputs(theta, inputs)[0], self.vector, values.to(self.vector), chunk=block
+                lambda theta: self._outputs(theta)[0], self.vector, values.to(self.vector), chunk=self._block(1)
             )
             latents = self.weights.transposed_product(pulled)
         return self.recorded.updates.transposed_product(latents)
@@ -245,8 +244,7 @@ class JacobianRoot(Root):
 
     def select(self, index: slice | Tensor) -> Root:
         """Select inputs and their recorded updates."""
-        inputs = Field(self.inputs.values[index], self.inputs.grid)
-        return self._derived(self.rows_cache and self.rows_cache[index], inputs=inputs, recorded=self.recorded[index])
+        return self._selected(index)
 
     def dense(self) -> Float[Tensor, "n c p k"]:
         """Form the root, with min(rows, columns) passes per input.
@@ -280,9 +278,13 @@ class JacobianRoot(Root):
     def singles(self) -> Iterator[JacobianRoot]:
         """The root of each input."""
         for index in range(len(self.inputs)):
-            yield self._derived(
-                self.rows_cache and self.rows_cache[index], inputs=self.inputs[index], recorded=self.recorded[index]
-            )
+            single = self._selected(slice(index, index + 1))
+            yield single._derived(single.rows_cache, recorded=self.recorded[index])
+
+    def _selected(self, index: slice | Tensor) -> JacobianRoot:
+        inputs, query = self.inputs[index], None if self.query is None else self.query.select(index)
+        rows_cache = self.rows_cache and self.rows_cache[index]
+        return self._derived(rows_cache, inputs=inputs, query=query, recorded=self.recorded[index])
 
     def _derived(self, rows_cache: KeptRows | None, **changes: Any) -> JacobianRoot:
         """A root with other inputs or maps, and the rows kept for those inputs."""
@@ -306,7 +308,9 @@ class JacobianRoot(Root):
         plain = RecordedMaps(torch.ones_like(self.recorded.factors))
 
         def make(position: int) -> Tensor:
-            root = self._derived(None, inputs=self.inputs[position], recorded=plain)
+            part = slice(position, position + 1)
+            query = None if self.query is None else self.query.select(part)
+            root = self._derived(None, inputs=self.inputs[part], query=query, recorded=plain)
             return root.transposed_one(unit).to(self.vector)
 
         return self.rows_cache.form(make)
@@ -341,15 +345,13 @@ class JacobianRoot(Root):
         """Latent vectors to tangents in the parameters, `(s, P)`."""
         return self.weights.product(self.recorded.updates.product(latents)).to(self.vector)
 
-    def _outputs(self, parameters: Tensor, inputs: Field) -> Tensor:
-        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=inputs, query=self.query)
+    def _outputs(self, parameters: Tensor) -> Tensor:
+        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=self.inputs, query=self.query)
         return self.recorded.values(values)
 
-    def _forward(self, inputs: Field, tangents: Tensor) -> Tensor:
-        """J t for s tangents, `(s, n, c, p)`."""
-        return jacobian_product(
-            lambda theta: self._outputs(theta, inputs), self.vector, tangents, chunk=self._block(len(inputs))
-        )
+    def _forward(self, tangents: Tensor) -> Tensor:
+        """J t for s tangents, `(s, n, c, p)`, in one pass."""
+        return jacobian_product(self._outputs, self.vector, tangents, chunk=self._block(len(self.inputs)))
 
     def _block(self, functions: int) -> int:
         """Number of tangents or cotangents per pass for a number of samples."""

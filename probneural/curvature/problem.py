@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,10 +33,10 @@ class QuadratureGaussian:
     grow with the number of grid points. Its Hessian in the outputs is diag(w) for every function, whatever the targets.
 
     Args:
-        weights: w, `(c, p)`, float64, in output units to the power -2.
+        weights: w, `(c, p)`, or `(n, c, p)` on one mesh per sample, float64, in output units to the power -2.
 
     Raises:
-        ShapeError: If the weights are not a matrix.
+        ShapeError: If the weights have another number of axes.
         DataError: If they are not float64, not finite or negative.
 
     Examples:
@@ -45,10 +45,14 @@ class QuadratureGaussian:
         3.0
     """
 
-    weights: Float64[Tensor, "c p"]
+    weights: Float64[Tensor, "*n c p"]
 
     def __post_init__(self) -> None:
         """Check the weights."""
+        if self.weights.ndim not in (2, 3):
+            raise ShapeError(
+                expected="weights (c, p) or (n, c, p)", got=str(tuple(self.weights.shape)), remedy="one number per value"
+            )
         if not bool((torch.isfinite(self.weights) & (self.weights >= 0.0)).all()):
             raise DataError(expected="finite weights >= 0", got="others", remedy="precisions must be finite and >= 0")
 
@@ -57,16 +61,26 @@ class QuadratureGaussian:
         """Weight the points of a grid.
 
         Args:
-            grid: Grid of the outputs, p points.
+            grid: Grid of the outputs, p points, or one mesh per sample; padding has weight zero.
             precision: Effective observations over noise variance, one number per channel, in output units to the power -2.
 
         Raises:
             ShapeError: If there is not one precision per channel.
+            GridError: If masks differ between samples.
         """
         if precision.ndim != 1:
             raise ShapeError(expected="precision (c,)", got=str(tuple(precision.shape)), remedy="one number per channel")
-        mean_weights = grid.mean_weights.to(precision.device)
+        mean_weights = (grid.sample_weights if grid.has_points_per_sample else grid.mean_weights).to(precision.device)
         return cls(precision.detach().to(torch.float64)[:, None] * mean_weights)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels c."""
+        return self.weights.shape[-2]
+
+    def select(self, rows: slice) -> QuadratureGaussian:
+        """The likelihood of some samples."""
+        return self if self.weights.ndim == 2 else QuadratureGaussian(self.weights[rows])
 
     def losses(self, values: Float[Tensor, "n c p"], targets: Float[Tensor, "n c p"]) -> Float[Tensor, " n"]:
         """Negative log likelihood of each function up to a constant, in nats.
@@ -74,9 +88,9 @@ class QuadratureGaussian:
         Raises:
             ShapeError: If values and targets are not both `(n, c, p)`; they are not broadcast.
         """
-        if values.shape != targets.shape or values.shape[1:] != self.weights.shape:
+        if values.shape != targets.shape or values.shape[-self.weights.ndim :] != self.weights.shape:
             raise ShapeError(
-                expected=f"values and targets (n, {self.weights.shape[0]}, {self.weights.shape[1]})",
+                expected=f"values and targets (n, {self.channels}, {self.weights.shape[-1]})",
                 got=f"{tuple(values.shape)} and {tuple(targets.shape)}",
                 remedy="flatten the grid axes into one",
             )
@@ -155,7 +169,7 @@ class CurvatureProblem:
             would make the loss depend on the minibatches.
         inputs: n inputs, read in minibatches.
         layout: The parameters theta, P real numbers.
-        likelihood: Likelihood of the outputs; its weights are `(c, p)`.
+        likelihood: Likelihood of the outputs.
         targets: n outputs. Hessian and Fisher products need them; Jacobian and Gauss-Newton products do not.
         grid: Grid of the outputs, p points; the inputs' grid by default.
         batches: Minibatches of samples.
@@ -199,10 +213,11 @@ class CurvatureProblem:
     def _check_data(self) -> None:
         if len(self.inputs) == 0:
             raise DataError(expected="at least one input function", got="none", remedy="pass some")
-        if self.likelihood.weights.shape[1] != self.where.size:
+        size = (len(self.inputs), self.where.size) if self.where.has_points_per_sample else (self.where.size,)
+        if (*self.likelihood.weights.shape[:-2], self.likelihood.weights.shape[-1]) != size:
             raise ShapeError(
                 expected=f"a likelihood on the output grid's {self.where.size} points",
-                got=f"{self.likelihood.weights.shape[1]} points",
+                got=f"weights {tuple(self.likelihood.weights.shape)}",
                 remedy="make it with QuadratureGaussian.of(grid, precision) on the same grid",
             )
         if self.targets is None:
@@ -211,9 +226,9 @@ class CurvatureProblem:
             raise GridError(
                 expected=f"targets on {self.where!r}", got=repr(self.targets.grid), remedy="pass their grid as grid="
             )
-        if len(self.targets) != len(self.inputs) or self.targets.channels != len(self.likelihood.weights):
+        if len(self.targets) != len(self.inputs) or self.targets.channels != self.likelihood.channels:
             raise ShapeError(
-                expected=f"{len(self.inputs)} targets of {len(self.likelihood.weights)} channels",
+                expected=f"{len(self.inputs)} targets of {self.likelihood.channels} channels",
                 got=f"{len(self.targets)} of {self.targets.channels}",
                 remedy="pair targets with inputs one to one, and give one precision per channel",
             )
@@ -245,13 +260,24 @@ class CurvatureProblem:
         for start in range(0, len(self.inputs), self.batches.size):
             yield slice(start, min(start + self.batches.size, len(self.inputs)))
 
+    def select(self, rows: slice) -> CurvatureProblem:
+        """The problem of some samples of this process."""
+        return replace(
+            self,
+            inputs=self.inputs[rows],
+            likelihood=self.likelihood.select(rows),
+            targets=None if self.targets is None else self.targets[rows],
+            grid=None if self.grid is None else self.grid.select(rows),
+            batches=replace(self.batches, is_sharded=False, group=None),
+        )
+
     def outputs(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, "b c p"]:
         """The operator's outputs at these parameters: a pure function to take derivatives of, b functions at a time.
 
         Raises:
             ShapeError: If the operator's channels are not the likelihood's.
         """
-        return self.outputs_for(parameters, self.inputs[rows].values)
+        return self._outputs(parameters, self.inputs[rows], None if self.grid is None else self.grid.select(rows))
 
     def outputs_for(self, parameters: Float[Tensor, " P"], inputs: Float[Tensor, "b c0 *grid"]) -> Float[Tensor, "b c p"]:
         """`outputs` for other inputs on the same grid, as a pure function of parameters and input values.
@@ -259,11 +285,13 @@ class CurvatureProblem:
         Raises:
             ShapeError: If the operator's channels are not the likelihood's.
         """
-        where = Field(inputs, self.inputs.grid)
-        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=where, query=self.grid)
-        if values.shape[1] != len(self.likelihood.weights):
+        return self._outputs(parameters, Field(inputs, self.inputs.grid), self.grid)
+
+    def _outputs(self, parameters: Tensor, inputs: Field, query: Grid | None) -> Tensor:
+        values = evaluate_at(self.operator, self.layout, vector=parameters, inputs=inputs, query=query)
+        if values.shape[1] != self.likelihood.channels:
             raise ShapeError(
-                expected=f"{len(self.likelihood.weights)} output channels, as the likelihood has",
+                expected=f"{self.likelihood.channels} output channels, as the likelihood has",
                 got=str(values.shape[1]),
                 remedy="give one precision per output channel",
             )
@@ -286,7 +314,8 @@ class CurvatureProblem:
         """
         self.check_targets()
         assert self.targets is not None
-        return self.likelihood.losses(self.outputs(parameters, rows), self.targets[rows].values.flatten(2))
+        targets = self.targets[rows].values.flatten(2)
+        return self.likelihood.select(rows).losses(self.outputs(parameters, rows), targets)
 
     def loss(self, parameters: Float[Tensor, " P"], rows: slice = slice(None)) -> Float[Tensor, ""]:
         """The sum of the losses of these samples, in nats, over this rank's samples only.

@@ -52,12 +52,12 @@ def jacobian(
     pieces = []
     for index in range(len(inputs)):  # one sample at a time: n of them in one pass would cost n^2
         single = inputs[index]
+        where = None if query is None else query.select(slice(index, index + 1))
 
-        def outputs(parameters: Tensor, single: Field = single) -> Tensor:
-            return evaluate_at(operator, layout, vector=parameters, inputs=single, query=query)[0].flatten(1)
+        def outputs(parameters: Tensor, single: Field = single, where: Grid | None = where) -> Tensor:
+            return evaluate_at(operator, layout, vector=parameters, inputs=single, query=where)[0].flatten(1)
 
-        where = single.grid if query is None else query
-        forward = layout.size <= 2 * where.size
+        forward = layout.size <= 2 * (single.grid if where is None else where).size
         pieces.append(_forward_jacobian(outputs, vector, chunk) if forward else jacrev(outputs, chunk_size=chunk)(vector))
     return torch.stack(pieces)
 
@@ -83,7 +83,7 @@ def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: F
 
     Args:
         jacobian: `(n, c, p, P)`.
-        grid: Grid of p points.
+        grid: Grid of p points, or n of them.
         precision: One number per channel: effective observations over noise variance.
 
     Returns:
@@ -99,9 +99,9 @@ def gauss_newton(jacobian: Float[Tensor, "n c p P"], *, grid: Grid, precision: F
     """
     if jacobian.shape[2] != grid.size:
         raise ShapeError(expected=f"{grid.size} points", got=str(jacobian.shape[2]), remedy="pass the Jacobian's own grid")
-    mean_weights = grid.mean_weights.to(jacobian.device)
+    mean_weights = grid.sample_weights.to(jacobian.device)
     weight = (precision.to(mean_weights)[:, None] * mean_weights).sqrt()
-    rows = (jacobian.to(torch.float64) * weight[:, :, None]).flatten(0, 2)
+    rows = (jacobian.to(torch.float64) * weight[..., None]).flatten(0, 2)
     matrix = rows.mT @ rows
     return (matrix + matrix.mT) / 2  # some matrix products round the two halves differently
 
@@ -117,14 +117,16 @@ class GaussNewtonRows:
     """Repeatable iterator over the rows sqrt(weights) J diag(prior_std) of a Gauss-Newton matrix, in chunks.
 
     One row per output value gives the matrix exactly. With `probes`, each sample yields that many random projections
-    e^T sqrt(weights) J / sqrt(probes) with e ~ N(0, I) instead: the sum is then right in expectation, whatever the grid.
+    e^T sqrt(weights) J / sqrt(probes) with e ~ N(0, I) instead: the sum is then right in expectation, whatever the grid. On one
+    mesh per sample each sample has its own stream of random numbers, and padding has none.
 
     Args:
         operator: Any module from fields to fields.
         layout: The parameters.
         inputs: n inputs, read in chunks.
-        query: Grid of the outputs; the inputs' grid by default.
-        weights: Curvature of the negative log likelihood in each output value, `(c, p)`: precision times weight of the domain.
+        query: Grid of all outputs; the inputs' grid by default.
+        weights: Curvature of the negative log likelihood in each output value, `(c, p)`, or `(n, c, p)` on one mesh per
+            sample: precision times weight of the domain.
         prior_std: Factor on each parameter, `(P,)`; prior standard deviations whiten the prior away.
         probes: Random projections per function; every output value by default.
         seed: Seed of the projections.
@@ -135,7 +137,7 @@ class GaussNewtonRows:
     _: KW_ONLY
     inputs: FieldSource
     query: Grid | None = None
-    weights: Float[Tensor, "c p"]
+    weights: Float[Tensor, "*n c p"]
     prior_std: Float[Tensor, " P"] | None = None
     probes: int | None = None
     seed: int = 0
@@ -146,13 +148,16 @@ class GaussNewtonRows:
         In data that several processes share, `first` functions come before these; projections follow from the number among all.
         """
         vector = self.layout.flatten(dict(self.operator.named_parameters()))
-        root = self.weights.sqrt().to(vector)
+        roots = self.weights.sqrt().to(vector)
         prior_std = None if self.prior_std is None else self.prior_std.to(vector)
         generator = stream(self.seed, "gradient rows")
-        if self.probes is not None:
+        if self.probes is not None and roots.ndim == 2:
             for _ in range(first):
-                self._normals(root, generator)
-        for single in self._singles(root):
+                self._normals(roots, generator)
+        for index, single in enumerate(self._singles(math.prod(roots.shape[-2:]))):
+            root = roots
+            if roots.ndim == 3:
+                root, generator = roots[index], stream(self.seed, "gradient rows", first + index)
             pieces = (
                 self._every(single, vector, root, chunk)
                 if self.probes is None
@@ -161,9 +166,9 @@ class GaussNewtonRows:
             for rows in pieces:
                 yield rows if prior_std is None else rows * prior_std
 
-    def _singles(self, root: Tensor) -> Iterator[Field]:
-        """Iterate over single samples, read in chunks."""
-        size = max(1, _READ_VALUES // root.numel())
+    def _singles(self, values: int) -> Iterator[Field]:
+        """Iterate over single samples of some output values, read in chunks."""
+        size = max(1, _READ_VALUES // values)
         for start in range(0, len(self.inputs), size):
             batch = self.inputs[start : min(start + size, len(self.inputs))]
             yield from (batch[index] for index in range(len(batch)))
@@ -185,9 +190,15 @@ class GaussNewtonRows:
         yield from self._pulled(single, vector, (signs * root / math.sqrt(self.probes)).split(chunk))
 
     def _normals(self, root: Tensor, generator: torch.Generator) -> Tensor:
-        """The random numbers of one sample."""
+        """The random numbers of one sample; zero at padding."""
         assert self.probes is not None
-        return torch.randn(self.probes, *root.shape, generator=generator, dtype=torch.float64, device="cpu")
+        is_used = (
+            (root > 0).any(0).cpu() if self.weights.ndim == 3 else torch.ones(root.shape[1], dtype=torch.bool, device="cpu")
+        )
+        normals = torch.zeros(self.probes, *root.shape, dtype=torch.float64, device="cpu")
+        shape = (self.probes, len(root), int(is_used.sum()))
+        normals[..., is_used] = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return normals
 
     def _pulled(self, single: Field, vector: Tensor, cotangents: Iterator[Tensor] | tuple[Tensor, ...]) -> Iterator[Tensor]:
         """Cotangents `(r, c, p)` to rows `(r, P)`, with one forward pass for all of them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from jaxtyping import Float, Float64
@@ -88,6 +88,10 @@ class Functional(Undisturbed, ABC):
         parts = ((indices[:, None] == numbers).to(torch.float64) for indices in numbers.split(_NORM_ROWS))
         return torch.cat([self._adjoint(rows).flatten(1).norm(order, dim=1) for rows in parts])
 
+    def select(self, rows: slice | Tensor) -> Functional:
+        """The functional of some samples of a batch of meshes; on one grid, itself."""
+        return self
+
     def named(self, labels: str | Sequence[str]) -> Functional:
         """The same functional with other names, one for each of its numbers.
 
@@ -166,6 +170,12 @@ class MatrixFunctional(Functional):
         """Norms of the rows of the matrix, or of each sample's matrix on a batch of grids; see the base class."""
         return self.matrix.norm(check_integer(order, "order"), dim=-1)
 
+    def select(self, rows: slice | Tensor) -> MatrixFunctional:
+        """The functional of some samples of a batch of meshes; on one grid, itself."""
+        if not self.grid.has_points_per_sample:
+            return self
+        return replace(self, grid=self.grid.select(rows), matrix=self.matrix[rows])
+
     def _forward(self, values: Tensor) -> Tensor:
         return values.flatten(values.ndim - len(self.grid.shape)) @ self.matrix.to(values).mT
 
@@ -225,6 +235,10 @@ class Combination(Functional):
         """The parts' size."""
         return self.parts[0].size
 
+    def select(self, rows: slice | Tensor) -> Combination:
+        """The combination of some samples of a batch of meshes."""
+        return replace(self, parts=tuple(part.select(rows) for part in self.parts))
+
     def _forward(self, values: Tensor) -> Tensor:
         terms = [factor * part(values) for part, factor in zip(self.parts, self.factors, strict=True)]
         return torch.stack(terms).sum(0)
@@ -264,6 +278,10 @@ class Stack(Functional):
         for part in self.parts:
             labels += part.labels or tuple(str(len(labels) + number) for number in range(part.size))
         return labels
+
+    def select(self, rows: slice | Tensor) -> Stack:
+        """The functionals of some samples of a batch of meshes."""
+        return replace(self, parts=tuple(part.select(rows) for part in self.parts))
 
     def _forward(self, values: Tensor) -> Tensor:
         return torch.cat([part(values) for part in self.parts], dim=-1)

@@ -315,11 +315,12 @@ class Grid(Undisturbed):
             return [self]
         points, weights = self._unmasked_tensors
         singles = []
-        for index in range(len(points)):
-            used = slice(None) if self._observed is None else self._observed[index]
-            cells = None if self._cells is None else self._cells[index][(self._cells[index] >= 0).all(1)]
-            where, mass = points[index][used], weights[index][used]
-            singles.append(Grid(shape=(len(where),), axes=(), _points=where, _weights=mass, _cells=cells))
+        with outside_of_transforms():
+            for index in range(len(points)):
+                used = slice(None) if self._observed is None else self._observed[index]
+                cells = None if self._cells is None else self._cells[index][(self._cells[index] >= 0).all(1)]
+                where, mass = points[index][used], weights[index][used]
+                singles.append(Grid(shape=(len(where),), axes=(), _points=where, _weights=mass, _cells=cells))
         return singles
 
     @property
@@ -471,13 +472,14 @@ class Grid(Undisturbed):
         """Select grids of a batch; one grid for all samples is returned unchanged."""
         if not self.is_batch:
             return self
-        rows = index.cpu() if isinstance(index, Tensor) else index
-        observed = None if self._observed is None else self._observed[rows]
-        if not self.has_points_per_sample:
-            return self._with_mask(observed)
-        points, weights = self._unmasked_tensors
-        cells = None if self._cells is None else self._cells[rows]
-        return replace(self, _points=points[rows], _weights=weights[rows], _observed=observed, _cells=cells)
+        with outside_of_transforms():
+            rows = index.cpu() if isinstance(index, Tensor) else index
+            observed = None if self._observed is None else self._observed[rows]
+            if not self.has_points_per_sample:
+                return self._with_mask(observed)
+            points, weights = self._unmasked_tensors
+            cells = None if self._cells is None else self._cells[rows]
+            return replace(self, _points=points[rows], _weights=weights[rows], _observed=observed, _cells=cells)
 
     def has_points_of(self, grid: Grid) -> bool:
         """Whether the two differ in their masks at most."""
@@ -540,6 +542,12 @@ class Grid(Undisturbed):
 
     def _single(self) -> Grid:
         """Itself, or a GridError: some computations need one grid for all samples."""
+        if self.has_points_per_sample:
+            raise GridError(
+                expected="one mesh for all samples of this computation",
+                got=repr(self),
+                remedy="use PointFNO with LastLayerLaplace, Laplace or DeepEnsemble, which take one mesh per sample",
+            )
         if self.is_batch:
             raise GridError(
                 expected="one grid for all samples: this computation takes no masks that differ from sample to sample",

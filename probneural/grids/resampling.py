@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probneural.contexts import outside_of_export
+from probneural.contexts import outside_of_export, outside_of_transforms
 from probneural.errors import GridError
 from probneural.grids.axes import read_line, transfer
 from probneural.grids.grid import Grid, check_grid, check_on_grid
@@ -134,7 +134,8 @@ def _read_mesh(values: Tensor, source: Grid, target: Grid) -> Tensor:
     for index in range(count):
         mesh, where = sources[index % len(sources)], targets[index % len(targets)]
         assert mesh.cells is not None  # all grids of a batch have cells
-        indices, weights, _ = barycentric(mesh.points, mesh.cells, where.points)
+        with outside_of_transforms():
+            indices, weights, _ = barycentric(mesh.points, mesh.cells, where.points)
         sample = values if count == 1 else values.select(-3, index % values.shape[-3])
         parts = (sample[..., indices.to(values.device)] * weights.to(values)).sum(-1)
         read.append(torch.nn.functional.pad(parts, (0, target.size - where.size)))

@@ -28,6 +28,46 @@ FitMethod = TypeVar("FitMethod", bound=Callable[..., Predictor])
 
 
 @dataclass(frozen=True, eq=False)
+class Bins:
+    """Boxes of equal size that values on one mesh per sample are averaged over, to compare samples.
+
+    Attributes:
+        lower: Lower corner of all points, `(d,)`.
+        lengths: Their extent, `(d,)`.
+        count: Number of boxes along each axis.
+    """
+
+    lower: Float64[Tensor, " d"]
+    lengths: Float64[Tensor, " d"]
+    count: int
+
+    @classmethod
+    def of(cls, grid: Grid) -> Bins:
+        """About as many boxes as points of a sample, up to 256."""
+        used = grid.weights > 0
+        points = grid.points[used]
+        lower, upper = points.amin(0), points.amax(0)
+        size = min(_BINS, len(points) / len(used))
+        return cls(lower, torch.where(upper > lower, upper - lower, 1.0), max(1, int(size ** (1.0 / grid.dimension) + 1e-9)))
+
+    @property
+    def size(self) -> int:
+        """Number of boxes b."""
+        return int(self.count ** len(self.lower))
+
+    def average(self, values: Float64[Tensor, "n c p"], grid: Grid) -> tuple[Tensor, Tensor]:
+        """Averages times roots of the boxes' weights, `(n, c, b)`, and these roots, `(n, 1, b)`."""
+        places = ((grid.points - self.lower) / self.lengths * self.count).long().clamp(0, self.count - 1)
+        strides = self.count ** torch.arange(len(self.lower))
+        boxes = (places * strides).sum(-1)[:, None].to(values.device)
+        weights = grid.sample_weights.to(values)
+        roots = values.new_zeros(len(values), 1, self.size).scatter_add_(2, boxes, weights).sqrt()
+        # rows_b = sum of w_p r_p / sqrt(sum of w_p), over the points p in box b
+        sums = values.new_zeros(*values.shape[:2], self.size).scatter_add_(2, boxes.expand_as(values), weights * values)
+        return torch.where(roots > 0, sums / roots, 0.0), roots
+
+
+@dataclass(frozen=True, eq=False)
 class TrainingData:
     """Training pairs of a head, and their place among the pairs of all ranks.
 
@@ -35,12 +75,14 @@ class TrainingData:
         pairs: Pairs of this rank; all pairs without torch.distributed.
         functions: Total number n of pairs of all ranks.
         first: Index of this rank's first pair.
+        bins: Boxes around the points of all outputs, on one mesh per sample.
     """
 
     pairs: Dataset
     _: KW_ONLY
     functions: int
     first: int = 0
+    bins: Bins | None = None
 
     @property
     def inputs(self) -> FieldSource:
@@ -135,6 +177,7 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
             got=f"{pairs.inputs.grid!r} and {pairs.outputs.grid!r}",
             remedy="interpolate the inputs to the outputs' meshes: inputs.resample(outputs.grid)",
         )
+    bins = Bins.of(pairs.outputs.grid) if pairs.outputs.grid.has_points_per_sample and len(pairs) else None
     functions, own = len(pairs), own_rows(len(pairs)) if is_shared else range(len(pairs))
     if is_shared and functions < world_size():
         raise DataError(
@@ -146,7 +189,7 @@ def training_data(data: object, operator: nn.Module | None, *, is_shared: bool =
     example = next(iter(() if operator is None else operator.parameters()), None)
     widest = torch.promote_types(pairs.inputs.dtype, pairs.outputs.dtype)
     dtype, device = (widest, pairs.outputs.device) if example is None else (example.dtype, example.device)
-    return TrainingData(_converted(pairs, dtype.to_real(), device), functions=functions, first=own.start)
+    return TrainingData(_converted(pairs, dtype.to_real(), device), functions=functions, first=own.start, bins=bins)
 
 
 def _converted(pairs: Dataset, dtype: torch.dtype, device: torch.device) -> Dataset:
@@ -284,6 +327,8 @@ _POINTS = 2048
 """Maximum number of points for the exact second moment of residuals: 32 MiB per channel."""
 _GROUPS = 1024
 """Number of groups of points in the count sketch of the second moment: 8 MiB per channel."""
+_BINS = 256
+"""Maximum number of boxes, which resolve smooth residuals."""
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -302,7 +347,8 @@ class ResidualSums:
     (a count sketch), corrected for the sketch's mean bias. Its standard error is about 1 % if m is up to a few hundred, and
     3 % if m is the number of points.
 
-    With one mask per sample, inner products are divided by the mean overlap of two masks.
+    With one mask per sample, inner products are divided by the mean overlap of two masks. On one mesh per sample, inner
+    products are those of averages over boxes, whatever the order of points.
 
     Args:
         data: Data set of the residuals.
@@ -318,12 +364,12 @@ class ResidualSums:
     """
 
     def __init__(self, data: TrainingData, *, channels: int, unit: Float64[Tensor, " c"] | None = None) -> None:
-        points, device = data.grid.size, data.outputs.device
+        points, device = data.grid.size if data.bins is None else data.bins.size, data.outputs.device
         zeros = torch.zeros(channels, dtype=torch.float64, device=device)
         self.data = data
         self.unit = torch.ones_like(zeros) if unit is None else unit.to(zeros)
         self.squares = zeros.clone()
-        self._roots = zeros.new_zeros(points)  # sums of roots of weights, with one mask per sample
+        self._roots = zeros.new_zeros(points)  # sums of roots of weights, with one mask or mesh per sample
         self._next = data.first
         self._kept: Tensor | None = None
         self._groups: tuple[Tensor, Tensor] | None = None
@@ -344,14 +390,18 @@ class ResidualSums:
         """Add the residuals of the next samples, on their grid."""
         scaled = residuals.flatten(2) / self.unit[:, None]
         self.squares += grid.mean(grid.fill(scaled.unflatten(2, grid.shape)).flatten(2).square()).sum(0)
-        roots = grid.sample_weights.to(scaled).sqrt()
+        values = scaled if self._kept is None else grid.fill(residuals).flatten(2)
+        if self.data.bins is None:
+            roots = grid.sample_weights.to(scaled).sqrt()
+            rows = values * roots
+        else:
+            rows, roots = self.data.bins.average(values, grid)
         if grid.is_batch:
             self._roots += roots[:, 0].sum(0)
         if self._kept is not None:
-            self._kept[self._next : self._next + len(residuals)] = grid.fill(residuals).flatten(2) * roots
+            self._kept[self._next : self._next + len(residuals)] = rows
             self._next += len(residuals)
             return
-        rows = scaled * roots
         if self._groups is not None:
             group, signs = self._groups
             squares = rows.square()
@@ -373,7 +423,7 @@ class ResidualSums:
     def effective_observations(self) -> Float64[Tensor, " c"]:
         """The number m per channel, dimensionless, between 1 and the number of grid points; on the CPU."""
         grid, count = self.data.grid, self.data.functions
-        points = float((grid.weights > 0).sum() if grid.is_masked and not grid.is_batch else grid.size)
+        points = float((grid.weights > 0).sum() if grid.is_masked and not grid.is_batch else self._roots.numel())
         overlap = 1.0  # mean over pairs of the inner product of roots of weights, less than 1 where masks differ
         if grid.is_batch and count > 1:
             overlap = float((self._roots.square().sum() - count) / (count * (count - 1)))

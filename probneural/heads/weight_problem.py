@@ -121,10 +121,9 @@ class WeightProblem:
         return self.data.grid
 
     @property
-    def weights(self) -> Float64[Tensor, "c p"]:
-        """Curvature of the negative log likelihood at noise scale 1 in each output value."""
-        mean_weights = self.grid.mean_weights.to(self.precision.device)
-        return self.precision[:, None] * mean_weights
+    def weights(self) -> Float64[Tensor, "*n c p"]:
+        """Curvature of the negative log likelihood at noise scale 1 in each output value; one per sample on meshes."""
+        return QuadratureGaussian.of(self.grid, self.precision).weights
 
     @property
     def prior_std(self) -> Float64[Tensor, " P"]:
@@ -234,12 +233,15 @@ class WeightProblem:
     def _linearisation(self) -> Linearisation | None:
         """Whether the problem is large, so that tracing saves time over a few hundred products."""
         work = self.data.functions * self.grid.size * self.layout.size
-        return Linearisation(self.curvature, self.vector, term=gauss_newton_term(self.curvature)) if work > _TRACED else None
+        return Linearisation(self.curvature, self.vector, term=gauss_newton_term) if work > _TRACED else None
 
-    def residuals(self) -> Iterator[tuple[FieldPairs, Float64[Tensor, "b c p"]]]:
-        """Read this rank's pairs in the chunks of products, with their residuals."""
-        for batch in self.data.batches(self.curvature.batches.size):
-            yield batch, residuals_of(self.operator, batch, self.query).flatten(2)
+    def residuals(self) -> Iterator[tuple[CurvatureProblem, Float64[Tensor, "b c p"]]]:
+        """Read this rank's pairs in the chunks of products: their problems and residuals."""
+        for rows in self.curvature.minibatches():
+            batch = self.data.pairs[rows]
+            likelihood = self.curvature.likelihood.select(rows)
+            part = replace(self.curvature, inputs=batch.inputs, likelihood=likelihood, batches=Minibatches())
+            yield part, residuals_of(self.operator, batch, self.query).flatten(2)
 
     def rows(self, *, probes: int | None = None, seed: int = 0) -> Callable[[], Iterator[Float[Tensor, "r P"]]]:
         """Rows of the Gauss-Newton matrix, whitened by the prior, of this rank's samples."""

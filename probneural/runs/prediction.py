@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probneural.arrays.meshes import write_meshes
 from probneural.checks import check_path
 from probneural.data.fields import FUNCTION, TIME, StoredFields
+from probneural.data.meshes import is_mesh
+from probneural.data.opening import paths_of
 from probneural.data.readers import require
 from probneural.data.sources import open_xarray
 from probneural.distributions import Predictor
-from probneural.errors import DataError, FileError, UnsupportedError
+from probneural.errors import ArgumentError, DataError, FileError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.runs.folder import RunFolder, versions
@@ -51,27 +54,29 @@ def predict(
     *,
     output: str | os.PathLike[str],
     show_progress: bool = True,
-) -> xarray.Dataset:
-    """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file or zarr store.
+) -> xarray.Dataset | list[Path]:
+    """Predict fields with error bars for the inputs of a file, and write them to a NetCDF file, zarr store or files of meshes.
 
     The file holds `mean`, `std`, and `lower` and `upper`, the ends of each value's own interval; `band_lower` and `band_upper`
     hold whole functions, if the run has bands. Levels are attributes. Coordinates are those of the inputs; where the outputs
     that the run was trained on live on another grid, space has theirs. Of trajectories, all windows are predicted, up to the
-    last step. A few functions at a time are read, predicted and written.
+    last step. A few functions at a time are read, predicted and written. Of meshes, each file has these as point data.
 
     Args:
         folder: Folder of a calibrated run.
-        inputs: A file with the input variables of the run, on its grid or another one of the same domain.
-        output: The file to write, .nc or .zarr; an existing one is replaced when all is written.
+        inputs: A file with the input variables of the run, on its grid or another one of the same domain; a file of a mesh, or
+            a pattern of such files, "cases/*.vtu".
+        output: The file to write, .nc or .zarr; an existing one is replaced when all is written. For meshes a file .vtu or
+            .vtk, replaced one by one, with `{}` in place of the names of several input files: "predicted/{}.vtu".
         show_progress: Whether to report progress on the standard error stream.
 
     Returns:
-        The written dataset, read lazily.
+        The written dataset, read lazily; for meshes the written files.
 
     Raises:
         FileError: If the folder is not that of a calibrated run, or a file cannot be read or written.
         DataError: If a variable is missing, there are no samples, or values are not finite.
-        UnsupportedError: If the inputs are on meshes.
+        ArgumentError: If the output has the ending of another format, or lacks `{}` for several meshes.
     """
     run = RunFolder.finished(folder)
     if not run.file(CALIBRATION).exists():
@@ -79,7 +84,8 @@ def predict(
             expected=f"a calibrated run in {run.path}", got="none", remedy=f"first: probneural calibrate --folder {run.path}"
         )
     target, source = check_path(output, "output"), check_path(inputs, "inputs")
-    _check_target(target, source)
+    meshes = [file for file in paths_of(source) if is_mesh(file)]
+    _check_target(target, source, meshes)
     progress = Progress(show_progress)
     calibrated = calibrated_in(run)
     fields = open_inputs(source, run.config.data, domain=calibrated.predictor.domain)
@@ -89,10 +95,9 @@ def predict(
         )
     if not len(fields):
         raise DataError(expected="one function or more", got=f"none in {source}", remedy="give inputs to predict for")
-    if fields.grid.cells is not None:
-        remedy = "write pn.load('predictor.safetensors')(pn.data.open_inputs(path, inputs=[...])[:]).to_meshio('u_{}.vtu')"
-        raise UnsupportedError(expected="inputs on a uniform grid", got=f"meshes in {source}", remedy=remedy)
     progress.say(f"predicting {len(fields)} functions")
+    if meshes:
+        return _write_meshes(run, calibrated, fields, [target.with_name(_named(target, file)) for file in meshes])
     layout = _Layout.of(run, fields, calibrated.predictor.out_channels)
     parts = (_dataset(run, calibrated, fields, layout, rows) for rows in _rows(fields))
     real = target.resolve()
@@ -108,8 +113,24 @@ def predict(
     return written
 
 
-def _check_target(target: Path, source: Path) -> None:
+def _named(target: Path, source: Path) -> str:
+    """Name of the output file of a mesh."""
+    return target.name.replace("{}", source.stem)
+
+
+def _check_target(target: Path, source: Path, meshes: Sequence[Path]) -> None:
     """Raise unless predictions can be written there."""
+    if meshes:
+        names = {_named(target, file) for file in meshes}
+        if target.suffix not in (".vtu", ".vtk") or len(names) < len(meshes):
+            raise ArgumentError(
+                expected=f"a path .vtu or .vtk with {{}} for the names of {len(meshes)} files of meshes",
+                got=str(target),
+                remedy='write "predicted/{}.vtu"',
+            )
+        if any(target.with_name(_named(target, file)).resolve() == file.resolve() for file in meshes):
+            raise FileError(expected="an output beside the inputs", got="the same file", remedy="name another folder")
+        return
     if target.suffix not in (".nc", ".nc4", ".zarr"):
         raise UnsupportedError(
             expected="a NetCDF file or zarr store to write, .nc or .zarr", got=target.name, remedy="name it so"
@@ -162,6 +183,18 @@ class _Layout:
         stored = labels.coordinates.get(labels.sample)
         varying = {} if stored is None else {labels.sample: (stored, labels.attributes.get(labels.sample, {}))}
         return cls(labels.sample, channel, names, fixed, varying)
+
+
+def _write_meshes(run: RunFolder, calibrated: Calibrated, inputs: StoredFields, paths: Sequence[Path]) -> list[Path]:
+    """Write one file per sample, each whole or not at all."""
+    level = run.config.calibration.level
+    for rows in _rows(inputs):
+        part = inputs[rows]
+        values = dict(_predicted(calibrated, part, run.output_grid, level))
+        for row, path in enumerate(paths[rows]):
+            single = slice(row, row + 1)
+            write_meshes(path, part.grid.select(single), {name: array[single] for name, array in values.items()})
+    return list(paths)
 
 
 def _rows(inputs: StoredFields) -> Iterator[slice]:

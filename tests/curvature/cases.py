@@ -17,7 +17,7 @@ from probneural.curvature.problem import CurvatureProblem, Minibatches, Quadratu
 from probneural.curvature.products.linear_operators import EmpiricalFisher, GaussNewton, Hessian
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.operators import AttentionOperator
+from probneural.operators import AttentionOperator, PointFNO
 from tests.curvature.reference import dense_fisher, dense_gauss_newton, dense_hessian, dense_jacobian
 from tests.heads.cases import BranchTrunk, ComplexSpectral, ConvStack, data_for, fields, small_fno, to_dtype
 from tests.helpers import one_of_each
@@ -26,6 +26,9 @@ F64 = torch.float64
 LINE = Grid.uniform(8)
 PLANE = Grid.uniform((4, 5), lengths=(1.0, 2.0))
 SCATTERED = Grid.scattered([[0.1], [0.35], [0.4], [0.75], [0.9]], [0.2, 0.1, 0.2, 0.3, 0.2])
+MESHES = Grid.batch(
+    [Grid.mesh(torch.linspace(0.0, 1.0, n)[:, None] ** 1.5, [[i, i + 1] for i in range(n - 1)]) for n in (5, 8, 6, 4, 7)]
+)
 TINY_FNO = {"modes": (2,), "width": 2, "depth": 2, "projection": 3}
 
 
@@ -57,7 +60,7 @@ class ProductCase:
         return torch.randn(count, self.problem.size, generator=generator, dtype=F64)
 
     def cotangents(self, count: int, *, seed: int = 1) -> Tensor:
-        shape = (count, len(self.problem.inputs), *self.problem.likelihood.weights.shape)
+        shape = (count, len(self.problem.inputs), *self.problem.likelihood.weights.shape[-2:])
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
     @property
@@ -130,6 +133,8 @@ def product_cases() -> tuple[ProductCase, ...]:
         _case("fno-chosen", fno, LINE, chosen=["spectral.1", "readout"]),
         _case("branch-trunk", BranchTrunk, LINE, query=SCATTERED),
         _case("attention", lambda: AttentionOperator(1, 1, dimension=1, width=4, depth=2, heads=2, latents=2), LINE),
+        _case("meshes", lambda: PointFNO(1, 1, **TINY_FNO), MESHES),
+        _case("meshes-attention", lambda: AttentionOperator(1, 1, dimension=1, width=4, depth=1, heads=2), MESHES),
         _case("conv", ConvStack, LINE),
         _case("complex", lambda: ComplexSpectral(modes=2, width=2), LINE),
     )

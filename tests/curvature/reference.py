@@ -28,10 +28,10 @@ def dense_jacobian(operator: nn.Module, inputs: Field, query: Grid | None = None
 
 
 def dense_gauss_newton(jacobian: Tensor, weights: Tensor) -> Tensor:
-    """Sum of weighted outer products, one at a time, from `(n, c, p, P)` and `(c, p)`."""
+    """Sum of weighted outer products, one at a time, from `(n, c, p, P)` and `(c, p)` or `(n, c, p)`."""
     total = torch.zeros(jacobian.shape[-1], jacobian.shape[-1], dtype=jacobian.dtype)
-    for function in jacobian:
-        for row, weight in zip(function.flatten(0, 1), weights.flatten(), strict=True):
+    for function, own in zip(jacobian, weights.expand(jacobian.shape[:3]), strict=True):
+        for row, weight in zip(function.flatten(0, 1), own.flatten(), strict=True):
             total += weight * torch.outer(row, row)
     return total
 
@@ -39,8 +39,8 @@ def dense_gauss_newton(jacobian: Tensor, weights: Tensor) -> Tensor:
 def dense_fisher(jacobian: Tensor, weights: Tensor, residuals: Tensor) -> Tensor:
     """Sum over functions of the outer product of its loss's gradient, J^T diag(w) r."""
     total = torch.zeros(jacobian.shape[-1], jacobian.shape[-1], dtype=jacobian.dtype)
-    for function, residual in zip(jacobian, residuals, strict=True):
-        gradient = function.flatten(0, 1).mT @ (weights * residual).flatten()
+    for function, weighted in zip(jacobian, weights * residuals, strict=True):
+        gradient = function.flatten(0, 1).mT @ weighted.flatten()
         total += torch.outer(gradient, gradient)
     return total
 

@@ -47,9 +47,11 @@ def test_errors() -> None:
             likelihood.loss(values, targets)
     with pytest.raises(ShapeError, match=r"precision \(c,\)"):
         QuadratureGaussian.of(Grid.uniform(4), torch.ones(()))
-    with pytest.raises(ShapeError, match=r"Float64\[Tensor, 'c p'\] as weights"):
+    with pytest.raises(ShapeError, match=r"Float64\[Tensor, '\*n c p'\] as weights"):
         QuadratureGaussian(torch.ones(4, dtype=F64))
-    with pytest.raises(DataError, match=r"Float64\[Tensor, 'c p'\] as weights; got torch.float32"):
+    with pytest.raises(ShapeError, match=r"weights \(c, p\) or \(n, c, p\)"):
+        QuadratureGaussian(torch.ones(1, 1, 1, 4, dtype=F64))
+    with pytest.raises(DataError, match=r"Float64\[Tensor, '\*n c p'\] as weights; got torch.float32"):
         QuadratureGaussian(torch.ones(1, 4))
     for bad in (-1.0, math.nan, math.inf):
         with pytest.raises(DataError, match="finite weights >= 0"):

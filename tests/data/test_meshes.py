@@ -306,11 +306,32 @@ def test_one_command_leads_from_mesh_files_to_a_report(tmp_path: Path, capsys: p
     page = (folder / "report.html").read_text()
     assert "PointFNO" in page
     assert page.count("<img") == 5  # losses, calibration, three test functions
-    assert main(["predict", str(folder), str(tmp_path / "000.vtu"), str(tmp_path / "u.nc")]) == 1
-    assert "to_meshio" in capsys.readouterr().err
-    u = pn.load(folder / "predictor.safetensors")(pn.data.open_inputs(pattern, inputs=["f"], dtype=torch.float32)[:2])
-    u.to_meshio(tmp_path / "predicted_{}.vtu")
-    assert len(list(tmp_path.glob("predicted_?.vtu"))) == 2
+    new, out = str(tmp_path / "00*.vtu"), tmp_path / "predicted"
+    out.mkdir()
+    for name in ("u.nc", "u.vtu", "predicted/u.vtu"):
+        assert main(["predict", str(folder), new, str(tmp_path / name)]) == 1
+        assert "predicted/{}.vtu" in capsys.readouterr().err
+    assert main(["predict", str(folder), new, str(tmp_path / "{}.vtu")]) == 1
+    assert "an output beside the inputs" in capsys.readouterr().err
+    assert main(["predict", str(folder), new, str(out / "u_{}.vtu")]) == 0
+    assert "10 meshes" in capsys.readouterr().out
+    assert sorted(file.name for file in out.iterdir()) == [f"u_{number:03}.vtu" for number in range(10)]
+    inputs = pn.data.open_inputs(new, inputs=["f"], dtype=torch.float32)[:]
+    predictor = pn.load(folder / "predictor.safetensors")
+    u = predictor(inputs)
+    expected = {
+        "mean": u.mean,
+        "std": (u.variance + predictor.noise).sqrt(),
+        "upper": u.interval(0.9, noise=predictor.noise).upper,
+    }
+    for row, mesh in enumerate(inputs.grid.singles()):
+        written = meshio.read(out / f"u_{row:03}.vtu")
+        assert np.allclose(written.points[:, :2], mesh.points)
+        for name, values in expected.items():
+            assert np.allclose(written.point_data[name], values[row, 0, : mesh.size], rtol=1e-4, atol=1e-6), name
+        assert (written.point_data["band_lower"] <= written.point_data["mean"]).all()
+    assert main(["predict", str(folder), str(tmp_path / "003.vtu"), str(tmp_path / "one.vtu")]) == 0
+    assert np.array_equal(meshio.read(tmp_path / "one.vtu").point_data["mean"].shape, [inputs.grid.singles()[3].size])
 
 
 def test_without_meshio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,12 @@ from probneural.heads.laplace.structures import STRUCTURES, Iterative, Structure
 from probneural.heads.training_data import ResidualSums, TrainingData
 from probneural.operators import (
     FNO,
+    AttentionOperator,
     DeepONet,
     HiddenLayers,
     LinearRegression,
     PODDeepONet,
+    PointFNO,
 )
 from probneural.pairs import FieldPairs
 from tests.helpers import generator, held_out, one_of_each
@@ -40,14 +42,15 @@ from tests.helpers import generator, held_out, one_of_each
 
 def fields(grid: Grid, count: int, channels: int, *, seed: int, waves: int = 3) -> Field:
     """Smooth random functions, the same ones on every grid of the domain, float64."""
-    basis = torch.ones(1, grid.size, dtype=torch.float64)
+    points = grid.points if grid.has_points_per_sample else grid.points[None]
+    basis = torch.ones(len(points), 1, grid.size, dtype=torch.float64)
     for axis, periodic in enumerate(grid.periodic):
-        turn = 2 * torch.pi * grid.points[:, axis] * (1.0 if periodic else 0.5)
+        turn = 2 * torch.pi * points[..., axis] * (1.0 if periodic else 0.5)
         along = [torch.cos(k * turn) for k in range(waves)]
         along += [torch.sin(k * turn) for k in range(1, waves)] if periodic else []
-        basis = (basis[:, None] * torch.stack(along)).flatten(0, 1)
-    coefficients = torch.randn(count, channels, basis.shape[0], generator=generator(seed), dtype=torch.float64)
-    return Field((coefficients @ basis / basis.shape[0] ** 0.5).unflatten(-1, grid.shape), grid)
+        basis = (basis[:, :, None] * torch.stack(along, 1)[:, None]).flatten(1, 2)
+    coefficients = torch.randn(count, channels, basis.shape[1], generator=generator(seed), dtype=torch.float64)
+    return Field((coefficients @ basis / basis.shape[1] ** 0.5).unflatten(-1, grid.shape), grid)
 
 
 def data_for(operator: nn.Module, inputs: Field, *, query: Grid | None = None, seed: int = 7, noise: float = 0.1) -> FieldPairs:
@@ -154,12 +157,16 @@ class OperatorCase:
     @property
     def inputs(self) -> Field:
         """New inputs."""
-        return fields(self.data.inputs.grid, 2, self.data.inputs.channels, seed=99)
+        return fields(self.data.inputs.grid.select(slice(2)), 2, self.data.inputs.channels, seed=99)
 
 
 PERIODIC = Grid.uniform(12)
 ENDS = Grid.uniform(11, periodic=False)
 PLANE = Grid.uniform((8, 7), lengths=(1.0, 2.0))
+MESHES = [
+    Grid.mesh(torch.linspace(0.0, 1.0, n)[:, None] ** 1.5, [[i, i + 1] for i in range(n - 1)])
+    for n in (9, 12, 7, 10, 8, 11, 20)
+]
 
 
 def _built(make: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
@@ -220,6 +227,16 @@ def operator_cases() -> tuple[OperatorCase, ...]:
         _case("channels-last", ChannelsLast, PERIODIC, 2, "layers.2"),
         _case("complex", ComplexSpectral, PERIODIC, 1, "head"),
         OperatorCase("denormalised", denormalised, FieldPairs(scaled.inputs, Field(perturbed, PERIODIC)), "readout"),
+    )
+
+
+@cache
+def mesh_cases() -> tuple[OperatorCase, ...]:
+    """Operators on one mesh per sample."""
+    grid = Grid.batch(MESHES[:6])
+    return (
+        _case("meshes", lambda: PointFNO(2, 2, modes=(2,), width=3, depth=1, projection=4), grid, 2, "readout"),
+        _case("meshes-attention", lambda: AttentionOperator(1, 1, dimension=1, width=4, depth=1, heads=2), grid, 1, "readout"),
     )
 
 
@@ -293,7 +310,7 @@ FRESH_DRAWS = ("laplace-ensemble", "residual-process", *COMBINED)
 
 
 def operator_case(name: str) -> OperatorCase:
-    return next(case for case in operator_cases() if case.name == name)
+    return next(case for case in (*operator_cases(), *mesh_cases()) if case.name == name)
 
 
 OPERATORS = [case.name for case in operator_cases()]

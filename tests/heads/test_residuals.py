@@ -12,10 +12,10 @@ from probneural.errors import ArgumentError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.heads import KernelOperator, Laplace, LastLayerLaplace
-from probneural.heads.training_data import given_per_channel, training_data
+from probneural.heads.training_data import ResidualSums, given_per_channel, training_data
 from probneural.pairs import FieldPairs
 from tests.heads.cases import PERIODIC, data_for, estimate_effective_observations, fields, small_fno
-from tests.helpers import normal
+from tests.helpers import generator, normal
 
 
 @pytest.mark.parametrize("shape", [(32,), (4, 8)])
@@ -65,6 +65,26 @@ def test_smooth_residuals_count_the_same_on_every_grid(periodic: bool) -> None:
     ]
     for count in counts[1:]:
         torch.testing.assert_close(count, counts[0], rtol=1e-10 if periodic else 1e-2, atol=0)
+
+
+def test_points_of_meshes_have_no_order() -> None:
+    """Residuals of rank one and of rank two on points of other places, orders and numbers in each sample, with padding."""
+    grids = []
+    for number, size in enumerate(torch.randint(300, 500, (200,), generator=generator(1)).tolist()):
+        points = torch.rand(size, 2, generator=generator(2 + number), dtype=torch.float64)
+        grids.append(Grid.scattered(points, torch.full((size,), 1.0 / size)))
+    grid, counts = Grid.batch(grids), []
+    x, y = grid.points.movedim(-1, 0)
+    waves = torch.stack([torch.cos(math.pi * x), torch.cos(math.pi * y)], -1)
+    for rank in (1, 2):
+        residuals = (waves[..., :rank] * normal(200, 1, rank, seed=3)).sum(-1)[:, None]
+        pairs = FieldPairs(Field(residuals, grid), Field(residuals, grid))
+        data = training_data(pairs, None)
+        sums = ResidualSums(data, channels=1)
+        for rows in (slice(0, 90), slice(90, 200)):
+            sums.add(residuals[rows], grid=grid.select(rows))
+        counts.append(float(sums.effective_observations()))
+    assert counts == pytest.approx([1.0, 2.0], rel=0.05)
 
 
 def test_channels_count_by_themselves() -> None:

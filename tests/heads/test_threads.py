@@ -211,7 +211,7 @@ def test_threads_trace_products() -> None:
     likelihood = QuadratureGaussian.of(PERIODIC, torch.ones(1, dtype=torch.float64))
     still = copy.deepcopy(operator()).eval()
     problems = [CurvatureProblem(still, data(seed).inputs, layout=layout, likelihood=likelihood) for seed in (0, 1)]
-    made = [Linearisation(problem, problem.parameters, term=gauss_newton_term(problem)) for problem in problems]
+    made = [Linearisation(problem, problem.parameters, term=gauss_newton_term) for problem in problems]
     products = together([lambda own=own: (own.product(vectors),) for own in made])
     for problem, own, (product,) in zip(problems, made, products, strict=True):
         assert own.is_traced

@@ -19,7 +19,7 @@ from torch.func import grad, vjp, vmap
 
 from probneural.checks import check_instance
 from probneural.contexts import forward_mode, plain_operations
-from probneural.curvature.problem import CurvatureProblem
+from probneural.curvature.problem import CurvatureProblem, QuadratureGaussian
 from probneural.curvature.products.core import (
     gauss_newton_product,
     hessian_product,
@@ -273,7 +273,7 @@ def gauss_newton_vector_product(
         ShapeError: If parameters or vectors do not have these shapes.
         DataError: If the problem is invalid, or dtypes differ.
     """
-    terms = _gauss_newton_terms(_checked(problem).outputs, problem.likelihood.weights)
+    terms = _gauss_newton_terms(_checked(problem).outputs, problem.likelihood)
     return _symmetric_product(problem, terms, parameters, vectors)
 
 
@@ -339,7 +339,7 @@ def vector_jacobian_product(
     """
     product, _, transposed = _jacobian_terms(_checked(problem))
     streamed = Streamed(problem, transposed, (Kind.SHARED, Kind.LOCAL), (Kind.BLOCK,), product)
-    expected = (len(problem.inputs), *problem.likelihood.weights.shape)
+    expected = (len(problem.inputs), *problem.likelihood.weights.shape[-2:])
     return _applied(streamed, parameters, cotangents, expected, name="cotangents")
 
 
@@ -408,19 +408,18 @@ def _hessian_terms(problem: CurvatureProblem) -> list[Term]:
     return _terms(problem.loss, product, hessian_product)
 
 
-def _gauss_newton_terms(function: Callable[[Tensor, slice], Tensor], weights: Tensor | None) -> list[Term]:
-    def scale(parameters: Tensor) -> Tensor | float:  # a tensor made under a transform must not be captured
-        return 1.0 if weights is None else weights.to(parameters)
+def _gauss_newton_terms(function: Callable[[Tensor, slice], Tensor], likelihood: QuadratureGaussian | None) -> list[Term]:
+    def scale(parameters: Tensor, rows: slice) -> Tensor | float:  # a tensor made under a transform must not be captured
+        return 1.0 if likelihood is None else likelihood.select(rows).weights.to(parameters)
 
-    def product(outputs: Callable[[Tensor], Tensor], parameters: Tensor, vectors: Tensor) -> Tensor:
-        pull, push = pull_and_push(outputs, parameters)
-        columns: Tensor = vmap(lambda vector: pull(scale(parameters) * push(vector)))(vectors)
-        return columns
+    def term(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        pull, push = pull_and_push(lambda theta: function(theta, rows), parameters)
+        return (vmap(lambda vector: pull(scale(parameters, rows) * push(vector)))(vectors),)
 
-    def forward_mode(outputs: Callable[[Tensor], Tensor], parameters: Tensor, vectors: Tensor) -> Tensor:
-        return gauss_newton_product(outputs, parameters, vectors, scale(parameters))
+    def forward_mode(rows: slice, parameters: Tensor, vectors: Tensor) -> tuple[Tensor, ...]:
+        return (gauss_newton_product(lambda theta: function(theta, rows), parameters, vectors, scale(parameters, rows)),)
 
-    return _terms(function, product, forward_mode)
+    return [term, forward_mode]
 
 
 def _jacobian_terms(problem: CurvatureProblem) -> list[Term]:

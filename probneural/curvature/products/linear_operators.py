@@ -53,7 +53,7 @@ class CurvatureOperator(LinearOperator):
                 expected=f"parameters ({problem.size},)", got=str(tuple(parameters.shape)), remedy="see problem.parameters"
             )
         if linearisation is None:
-            linearisation = Linearisation(problem, parameters, term=self._term(problem))
+            linearisation = Linearisation(problem, parameters, term=self._term)
         # linear_operator rebuilds itself from these inside its solvers, so the linearisation has to travel along
         super().__init__(parameters, problem=problem, linearisation=linearisation)
         self.problem = problem

@@ -144,26 +144,32 @@ class Linearisation:
     """A symmetric curvature matrix at fixed parameters, made for many products.
 
     The first product traces the operator (about a second) and caches constants of each minibatch within a memory budget;
-    minibatches beyond it are recomputed in every product. Operators with data-dependent control flow cannot be traced:
-    all their products are recomputed, and `is_traced` is False.
+    minibatches beyond it are recomputed in every product. Operators with data-dependent control flow cannot be traced, nor
+    data on one mesh per sample: all their products are recomputed, and `is_traced` is False.
 
     Not differentiable: use the autograd functions instead.
 
     Args:
         problem: The data.
         parameters: Point of evaluation, `(P,)`; copied.
-        term: Contribution of a minibatch to the product.
+        term: From a problem to the contribution of a minibatch to the product: `gauss_newton_term`, for example.
         memory: Maximum bytes of cached constants.
     """
 
     def __init__(
-        self, problem: CurvatureProblem, parameters: Float[Tensor, " P"], *, term: Term, memory: int = _MEMORY
+        self,
+        problem: CurvatureProblem,
+        parameters: Float[Tensor, " P"],
+        *,
+        term: Callable[[CurvatureProblem], Term],
+        memory: int = _MEMORY,
     ) -> None:
         self.problem = problem
         self.parameters = parameters.detach().clone(memory_format=torch.contiguous_format)
         self.term = term
         self.memory = memory
-        self.is_traced = True
+        self.has_meshes = problem.where.has_points_per_sample or problem.inputs.grid.has_points_per_sample
+        self.is_traced = not self.has_meshes
         self._programs: dict[tuple[int, int], LinearProgram] = {}
         self._constants: dict[tuple[int, int], tuple[Tensor, ...]] = {}
         self._used = 0
@@ -203,7 +209,8 @@ class Linearisation:
                 self._remember(key, rows, fixed, vectors)
             constants = self._constants.get(key)
             if constants is None:
-                return self.term(*fixed, vectors)
+                problem = self.problem.select(rows) if self.has_meshes else self.problem
+                return self.term(problem)(*fixed, vectors)
         return self._programs[len(vectors), rows.stop - rows.start](vectors, constants)
 
     def _fixed(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,7 +222,7 @@ class Linearisation:
         shape = (len(vectors), rows.stop - rows.start)
         if shape not in self._programs:
             try:
-                self._programs[shape] = LinearProgram.trace(self.term, fixed, vectors)
+                self._programs[shape] = LinearProgram.trace(self.term(self.problem), fixed, vectors)
             except RuntimeError:  # its course depends on values; if the operator itself is at fault, the term says so next
                 self.is_traced = False
                 return

@@ -476,7 +476,8 @@ class RecordedMaps:
 
     def __getitem__(self, index: int | slice | Tensor) -> RecordedMaps:
         """Operations applied to several samples, or to one."""
-        return replace(self, updates=self.updates[index])
+        rows = slice(index, index + 1) if isinstance(index, int) else index
+        return replace(self, functionals=tuple(one.select(rows) for one in self.functionals), updates=self.updates[index])
 
     def size(self, points: int) -> int:
         """Number of values that p points become."""

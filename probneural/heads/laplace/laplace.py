@@ -15,7 +15,6 @@ from probneural.contexts import copy_for_call, undisturbed
 from probneural.curvature import ParameterVector
 from probneural.curvature.jacobian_root import JacobianRoot, VarianceEstimation
 from probneural.curvature.lanczos import top_eigenpairs
-from probneural.curvature.problem import Minibatches
 from probneural.curvature.products.functions import jacobian_vector_product, vector_jacobian_product
 from probneural.curvature.weights import DenseWeights, LowRankWeights, WeightRoot
 from probneural.distributions import FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
@@ -80,11 +79,11 @@ def update(problem: WeightProblem, root: DenseWeights | LowRankWeights, *, shift
 def _misfit(problem: WeightProblem, old: Tensor) -> tuple[Float64[Tensor, " P"], float]:
     """J^T S^-1 r and r^T S^-1 r with the residuals r at the old mean, in chunks."""
     total = torch.zeros(len(old) + 1, dtype=torch.float64, device=old.device)
-    for batch, residuals in problem.residuals():
-        part = replace(problem.curvature, inputs=batch.inputs, batches=Minibatches())
+    for part, residuals in problem.residuals():
         left = residuals - jacobian_vector_product(part, problem.vector, old).to(torch.float64)
-        total[:-1] += vector_jacobian_product(part, problem.vector, (left * problem.weights).to(old)).to(torch.float64)
-        total[-1] += (left.square() * problem.weights).sum()
+        weighted = left * part.likelihood.weights
+        total[:-1] += vector_jacobian_product(part, problem.vector, weighted.to(old)).to(torch.float64)
+        total[-1] += (left * weighted).sum()
     problem.data.summed(total)
     return total[:-1], float(total[-1])
 
@@ -111,7 +110,7 @@ def _low_rank(root: LowRankWeights, problem: WeightProblem) -> tuple[LowRankWeig
         along = (vectors @ directions.to(vectors)) * ratios.to(vectors)
         return along @ directions.mT.to(vectors) + problem.product(vectors * prior_std.to(vectors)) * prior_std.to(vectors)
 
-    new = problem.data.functions * problem.weights.numel()
+    new = problem.data.functions * math.prod(problem.weights.shape[-2:])
     rank = min(root.size, len(ratios) + new, max(len(ratios), LARGEST_RANK))
     pairs = top_eigenpairs(
         product, root.size, rank=rank, seed=0, start=directions, tolerance=TOLERANCE[dtype], like=problem.vector

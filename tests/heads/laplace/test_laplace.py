@@ -7,19 +7,24 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from probneural.curvature import ParameterVector
 from probneural.errors import ArgumentError, ShapeError, UnsupportedError
-from probneural.heads import Laplace
-from probneural.heads.laplace.structures import closed_form
+from probneural.fields import Field, evaluate
+from probneural.functionals import integral, stack
+from probneural.grids import Grid
+from probneural.heads import Kronecker, Laplace
+from probneural.heads.laplace.structures import STRUCTURES, Structure, closed_form
+from probneural.pairs import FieldPairs
 from tests.curvature.reference import dense_jacobian
-from tests.heads.cases import operator_case
+from tests.heads.cases import MESHES, operator_case
 from tests.helpers import cross_covariance, one_of_each
 
-CASES = ["fno-1d", "fno-outputs", "fno-ends", "fno-2d", "complex", "denormalised"]
+CASES = ["fno-1d", "meshes", "fno-outputs", "fno-ends", "fno-2d", "complex", "denormalised", "meshes-attention"]
 
 
-@pytest.mark.parametrize("operator", one_of_each(CASES, lambda name: name == "complex"))
+@pytest.mark.parametrize("operator", one_of_each(CASES, lambda name: name in ("complex", "meshes")))
 @pytest.mark.parametrize("learned", [False, True])
 def test_posterior_and_evidence_equal_dense_algebra(operator: str, learned: bool) -> None:
     case = operator_case(operator)
@@ -31,10 +36,10 @@ def test_posterior_and_evidence_equal_dense_algebra(operator: str, learned: bool
     )
     predictor = Laplace("full", **settings).fit(module, data)
     grid = data.outputs.grid
-    share = grid.weights / grid.volume
+    share = grid.sample_weights.expand(len(data), 1, -1)[:, 0]
     precision = predictor.effective_observations / predictor.noise
     rows = dense_jacobian(module, data.inputs)
-    curvature = torch.einsum("ncpj,c,p,ncpk->jk", rows, precision, share, rows)
+    curvature = torch.einsum("ncpj,c,np,ncpk->jk", rows, precision, share, rows)
     if learned:
         assert len(predictor.prior_precision.unique()) == 1
         assert float((predictor.noise / predictor.noise[0]).log().std(correction=0)) > 0 or len(predictor.noise) == 1
@@ -48,15 +53,51 @@ def test_posterior_and_evidence_equal_dense_algebra(operator: str, learned: bool
     prior_std = reference.diagonal().sqrt()
     assert float(((covariance - reference) / prior_std / prior_std[:, None]).abs().max()) <= 1e-9
     with torch.no_grad():
-        residuals = (data.outputs.values - module(data.inputs.values)).flatten(2)
+        residuals = (data.outputs.values - evaluate(module, data.inputs)).flatten(2)
     vector = predictor.layout.flatten(dict(module.named_parameters()))
     observations = predictor.effective_observations * len(data)
     value = (observations * (2 * math.pi * predictor.noise).log()).sum() + (
-        (residuals.square() @ share).sum(0) * precision
+        torch.einsum("ncp,np->c", residuals.square(), share) * precision
     ).sum()
     value = value + (predictor.prior_precision * vector.square()).sum()
     value = value + torch.linalg.slogdet(hessian)[1] - predictor.prior_precision.log().sum()
     assert predictor.log_evidence == pytest.approx(-0.5 * float(value), rel=1e-9)
+
+
+@pytest.mark.parametrize("structure", [*STRUCTURES, Kronecker(probes=4)])
+def test_padding_of_meshes_changes_nothing(structure: str | Structure) -> None:
+    """Training data, predictions, functionals and selections; each sample alone is the reference."""
+    case = operator_case("meshes")
+    padded = Grid.batch(MESHES).select(slice(6))
+    sides = (case.data.inputs, case.data.outputs)
+    longer = FieldPairs(*(Field(nn.functional.pad(side.values, (0, 8), value=9.0), padded) for side in sides))
+    settings = {"noise": 0.01, "prior_precision": 2.0} if structure == "iterative" else {}
+    predictor, other = (
+        Laplace(structure, show_progress=False, **settings).fit(case.operator, data) for data in (case.data, longer)
+    )
+    torch.testing.assert_close(other.noise, predictor.noise, rtol=1e-8, atol=0)
+    torch.testing.assert_close(other.effective_observations, predictor.effective_observations, rtol=1e-10, atol=0)
+    u, v = predictor(case.inputs), other(longer.inputs[:2])
+    draws, total = u.draw([3, 4]), stack([integral(u.grid), 2.0 * integral(u.grid)])
+    for row in range(2):
+        mesh = MESHES[row]
+        alone = predictor(Field(case.inputs.values[row : row + 1, :, : mesh.size], mesh))
+        same = other(Field(longer.inputs.values[row : row + 1, :, : mesh.size], mesh))
+        for name in ("mean", "variance"):
+            values = getattr(u, name)[row : row + 1, :, : mesh.size]
+            torch.testing.assert_close(values, getattr(alone, name), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                getattr(v, name)[row : row + 1, :, : mesh.size], getattr(same, name), rtol=1e-9, atol=1e-12
+            )
+        if structure != "iterative":  # its draws have a number for each value of the training outputs
+            torch.testing.assert_close(draws[:, row : row + 1, :, : mesh.size], alone.draw([3, 4]), rtol=1e-8, atol=1e-10)
+        expected = alone.apply(integral(mesh)).variance
+        torch.testing.assert_close(u.apply(total).variance[row : row + 1, :, :1], expected, rtol=1e-8, atol=0)
+        torch.testing.assert_close(
+            u[row].apply(total.select(slice(row, row + 1))).variance[..., :1], expected, rtol=1e-8, atol=0
+        )
+    if structure != "iterative":
+        torch.testing.assert_close(other(case.inputs).variance, u.variance, rtol=1e-6, atol=0)
 
 
 def test_chosen_parameters_vary_and_the_others_stay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -52,7 +53,7 @@ class Kronecker(Structure):
             prior_std=problem.prior_std,
             summed=problem.data.summed,
         )
-        each = problem.weights.numel() if self.probes is None else self.probes
+        each = math.prod(problem.weights.shape[-2:]) if self.probes is None else self.probes
         present, groups = torch.unique(factors.layers, return_inverse=True)
         names = [problem.layout.names[number] for number in present.tolist()]
         learned = learn(problem, factors.eigenvalues, groups=groups, names=names)

@@ -356,7 +356,7 @@ class Iterative(Structure):
         ratios = root.factors.reciprocal().square() - 1.0
         prior_std = root.prior_std.to(problem.vector)
         weight = (problem.weights / noise).sqrt().to(problem.vector)
-        shape = (problem.data.functions, *weight.shape)
+        shape = (problem.data.functions, *weight.shape[-2:])
 
         def forward(vectors: Tensor) -> Tensor:
             return (jacobian_vector_product(problem.curvature, problem.vector, vectors * prior_std) * weight).flatten(1)
