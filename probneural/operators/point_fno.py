@@ -103,7 +103,7 @@ class PointFNO(Operator):
         check_instance(operator, FNO, "operator", remedy="give an FNO", error=ArgumentError)
         options = operator.configuration()
         is_plain = not (options["lifting"] or options["channel_mlp"] is not None or options["embeds_position"])
-        if not is_plain or not all(grid.periodic):
+        if not is_plain or not all((*grid.periodic, *operator.periodic)):
             raise ArgumentError(
                 expected="an FNO of the plain form on periodic axes", got=repr(options), remedy="train a PointFNO on the data"
             )

@@ -75,7 +75,13 @@ class Case:
 
 
 def fno(*modes: int, channels: tuple[int, int] = (1, 1), **options: Any) -> Callable[[], Operator]:
-    return lambda: FNO(*channels, modes=modes, width=4, depth=2, projection=4, **options)
+    def build() -> Operator:
+        operator = FNO(*channels, modes=modes, width=4, depth=2, projection=4, **options)
+        if operator.linear is not None:
+            operator.linear.reset_parameters()
+        return operator
+
+    return build
 
 
 def point_fno(*modes: int, channels: tuple[int, int] = (1, 1)) -> Callable[[], Operator]:
