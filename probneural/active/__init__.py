@@ -3,6 +3,7 @@
 from probneural.active.botorch_models.draws import OperatorDraws
 from probneural.active.botorch_models.model import OperatorModel
 from probneural.active.loop.learner import ActiveLearner
+from probneural.active.loop.optimizer import Optimizer
 from probneural.active.loop.plan import Growth, LearningPlan, OperatorTraining
 from probneural.active.selectors import RandomSelection, Selector, StochasticSelection
 from probneural.active.simulation.running import simulate
@@ -16,6 +17,7 @@ __all__ = [
     "OperatorDraws",
     "OperatorModel",
     "OperatorTraining",
+    "Optimizer",
     "RandomSelection",
     "ResultStore",
     "Selector",

@@ -1,0 +1,364 @@
+"""Bayesian optimisation: choose designs by an acquisition function, simulate, refit, and again."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, TypeAlias, cast
+
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.objective import GenericMCObjective
+from botorch.optim.optimize import optimize_acqf
+from botorch.posteriors.torch import TorchPosterior
+from botorch.sampling.get_sampler import get_sampler
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from probneural.active.botorch_models.model import OperatorModel
+from probneural.active.loop.history import LearningHistory
+from probneural.active.loop.learner import ActiveLearner
+from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, next_target
+from probneural.active.selectors import Request, Selector
+from probneural.active.simulation.store import ResultStore
+from probneural.active.simulation.worker_pools import SimulationOptions
+from probneural.active.simulation.workers import Simulator
+from probneural.checks import check_callable, check_finite, check_instance, check_integer, check_path
+from probneural.distributions import Predictor
+from probneural.errors import ArgumentError, DataError, ShapeError
+from probneural.fields import Field
+from probneural.fingerprints import identity_of
+from probneural.functionals import Functional, sensors
+from probneural.grids import Grid
+from probneural.pairs import FieldPairs
+from probneural.problems import Problem
+from probneural.randomness import stream_seed
+
+Goal: TypeAlias = Callable[[Tensor], Tensor]
+"""Map from the numbers that a functional reads, `(..., m)`, to one number each, `(...)`."""
+_DRAWS, _RAW, _RESTARTS, _ITERATIONS = 64, 128, 4, 60
+"""Posterior draws of the acquisition function, random designs it is evaluated at, and starts and steps of its maximisation."""
+_GOAL, _PLAN = "give a function of numbers (..., m)", "give LearningPlan(initial=9, batch=4, seed=0)"
+_ACQUISITION = "give a function that returns a BoTorch acquisition function"
+_NEAREST = 1e-9
+"""Least distance of a candidate from other designs; a nearer one is replaced by a random design."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluations:
+    """Evaluated designs in the order of choice, without failures.
+
+    Attributes:
+        designs: `(n, d)`, in the unit cube.
+        objective: Objective, `(n,)`; larger is better.
+        constraints: Values of the constraints by name, `(n,)`; feasible where all are at most 0.
+        pairs: Inputs and outputs of the simulations.
+    """
+
+    designs: Float64[Tensor, "n d"]
+    objective: Float64[Tensor, " n"]
+    _: KW_ONLY
+    constraints: Mapping[str, Float64[Tensor, " n"]]
+    pairs: FieldPairs
+
+    @property
+    def is_feasible(self) -> Tensor:
+        """Mask of designs that satisfy all constraints, `(n,)`."""
+        mask = torch.ones(len(self.objective), dtype=torch.bool)
+        for values in self.constraints.values():
+            mask &= values <= 0
+        return mask
+
+    @property
+    def running_best(self) -> Float64[Tensor, " n"]:
+        """Largest feasible objective so far, `(n,)`; -inf before the first feasible design."""
+        return torch.where(self.is_feasible, self.objective, -torch.inf).cummax(0).values
+
+    @property
+    def best(self) -> int:
+        """Index of the best feasible design.
+
+        Raises:
+            DataError: If no design is feasible.
+        """
+        if not bool(self.is_feasible.any()):
+            raise DataError(expected="a feasible design", got="none so far", remedy="evaluate more, or relax the constraints")
+        return int(self.running_best.argmax())
+
+    def __len__(self) -> int:
+        """Number of evaluations n."""
+        return len(self.objective)
+
+
+@dataclass(frozen=True)
+class _InOrder(Selector):
+    """The first candidates, however near they are to labelled inputs: the acquisition function has chosen them."""
+
+    def select(self, predictor: Predictor, pool: Field, *, count: int, **_: object) -> Int64[Tensor, " count"]:
+        """Indices of the first candidates."""
+        return torch.arange(count)
+
+    def _choose(self, request: Request) -> Int64[Tensor, " count"]:
+        return torch.arange(request.count)
+
+
+class Optimizer:
+    """Maximise an objective of the output field over designs in the unit cube, by Bayesian optimisation.
+
+    The first designs are a Sobol sequence. Each round then fits the head to all results and maximises an acquisition function
+    of an [`OperatorModel`][probneural.active.OperatorModel] for several designs, one after the other, each conditioned on those
+    before it. The posterior is over the numbers that `functional` reads from the field, and the objective is a known function
+    of them. The engine is that of [`ActiveLearner`][probneural.active.ActiveLearner]: results and choices are stored, a loop
+    that was killed continues with the same arguments and store, failed simulations are left out. Computations are in double
+    precision, those of an operator too.
+
+    Args:
+        simulator: A problem, or a callable from a Field of inputs to the Field of their outputs; None for `ask` and `tell`.
+        head: Anything with `fit(operator, pairs)` that returns a predictor; `KernelOperator(min_noise=1e-8)` for exact
+            simulations.
+        encode: Maps designs `(N, d)` to a Field of N inputs, differentiably.
+        dimension: Number of design coordinates d.
+        objective: Larger is better: a functional of one value, or a function of the numbers of `functional`,
+            `(..., m)` to `(...)`, differentiable.
+        store: A folder, or its `ResultStore`, which belongs to this loop alone.
+        functional: Numbers that objective and constraints depend on, channel by channel; by default the values at all points
+            of the outputs' grid. Fewer numbers are faster.
+        constraints: Functions like the objective, by name; feasible where at most 0.
+        acquisition: Called as `acquisition(model, baseline, objective=..., constraints=..., sampler=...)` with evaluated
+            designs `(n, d)` and BoTorch's objective and constraints; by default `qLogNoisyExpectedImprovement`.
+        training: The operator, and its training; none by default.
+        plan: Designs of the Sobol sequence, `initial`; designs of a round, `batch`; and the seed. By default 2 d + 1, 4 and 0.
+        simulation: Workers, time limits and progress bars.
+
+    Raises:
+        ArgumentError: If an argument is of the wrong kind or out of range.
+        FileError: If the store belongs to a loop of other settings.
+
+    Reference:
+        Astudillo and Frazier (2019), Bayesian optimization of composite functions; Ament et al. (2023), Unexpected
+        improvements to expected improvement for Bayesian optimization.
+    """
+
+    def __init__(
+        self,
+        simulator: Problem | Simulator | None,
+        head: Head,
+        *,
+        encode: Callable[[Tensor], Field],
+        dimension: int,
+        objective: Functional | Goal,
+        store: ResultStore | str | os.PathLike[str],
+        functional: Functional | None = None,
+        constraints: Mapping[str, Goal] | None = None,
+        acquisition: Callable[..., AcquisitionFunction] | None = None,
+        training: OperatorTraining | None = None,
+        plan: LearningPlan | None = None,
+        simulation: SimulationOptions | None = None,
+    ) -> None:
+        self.dimension = check_integer(dimension, "dimension")
+        plan = LearningPlan(initial=2 * self.dimension + 1, batch=4) if plan is None else plan
+        self.plan = replace(
+            check_instance(plan, LearningPlan, "plan", remedy=_PLAN, error=ArgumentError), candidates=self.propose
+        )
+        if isinstance(objective, Functional):
+            if functional is not None or objective.size != 1:
+                raise ArgumentError(
+                    expected="a functional of one value as objective, without functional=",
+                    got=f"one of {objective.size} values",
+                    remedy="give functional= and a function of its numbers as objective",
+                )
+            functional, objective = objective, _first
+        self._objective = cast(Goal, check_callable(objective, "objective", remedy=_GOAL))
+        self._constraints = {
+            name: check_callable(constraint, f"constraint {name}", remedy=_GOAL)
+            for name, constraint in (constraints or {}).items()
+        }
+        self._functional, self._encode = functional, check_callable(encode, "encode", remedy="give designs (N, d) to a Field")
+        self._acquisition = check_callable(acquisition or _expected_improvement, "acquisition", remedy=_ACQUISITION)
+        self.goal = identity_of((self._objective, self._constraints, self._acquisition))
+        self.store = store if isinstance(store, ResultStore) else ResultStore(check_path(store, "store"))
+        sobol = torch.quasirandom.SobolEngine(self.dimension, scramble=True, seed=stream_seed(self.plan.seed, "first designs"))
+        self._designs: dict[str, Tensor] = {}
+        pool = self._encoded(sobol.draw(2 * self.plan.initial, dtype=torch.float64))
+        number = 1
+        while (stored := self.store.load_tensors(_name(number))) is not None:
+            self._encoded(stored["designs"])
+            number += 1
+        self._learner = ActiveLearner(
+            simulator,
+            head,
+            acquisition=_InOrder(),
+            pool=pool,
+            store=self.store,
+            training=_in_double_precision(training),
+            plan=self.plan,
+            simulation=simulation,
+        )
+
+    @property
+    def history(self) -> LearningHistory:
+        """A line for each finished round."""
+        return self._learner.history
+
+    @property
+    def predictor(self) -> Predictor:
+        """The predictor of the last finished round."""
+        return self._learner.predictor
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """All evaluated designs.
+
+        Raises:
+            DataError: If there is none yet.
+        """
+        pairs = self._learner.pairs
+        designs = torch.stack([self._designs[self.store.key(pairs.inputs[row])] for row in range(len(pairs))])
+        numbers = self._reads(pairs.outputs.grid)(pairs.outputs.values).flatten(1).to(torch.float64)
+        values = {name: _values(goal, numbers, name) for name, goal in self._constraints.items()}
+        return Evaluations(designs, _values(self._objective, numbers, "objective"), constraints=values, pairs=pairs)
+
+    def run(self, *, evaluations: int) -> Evaluations:
+        """Go on until there are so many evaluations in all, those of earlier calls and processes included.
+
+        Raises:
+            ArgumentError: If there is no simulator, or the number is less than `initial`.
+            SimulationError: If too many simulations failed.
+        """
+        self._learner.run(labels=evaluations)
+        return self.evaluations
+
+    def ask(self) -> Float64[Tensor, "n d"]:
+        """The pending designs: those of the round that have no result, chosen now if need be; `encode` makes inputs of them."""
+        inputs = self._learner.ask()
+        return torch.stack([self._designs[self.store.key(inputs[row])] for row in range(len(inputs))])
+
+    def tell(self, designs: Float64[Tensor, "n d"], outputs: Field) -> None:
+        """Store results of pending designs, all or some; the last of them ends the round.
+
+        Args:
+            designs: Rows that `ask` returned.
+            outputs: Their outputs; NaN marks a failure.
+
+        Raises:
+            ArgumentError: If a design is not pending.
+            SimulationError: If too many simulations failed.
+        """
+        inputs = self._encode(designs.to(torch.float64)).detached().to(torch.float64)
+        self._learner.tell(FieldPairs(inputs, outputs))
+
+    def propose(self, predictor: Predictor) -> Field:
+        """Choose the next q designs, and store them.
+
+        Args:
+            predictor: The predictor of all results.
+
+        Returns:
+            Their inputs.
+        """
+        number = len(self._learner.history)
+        known = self.evaluations
+        functional = self._reads(known.pairs.outputs.grid)
+        model = OperatorModel(predictor, encode=self._encode_double, functional=functional)
+        seed = stream_seed(self.plan.seed, "next designs", number)
+        count = next_target(self.plan.batch, len(known)) - len(known)
+        bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.dimension)
+        with torch.no_grad():
+            posterior = cast(TorchPosterior, model.posterior(bounds[:1]))
+            sampler = get_sampler(posterior, torch.Size([_DRAWS]), seed=seed)
+        acquisition = self._acquisition(
+            model,
+            known.designs,
+            objective=GenericMCObjective(_of_samples(self._objective)),
+            constraints=list(self._constraints.values()) or None,
+            sampler=sampler,
+        )
+        designs, _ = optimize_acqf(
+            acquisition,
+            bounds,
+            q=count,
+            num_restarts=_RESTARTS,
+            raw_samples=_RAW,
+            options={"maxiter": _ITERATIONS, "seed": seed},
+            sequential=True,
+        )
+        designs = _apart(designs.detach().clamp(0.0, 1.0), known.designs, seed=seed)
+        self.store.save_tensors(_name(number), {"designs": designs})
+        return self._encoded(designs)
+
+    def _reads(self, grid: Grid) -> Functional:
+        """The functional, by default the values at all points."""
+        return sensors(grid, grid.points) if self._functional is None else self._functional
+
+    def _encode_double(self, designs: Tensor) -> Field:
+        return self._encode(designs).to(torch.float64)
+
+    def _encoded(self, designs: Float64[Tensor, "n d"]) -> Field:
+        """Inputs of designs, which are found by their keys from now on."""
+        with torch.no_grad():
+            inputs = check_instance(
+                self._encode(designs), Field, "inputs from encode", remedy="return pn.Field(values, grid)"
+            ).detached()
+        if len(inputs) != len(designs):
+            raise ShapeError(
+                expected=f"{len(designs)} inputs of {len(designs)} designs", got=str(len(inputs)), remedy="mend encode"
+            )
+        inputs = inputs.to(torch.float64).to("cpu")
+        for row, design in enumerate(designs):
+            self._designs[self.store.key(inputs[row])] = design
+        return inputs
+
+
+def _expected_improvement(
+    model: OperatorModel, baseline: Tensor, *, objective: Any, constraints: Any, sampler: Any
+) -> AcquisitionFunction:
+    """The logarithm of noisy expected improvement over the evaluated designs."""
+    return qLogNoisyExpectedImprovement(
+        model, X_baseline=baseline, objective=objective, constraints=constraints, sampler=sampler, prune_baseline=True
+    )
+
+
+def _in_double_precision(training: OperatorTraining | None) -> OperatorTraining | None:
+    """The training of a copy of the operator in double precision."""
+    if training is None or training.operator is None:
+        return training
+    return replace(training, operator=copy.deepcopy(training.operator).double())
+
+
+def _of_samples(goal: Goal) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """A function of numbers as BoTorch's objective, which is also given designs."""
+    return lambda samples, X: goal(samples)
+
+
+def _first(numbers: Tensor) -> Tensor:
+    """The first number."""
+    return numbers[..., 0]
+
+
+def _name(number: int) -> str:
+    """Name of the designs of a round in the store."""
+    return f"designs-{number:04d}"
+
+
+def _values(goal: Goal, numbers: Float64[Tensor, "n m"], name: str) -> Float64[Tensor, " n"]:
+    """Values of an objective or a constraint."""
+    values = check_instance(goal(numbers), Tensor, name, remedy="return a tensor")
+    if values.shape != numbers.shape[:1]:
+        raise ShapeError(
+            expected=f"{name} of shape (...) for numbers (..., m)", got=str(tuple(values.shape)), remedy="reduce m"
+        )
+    check_finite(values, name, remedy="return finite numbers")
+    return values.to(torch.float64)
+
+
+def _apart(designs: Tensor, known: Tensor, *, seed: int) -> Tensor:
+    """Designs of which those next to known ones, or to each other, are replaced by random ones."""
+    sobol = torch.quasirandom.SobolEngine(designs.shape[1], scramble=True, seed=stream_seed(seed, "replaced designs"))
+    result = known
+    for design in designs:
+        is_near = (result - design).abs().amax(1).min() < _NEAREST
+        result = torch.cat([result, sobol.draw(1, dtype=torch.float64) if is_near else design[None]])
+    return result[len(known) :]

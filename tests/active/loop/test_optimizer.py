@@ -1,0 +1,105 @@
+"""Bayesian optimisation: it finds known optima, respects constraints, resumes to the same bits, and takes told results."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import probneural as pn
+from probneural.active import LearningPlan, Optimizer, SimulationOptions
+from probneural.errors import ArgumentError, DataError, FileError, SimulationError
+from probneural.fields import Field
+from probneural.grids import Grid
+
+GRID = Grid.uniform(8)
+OPTIMUM = torch.tensor([0.3, 0.6], dtype=torch.float64)
+
+
+def encode(designs: Tensor) -> Field:
+    """Two parameters as constant channels."""
+    return Field(designs[:, :, None].expand(-1, -1, 8), GRID)
+
+
+def solve(inputs: Field) -> Field:
+    """A wave whose amplitude and phase are the parameters."""
+    a, b = inputs.values.double().unbind(1)
+    return Field((a * torch.sin(2 * math.pi * (GRID.points.T + 0.25 * b)))[:, None], GRID)
+
+
+TARGET = solve(encode(OPTIMUM[None])).values.flatten()
+
+
+def closeness(numbers: Tensor) -> Tensor:
+    return -(numbers - TARGET).square().sum(-1)
+
+
+def made(path: Path, simulator: Any = solve, **options: Any) -> Optimizer:
+    settings: dict[str, Any] = {
+        "encode": encode,
+        "dimension": 2,
+        "objective": closeness,
+        "plan": LearningPlan(initial=4, batch=2, seed=0),
+        "simulation": SimulationOptions(executor=ThreadPoolExecutor(1), show_progress=False),
+    }
+    return Optimizer(simulator, pn.heads.KernelOperator(min_noise=1e-8), store=path, **settings | options)
+
+
+def test_it_finds_a_design_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    whole = made(tmp_path / "whole").run(evaluations=8)
+    assert -float(whole.running_best[-1]) < 1e-3 < -float(whole.running_best[3])
+    made(tmp_path / "parts").run(evaluations=6)
+    resumed = made(tmp_path / "parts").run(evaluations=8)
+    assert torch.equal(resumed.designs, whole.designs)
+    assert torch.equal(resumed.objective, whole.objective)
+    torch.testing.assert_close(whole.designs[whole.best], OPTIMUM, atol=0.05, rtol=0)
+    assert len(whole.designs.unique(dim=0)) == len(whole) == 8
+    with pytest.raises(FileError, match="goal|candidates"):
+        made(tmp_path / "whole", objective=lambda numbers: numbers.sum(-1))
+
+
+def test_constraints_hold_at_the_best_design(tmp_path: Path) -> None:
+    amplitude = {"amplitude": lambda numbers: numbers.abs().amax(-1) - 0.25}
+    result = made(tmp_path, constraints=amplitude).run(evaluations=8)
+    assert bool(result.is_feasible[result.best])
+    assert float(result.designs[result.best, 0]) <= 0.27
+    nowhere = made(tmp_path / "nowhere", constraints={"positive": lambda numbers: numbers[..., 0] ** 2 + 1.0}).run(
+        evaluations=4
+    )
+    with pytest.raises(DataError, match="a feasible design"):
+        _ = nowhere.best
+
+
+def test_asking_and_telling_equals_running(tmp_path: Path) -> None:
+    expected = made(tmp_path / "run").run(evaluations=6)
+    asked = made(tmp_path / "ask", simulator=None)
+    with pytest.raises(ArgumentError, match="a simulator to run"):
+        asked.run(evaluations=6)
+    while True:
+        designs = asked.ask()
+        assert torch.equal(designs, asked.ask())  # pending until told
+        if len(asked.history) and len(asked.evaluations) == 6:
+            break
+        asked.tell(designs[:1], solve(encode(designs[:1])))
+    assert torch.equal(asked.evaluations.designs, expected.designs)
+
+
+def test_a_functional_is_an_objective(tmp_path: Path) -> None:
+    probe = pn.functionals.sensors(GRID, [[0.0]])
+    result = made(tmp_path, objective=probe).run(evaluations=6)
+    assert float(result.running_best[-1]) == pytest.approx(1.0, abs=0.05)  # a = b = 1
+    with pytest.raises(ArgumentError, match="a functional of one value"):
+        made(tmp_path / "two", objective=pn.functionals.sensors(GRID, [[0.0], [0.5]]))
+
+
+def test_a_dead_simulator_ends_the_loop(tmp_path: Path) -> None:
+    def dead(inputs: Field) -> Field:
+        raise RuntimeError("no licence")
+
+    with pytest.raises(SimulationError, match="no licence"):
+        made(tmp_path, simulator=dead).run(evaluations=8)
