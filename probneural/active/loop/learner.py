@@ -30,6 +30,8 @@ from probneural.randomness import seeded, stream, stream_seed
 
 WINDOW = 8
 """Fewest simulations that the fraction of failures is taken over."""
+_FIRST = 3
+"""Number of simulations that a loop starts with; if all fail, it ends."""
 _TOLERATED = 0.5
 """Largest fraction of failures among them that the loop goes on with."""
 
@@ -320,8 +322,21 @@ class ActiveLearner:
         return SimulationBatch(number, target, (), positions, time.perf_counter() - started)
 
     def _simulated(self, batch: SimulationBatch, pool: WorkerPool) -> BatchOutcome:
-        """Run the open batch's simulations; every result is stored as it comes."""
-        report = simulate_in(pool, self._log.pool[list(batch.positions)], store=self.store, options=self.simulation)
+        """Run the open batch's simulations; every result is stored when it arrives.
+
+        Raises:
+            SimulationError: If outcomes are lost, or the first simulations of all fail.
+        """
+        inputs = self._log.pool[list(batch.positions)]
+        if not self._log.labelled and len(inputs) > _FIRST:
+            first = simulate_in(pool, inputs[:_FIRST], store=self.store, options=self.simulation)
+            if not any(first.succeeded) and not first.lost:
+                raise SimulationError(
+                    expected="a simulator that works",
+                    got=f"{_FIRST} failures of the first {_FIRST} simulations, the last: {next(reversed(first.failures.values()))}",
+                    remedy="mend the simulator, and run again with a higher attempts=",
+                )
+        report = simulate_in(pool, inputs, store=self.store, options=self.simulation)
         lost = report.lost | report.failures.keys() - {failure.key for failure in self.store.failures()}
         if lost:
             raise SimulationError(
