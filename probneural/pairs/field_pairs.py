@@ -297,7 +297,7 @@ class FieldPairs(Paired):
         )
         if axes is None and grid is None:
             reading.check_not_parameters(first[1], second[1])
-        return _looked_at(cls(Field(*first), Field(*second)))
+        return _looked_at(Field(*first), Field(*second))
 
     @classmethod
     def from_meshes(
@@ -405,7 +405,7 @@ class FieldPairs(Paired):
         table = table.reshape(len(table), -1)
         in_grid = Grid.scattered([[0.0]], [1.0]) if as_points else out_grid
         inputs = table.reshape(*table.shape, *(1,) * len(in_grid.shape)).expand(*table.shape, *in_grid.shape)
-        return _looked_at(cls(Field(inputs.contiguous(), in_grid), Field(values, out_grid)))
+        return _looked_at(Field(inputs.contiguous(), in_grid), Field(values, out_grid))
 
     @classmethod
     def from_xarray(
@@ -474,7 +474,8 @@ class FieldPairs(Paired):
                 (second, "outputs", out_grid, out_mask, out_labels),
             )
         ]
-        return _looked_at(cls(*sides, groups=_read_groups(inputs), clock=read_clock(inputs, sample)), may_be_equal=is_written)
+        more = {"groups": _read_groups(inputs), "clock": read_clock(inputs, sample)}
+        return _looked_at(*sides, may_be_equal=is_written, **more)
 
     def to_xarray(self) -> xarray.Dataset:
         """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.
@@ -547,14 +548,18 @@ class FieldPairs(Paired):
         return replace(self, inputs=self.inputs.to(target), outputs=self.outputs.to(target))
 
 
+_CHECKED = "_sides_with_checked_ends"
+"""Attribute of a grid: sides whose periodic ends were checked."""
+
+
 def _warn_of_jump(field: Field, name: str) -> None:
     """Give a DataWarning, once per grid, if most samples jump at the end of a periodic axis."""
     values, grid = field.values.detach(), field.grid
-    seen = vars(grid).setdefault("_sides_with_checked_seams", set())
+    checked = vars(grid).setdefault(_CHECKED, set())
     rows = rows_to_check(len(values), field.channels, grid)
-    if name in seen or not rows or is_transformed() or torch.compiler.is_compiling():
+    if name in checked or not rows or is_transformed() or torch.compiler.is_compiling():
         return
-    seen.add(name)
+    checked.add(name)
     axes = jumping_axes(values[:rows], grid)
     if axes:
         names = ", ".join(grid.axes[axis].name or str(axis) for axis in axes)
@@ -565,10 +570,13 @@ def _warn_of_jump(field: Field, name: str) -> None:
         )
 
 
-def _looked_at(pairs: FieldPairs, *, may_be_equal: bool = False) -> FieldPairs:
-    """The pairs, if their first samples are plausible, with a warning of fill values."""
-    warn_of_fill_values({"inputs": pairs.inputs.values, "outputs": pairs.outputs.values})
-    sides = {"inputs": pairs.inputs, "outputs": pairs.outputs}
+def _looked_at(inputs: Field, outputs: Field, *, may_be_equal: bool = False, **more: Any) -> FieldPairs:
+    """Pairs, if their first samples are plausible, with a warning of fill values."""
+    for field in (inputs, outputs):
+        vars(field.grid)[_CHECKED] = {"inputs", "outputs"}  # jumps at periodic ends are errors below
+    pairs = FieldPairs(inputs, outputs, **more)
+    warn_of_fill_values({"inputs": inputs.values, "outputs": outputs.values})
+    sides = {"inputs": inputs, "outputs": outputs}
     rows = min(rows_to_check(len(pairs), side.channels, side.grid) for side in sides.values())
     first_rows = {name: (side.values[:rows], side.grid) for name, side in sides.items() if rows and not side.grid.is_masked}
     check_plausible(first_rows, may_be_equal=may_be_equal, summary=pairs.summary)

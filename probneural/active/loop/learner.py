@@ -15,7 +15,7 @@ from probneural.active.loop.history import LearningHistory
 from probneural.active.loop.plan import Head, LearningPlan, OperatorTraining, check, next_target
 from probneural.active.loop.run_log import BatchOutcome, RunLog, SimulationBatch, digest, keys_of
 from probneural.active.selectors import Selector
-from probneural.active.simulation.running import simulate_in
+from probneural.active.simulation.running import SimulationReport, simulate_in
 from probneural.active.simulation.store import ResultStore
 from probneural.active.simulation.worker_pools import SimulationOptions, WorkerPool
 from probneural.active.simulation.workers import Simulator
@@ -329,13 +329,18 @@ class ActiveLearner:
         """
         inputs = self._log.pool[list(batch.positions)]
         if not self._log.labelled and len(inputs) > _FIRST:
-            first = simulate_in(pool, inputs[:_FIRST], store=self.store, options=self.simulation)
-            if not any(first.succeeded) and not first.lost:
+            first = self._report(inputs[:_FIRST], pool)
+            if not any(first.succeeded):
                 raise SimulationError(
                     expected="a simulator that works",
                     got=f"{_FIRST} failures of the first {_FIRST} simulations, the last: {next(reversed(first.failures.values()))}",
                     remedy="mend the simulator, and run again with a higher attempts=",
                 )
+        report = self._report(inputs, pool)
+        return BatchOutcome(failed=self._log.failed(batch), seconds=report.seconds)
+
+    def _report(self, inputs: Field, pool: WorkerPool) -> SimulationReport:
+        """Run simulations, or raise a SimulationError if outcomes are lost."""
         report = simulate_in(pool, inputs, store=self.store, options=self.simulation)
         lost = report.lost | report.failures.keys() - {failure.key for failure in self.store.failures()}
         if lost:
@@ -344,7 +349,7 @@ class ActiveLearner:
                 got=f"{len(lost)} of which nothing is known, the first: {report.failures[min(lost)]}",
                 remedy="run again with an executor that works; no result is lost",
             )
-        return BatchOutcome(failed=self._log.failed(batch), seconds=report.seconds)
+        return report
 
     def _close(self, outcome: BatchOutcome) -> None:
         """Close the open batch unless too much failed in it, and learn if the round is complete."""

@@ -28,7 +28,7 @@ from probneural.grids import Grid
 from probneural.problems import Burgers
 
 fcntl = pytest.importorskip("fcntl")
-GRID = Grid.uniform((8,))
+GRID = Grid.uniform((8,), periodic=False)
 
 quiet = functools.partial(SimulationOptions, show_progress=False)
 
