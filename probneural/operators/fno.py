@@ -54,7 +54,7 @@ class FNO(Operator):
         continuation: Continuation of non-periodic axes: `"even"`, `"odd"`, `"periodic"` (see `SpectralConv`), or
             `"alternating"`, odd in the first block, even in the second, and so on. With `"alternating"`, an odd spectral
             convolution of the inputs, whose initial weights are zero, is added to the outputs. Prefer it on elliptic problems
-            in two dimensions: a third of the error of `"even"`. In one dimension try `"odd"` if inputs and outputs vanish at
+            in two dimensions: under half of the error of `"even"`. In one dimension try `"odd"` if inputs and outputs vanish at
             the ends; it halved the error in one test (one problem, one seed). On Darcy flow all choices were equal.
         embeds_position: Whether coordinates are added as input channels: sine and cosine of a periodic axis, or with
             `"linear"` coordinates of every axis. Off by default. Give it to problems with boundaries: the error
