@@ -67,6 +67,13 @@ def undisturbed(*, keeps_autocast: bool = False) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def without_gradients() -> Iterator[None]:
+    """Compute `undisturbed`, and record no gradients."""
+    with undisturbed(), torch.no_grad():
+        yield
+
+
 def _is_disturbed() -> bool:
     return (
         torch.is_inference_mode_enabled()

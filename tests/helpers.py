@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import GaussianField
+from probneural.distributions import FieldDistribution, GaussianField, Predictor
 from probneural.fields import Field, select_rows
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs, Rows, split_order
@@ -30,6 +31,16 @@ def accelerator() -> str:
         pytest.skip("needs CUDA, or the simulated GPU that `python -m tests.device.simulated` compiles")
     simulated.load()
     return simulated.NAME
+
+
+class PerSetPredictor(Predictor):
+    """Predicts each set of inputs on its own, by `_field`."""
+
+    def _predict(self, sets: Sequence[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
+        return [self._field(inputs, query) for inputs, query in sets]
+
+    @abstractmethod
+    def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution: ...
 
 
 def one_of_each(cases: Iterable[Any], kind: Callable[[Any], object]) -> list[Any]:

@@ -8,8 +8,6 @@ from botorch.acquisition import qLogExpectedImprovement
 from torch import Tensor
 
 import probneural as pn
-from probneural.calibration.variance.scaled_predictor import ScaledPredictor
-from tests.helpers import cross_covariance
 
 BURGERS = pn.problems.Burgers(viscosity=0.1, random_field=pn.problems.GaussianRandomField(1, 12), design_dim=4)
 
@@ -53,30 +51,6 @@ class TestPhysics:
         assert before is not None
         assert after is not None
         assert after <= 1.1 * before
-
-    def test_what_some_fields_say_about_others_is_joint_conditioning(
-        self, predictor: pn.distributions.Predictor, held_out: pn.FieldPairs
-    ) -> None:
-        probe = pn.functionals.sensors(held_out.outputs.grid, [[0.1], [0.4], [0.8]])
-        seen, others = predictor(held_out.inputs[:4]), predictor(held_out.inputs[4:7])
-        values = probe(held_out.outputs.values[:4])
-        noise = float(predictor.noise)
-        measured = seen.condition(probe, values, noise=noise)
-        informed = others.under(measured.latent)
-        pushed = seen.apply(probe)
-        gram = cross_covariance(pushed, pushed) + noise * torch.eye(12, dtype=torch.float64)
-        cross = cross_covariance(others, pushed)
-        gain = torch.linalg.solve(gram, cross.mT).mT
-        mean = others.mean.flatten() + gain @ (values - pushed.mean).flatten()
-        covariance = cross_covariance(others, others) - gain @ cross.mT
-        assert largest(informed.mean.flatten() - mean) <= 1e-10
-        assert largest(cross_covariance(informed, informed) - covariance) <= 1e-10
-
-    def test_more_exact_observations_than_rank_are_refused(self, predictor: ScaledPredictor, held_out: pn.FieldPairs) -> None:
-        everywhere = pn.functionals.sensors(held_out.outputs.grid, held_out.outputs.grid.points[::2])
-        u = predictor.inner(held_out.inputs)  # without a discrepancy of each function's own
-        with pytest.raises(pn.errors.ConstraintError, match="rank"):
-            u.condition(everywhere, everywhere(held_out.outputs.values))
 
 
 class TestBoTorch:

@@ -51,11 +51,6 @@ class TestField:
         assert chosen.grid == FIVE.grid
         assert pairs.inputs.values[:, 0, 0].tolist() == pairs.outputs.values[:, 0, 0].tolist() == expected
 
-    @pytest.mark.bad_input  # annotations say int
-    def test_indexing_takes_numbers_of_numpy(self) -> None:
-        assert FIVE[np.int64(3)].values[:, 0, 0].tolist() == [3.0]
-        assert FIVE[np.array([3, 1])].values[:, 0, 0].tolist() == [3.0, 1.0]
-
     def test_iterating_ends(self) -> None:
         assert [float(field.values[0, 0, 0]) for field in islice(FIVE, 9)] == [0.0, 1.0, 2.0, 3.0, 4.0]
 

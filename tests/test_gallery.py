@@ -103,12 +103,6 @@ def test_formulas_become_mathml() -> None:
     assert "arithmatex" not in made
 
 
-def test_search_finds_both_spellings() -> None:
-    search = hook("search")
-    assert search.other_spellings("Optimise, its neighbours, noise") == ["neighbors", "optimize"]
-    assert search.other_spellings("normalization") == ["normalisation"]
-
-
 def test_search_index_has_both_spellings(tmp_path: Path) -> None:
     path = tmp_path / "search" / "search_index.json"
     path.parent.mkdir()

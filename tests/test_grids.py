@@ -8,7 +8,6 @@ import pickle
 from collections.abc import Callable, Sequence
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -120,12 +119,6 @@ class TestGrid:
         assert first == second
         assert hash(first) == hash(second)
         assert hash(Grid.uniform(3, origin=0.0)) == hash(Grid.uniform(3, origin=-0.0))
-
-    @pytest.mark.bad_input  # annotations say int and float
-    def test_takes_numbers_of_numpy(self) -> None:
-        grid = Grid.uniform((np.int64(4), 4), lengths=np.float64(2.0))
-        assert grid == Grid.uniform((4, 4), lengths=2.0)
-        assert repr(grid) == repr(Grid.uniform((4, 4), lengths=2.0))
 
     def test_resized_keeps_the_domain(self) -> None:
         grid = Grid.uniform((4, 5), lengths=(1.0, 2.0), periodic=(True, False), endpoint=(False, False), origin=(0.5, -1.0))

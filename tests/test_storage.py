@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import probneural as pn
 from probneural import registry
 from probneural.calibration import VarianceScale
-from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
+from probneural.distributions import EmpiricalField, Predictor, PredictorTraits
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, DataWarning, FileError, UnsupportedError
 from probneural.fields import Field
@@ -29,7 +29,7 @@ from probneural.storage import load, save
 from probneural.training import EarlyStopping, Optimization, RunOptions, files, fit
 from tests.calibration.synthetic import scaled_by
 from tests.heads import cases
-from tests.helpers import accelerator, held_out
+from tests.helpers import PerSetPredictor, accelerator, held_out
 from tests.training.cases import BUILDERS, built, data, same
 
 SAVED = [name for name in cases.HEADS if name != "iterative"]
@@ -460,11 +460,8 @@ def test_structures_that_need_their_data(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-class OneOfTheirs(Predictor):
+class OneOfTheirs(PerSetPredictor):
     """A predictor that nobody has registered."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> Any:
         return None

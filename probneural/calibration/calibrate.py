@@ -18,7 +18,7 @@ from probneural.calibration.variance.scale_mixture import ScaleMixture, ScaleMix
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.calibration.variance.variance_scale import VarianceScale
 from probneural.checks import check_instance, check_real
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.errors import CalibrationError
@@ -74,8 +74,7 @@ class CalibrationReport:
         return "\n".join(rows)
 
 
-@undisturbed()
-@torch.no_grad()
+@without_gradients()
 def calibrate(predictor: Predictor, held_out: Dataset, *, level: float = 0.9, seed: int = 0) -> CalibratedPredictor:
     """Calibrate variances, fit a simultaneous band and a novelty test, in the recommended order.
 

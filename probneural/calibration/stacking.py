@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probneural.calibration.predictions import check_pairs, distributions, gaussian_of, untrained_keys
 from probneural.checks import check_choice
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions.gaussian import GaussianField
 from probneural.distributions.mixture import MixtureField, pooled
 from probneural.distributions.predictors.base import Predictor
@@ -69,8 +69,7 @@ class Stacking:
         """Check the settings."""
         check_choice(self.score, ("joint", "gaussian"), "score")
 
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def fit(
         self, predictors: Sequence[Predictor], calibration: Dataset, *, allow_training_data: bool = False
     ) -> MixturePredictor:

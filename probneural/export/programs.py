@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from probneural.checks import check_finite, check_path, missing
-from probneural.contexts import AUTOGRAD_STATE, undisturbed
+from probneural.contexts import AUTOGRAD_STATE, without_gradients
 from probneural.distributions import Predictor
 from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import ArgumentError, DataError, ProbneuralError, UnsupportedError
@@ -82,8 +82,7 @@ class Program:
                     )
 
 
-@undisturbed()
-@torch.no_grad()
+@without_gradients()
 def traced(thing: nn.Module | Predictor, example: Field, query: Grid | None, *, is_for_onnx: bool = False) -> Program:
     """Trace an operator or a predictor on the grid of an example.
 

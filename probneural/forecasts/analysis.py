@@ -22,7 +22,7 @@ from probneural.checks import (
     check_positive,
     check_real,
 )
-from probneural.contexts import remembered, undisturbed
+from probneural.contexts import remembered, without_gradients
 from probneural.distributions import EmpiricalField, EnsembleForecast, FieldDistribution, Predictor
 from probneural.distributions.base import check_values
 from probneural.distributions.forecasts.members import Members, StepInputs, members_of
@@ -297,8 +297,7 @@ class EnsembleKalmanMethod(ABC):
             seed=check_seed(self.seed),
         )
 
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def assimilate(
         self,
         step: Predictor | Step,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from probneural.checks import check_choice, check_instance, check_integer, check_real
-from probneural.contexts import AUTOGRAD_STATE, undisturbed
+from probneural.contexts import AUTOGRAD_STATE, without_gradients
 from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
 from probneural.distributions.forecasts.members import Members, StepInputs, members_of, step_duration
 from probneural.distributions.latent import digest
@@ -26,8 +26,7 @@ _POINTS = 2**16
 """Number of grid points per chunk of tangents."""
 
 
-@undisturbed()
-@torch.no_grad()
+@without_gradients()
 def propagate(
     predictor: Predictor,
     start: Field,

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from probneural.checks import check_choice, check_finite, check_instance, check_integer, check_variances
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions import FieldDistribution
 from probneural.errors import ArgumentError, ShapeError
 from probneural.functionals import Functional
@@ -33,8 +33,7 @@ class SensorPlacement:
     information: Float64[Tensor, " count"]
 
 
-@undisturbed()
-@torch.no_grad()
+@without_gradients()
 def place_sensors(
     outputs: FieldDistribution,
     functional: Functional,

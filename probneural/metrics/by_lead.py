@@ -13,7 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probneural.checks import check_choice, check_flag, check_positive, check_real, check_sequence
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.errors import DataError
@@ -46,8 +46,7 @@ _SOURCES = {
 """Statistics from which a score is computed, if their names differ from the score's."""
 
 
-@undisturbed()
-@torch.no_grad()
+@without_gradients()
 def score_by_lead(
     forecast: Forecast,
     truth: TrueTrajectories,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_real
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.predictors.base import Predictor
 from probneural.errors import DataError, ProbneuralError
@@ -298,8 +298,7 @@ def score(
     return _scored(batches, noise=noise, level=level, whole=whole)
 
 
-@undisturbed()
-@torch.no_grad()
+@without_gradients()
 def score_pairs(
     predictor: Predictor, data: Dataset, *, level: float = 0.9, whole: int | None = None, allow_training_data: bool = False
 ) -> Scores:

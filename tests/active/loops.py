@@ -20,11 +20,12 @@ from probneural.active import ActiveLearner, LearningPlan, OperatorTraining, Sel
 from probneural.active.selectors import Request
 from probneural.active.simulation.result_files import function_key
 from probneural.active.simulation.store_files import RESULTS, SUFFIX
-from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.training.callbacks import History
+from tests.helpers import PerSetPredictor
 
 GRID = Grid.uniform(8)
 
@@ -88,16 +89,13 @@ class NearestHead:
         return _Nearest(operator, pairs, self.weight)
 
 
-class _Nearest(Predictor):
+class _Nearest(PerSetPredictor):
     def __init__(self, operator: nn.Module | None, pairs: FieldPairs, weight: float) -> None:
         self.pairs, self.operator, self.weight = pairs, operator, weight
         noise = torch.full((1,), 1e-4, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=noise, domain=pairs.inputs.grid, like=noise))
 
     @torch.no_grad()
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
-
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         where = query or inputs.grid
         distance = (inputs.values[:, None] - self.pairs.inputs.values[None]).square().mean((2, 3)).sqrt()

@@ -28,6 +28,7 @@ from probneural.functionals import Functional, integral, sensors, stack
 from probneural.grids import Grid
 from probneural.heads import KernelOperator
 from probneural.pairs import FieldPairs
+from tests.helpers import PerSetPredictor
 
 DIMENSION = 2
 FEATURES = 9
@@ -46,7 +47,7 @@ def encode(designs: Tensor) -> Field:
     return Field((designs @ torch.stack([angle.sin() + 0.5, angle.cos()]))[:, None], INPUT_GRID)
 
 
-class FeaturePredictor(Predictor):
+class FeaturePredictor(PerSetPredictor):
     """Bayesian regression on fixed features sin(a_f u(s) + b_f); what it returns is up to `output`."""
 
     def __init__(
@@ -70,9 +71,6 @@ class FeaturePredictor(Predictor):
     def features(self, inputs: Field, grid: Grid) -> Tensor:
         values = inputs.resample(grid).values[:, 0]
         return torch.sin(values[..., None] * self.slopes + self.shifts)
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         grid = query or inputs.grid

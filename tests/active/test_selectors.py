@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +18,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from tests.active.predictors import INPUT_GRID, KINDS, FeaturePredictor, certain, encode, feature_root
 from tests.calibration.synthetic import scaled_by
+from tests.helpers import PerSetPredictor
 
 SELECTORS: dict[str, Selector] = {
     "random": RandomSelection(),
@@ -160,7 +160,7 @@ def test_real_heads_follow_the_dense_rules() -> None:
         assert torch.equal(SELECTORS["top k"].select(predictor, inputs, count=4, seed=0), expected)
 
 
-class Held(Predictor):
+class Held(PerSetPredictor):
     """The joint posterior of some functions, held as one tensor, whose latent does not depend on what is asked."""
 
     def __init__(self, inner: Predictor, inputs: Field) -> None:
@@ -168,9 +168,6 @@ class Held(Predictor):
         field = inner(inputs)
         self.inputs, self.means, self.root = inputs.values, field.mean, field.root.dense()  # type: ignore[attr-defined]
         self.effective_observations = inner.effective_observations
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         index = [int((self.inputs == one).flatten(1).all(1).nonzero()[0]) for one in inputs.values]
@@ -302,9 +299,3 @@ def test_variances_that_are_not_finite(name: str) -> None:
 
     with pytest.raises(DataError, match="finite"):
         PREDICTIVE[name].select(build_predictor(broken), pool(), count=2, seed=0)
-
-
-@pytest.mark.parametrize("power", [-1.0, math.nan, math.inf])
-def test_powers_that_make_no_sense(power: float) -> None:
-    with pytest.raises(ArgumentError, match="at least 0 as power"):
-        StochasticSelection(power=power)

@@ -12,24 +12,18 @@ from torch import Tensor
 
 import probneural as pn
 from probneural import active
-from probneural.calibration.variance.scaled_predictor import ScaledPredictor
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from probneural.training import DataOptions, Optimization
+from probneural.training import DataOptions
 from tests.bad_input.world import (
     GRID,
     Good,
-    build_predictor,
-    burgers,
-    designs,
     empirical,
     fno,
     gaussian,
     halve,
-    kernel,
     laplace,
-    model,
     normal,
     pairs,
     probe,
@@ -37,7 +31,6 @@ from tests.bad_input.world import (
     trained,
     truth,
 )
-from tests.helpers import held_out
 
 NUMBERS = [[[0.1, 0.2]]] * 3
 
@@ -114,10 +107,6 @@ IN_CONTEXTS = [
     ],
     Good("fit to data with a graph", lambda: weights(train=graph()), weights),
     *[
-        Good(f"VarianceScale in {place}", within(context, lambda: scaled(fresh_pairs())), lambda: scaled(pairs()))
-        for place, context in CONTEXTS.items()
-    ],
-    *[
         Good(
             f"a standard deviation in {place}",
             within(context, lambda: laplace()(pairs().inputs).standard_deviation),
@@ -125,30 +114,7 @@ IN_CONTEXTS = [
         )
         for place, context in CONTEXTS.items()
     ],
-    *[
-        Good(
-            f"a problem in {place}",
-            within(context, lambda: burgers().sample(2, resolution=16, seed=0).outputs.values),
-            lambda: burgers().sample(2, resolution=16, seed=0).outputs.values,
-        )
-        for place, context in CONTEXTS.items()
-    ],
-    *[
-        Good(
-            f"weights of a grid in {place}",
-            within(context, lambda: Grid.uniform((7, 5)).weights),
-            lambda: Grid.uniform((7, 5)).weights,
-        )
-        for place, context in CONTEXTS.items()
-    ],
 ]
-
-
-def scaled(data: FieldPairs) -> Tensor:
-    """Scales of a calibrated predictor."""
-    calibrated = pn.calibration.VarianceScale().fit(build_predictor(), held_out(data))
-    assert isinstance(calibrated, ScaledPredictor)
-    return calibrated.scale
 
 
 def as_numbers(values: Tensor) -> list[Any]:
@@ -207,16 +173,6 @@ SCALARS = [
     trained_by("learning_rate", np.float64(1e-3)),
     trained_by("learning_rate", np.float32(0.25) / 64),
     trained_by("learning_rate", 1),
-    Good(
-        "weight decay",
-        lambda: weights(optimization=Optimization(weight_decay=np.float64(0.5))),
-        lambda: weights(optimization=Optimization(weight_decay=0.5)),
-    ),
-    Good(
-        "validation",
-        lambda: weights(data=DataOptions(validation=np.float32(0.25))),
-        lambda: weights(data=DataOptions(validation=0.25)),
-    ),
     trained_by("show_progress", np.bool_(False)),
     Good("shape", lambda: Grid.uniform((np.int64(8),)).points, lambda: Grid.uniform(8).points),
     Good("length", lambda: Grid.uniform(8, lengths=np.float32(2.0)).points, lambda: Grid.uniform(8, lengths=2).points),
@@ -231,30 +187,7 @@ SCALARS = [
         lambda: deviation(pn.heads.KernelOperator(groups=np.int64(2), iterations=np.int64(1))),
         lambda: deviation(pn.heads.KernelOperator(groups=2, iterations=1)),
     ),
-    Good(
-        "level",
-        lambda: torch.tensor(pn.metrics.score(gaussian(), truth(), noise=0.1, level=np.float64(0.5)).coverage),
-        lambda: torch.tensor(pn.metrics.score(gaussian(), truth(), noise=0.1, level=0.5).coverage),
-    ),
-    Good(
-        "noise",
-        lambda: gaussian().condition(probe(), NUMBERS, noise=np.float64(0.1)).mean,
-        lambda: gaussian().condition(probe(), NUMBERS, noise=0.1).mean,
-    ),
-    Good(
-        "order",
-        lambda: pn.functionals.derivative(GRID, order=np.int64(2))(truth().values),
-        lambda: pn.functionals.derivative(GRID, order=2)(truth().values),
-    ),
     Good("factor", lambda: (probe() * np.float64(2.0))(truth().values), lambda: (probe() * 2.0)(truth().values)),
-    Good(
-        "sample shape",
-        lambda: gaussian().rsample((np.int64(2),), base_samples=torch.ones(2, 5)),
-        lambda: gaussian().rsample((2,), base_samples=torch.ones(2, 5)),
-    ),
-    Good(
-        "split", lambda: pairs().split(np.int64(3), seed=0)[0].inputs.values, lambda: pairs().split(3, seed=0)[0].inputs.values
-    ),
     Good("index", lambda: pairs().inputs[np.int64(3)].values, lambda: pairs().inputs[3].values),
     Good("indices", lambda: pairs().inputs[np.array([3, -1])].values, lambda: pairs().inputs[[3, -1]].values),
     Good("mask", lambda: pairs().inputs[np.arange(12) > 9].values, lambda: pairs().inputs[10:].values),
@@ -274,16 +207,6 @@ SCALARS = [
     Good(
         "count", lambda: select(active.RandomSelection(), count=np.int64(2)), lambda: select(active.RandomSelection(), count=2)
     ),
-    Good(
-        "outputs",
-        lambda: model().posterior(designs(3), output_indices=[np.int64(1)]).mean,
-        lambda: model().posterior(designs(3), output_indices=[1]).mean,
-    ),
-    Good(
-        "paths",
-        lambda: kernel().sampled(np.int64(2), seed=0)(pairs().inputs).mean,
-        lambda: kernel().sampled(2, seed=0)(pairs().inputs).mean,
-    ),  # type: ignore[attr-defined]
 ]
 
 

@@ -35,6 +35,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "heads.Laplace": {"noise": POSITIVE, "prior_precision": POSITIVE},
     "heads.LowRank": {"rank": COUNT},
     "heads.Kronecker": {"probes": (0,)},
+    "heads.LastLayerPredictor.rollout": {"steps": (0,), "members": (0,), "draws": ("steps",), "seed": (-1,)},
     "heads.KernelOperator": {"input_components": (0,), "groups": (0,), "iterations": (0,), "inducing_points": (0,)},
     "heads.KernelPredictor.condition": {"noise": (-1.0,), "values": (torch.zeros(6, 1, 3),)},
     "heads.DeepEnsemble": {"members": COUNT, "workers": (0,), "seed": (-1,)},
@@ -46,6 +47,8 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "inverse.InversePosterior.interval": {"level": LEVEL},
     "calibration.SimultaneousBand": {"level": LEVEL, "floor": (-0.1, 1.1), "modulation": ("none",)},
     "calibration.PointwiseBand": {"level": (0.0, 1.1), "delta": (0.0, 1.0, -0.1), "modulation": ("none",)},
+    "calibration.Novelty": {"fraction": (0.0, 1.0)},
+    "calibration.calibrate": {"level": LEVEL, "seed": (-1,)},
     "calibration.ScaleMixture": {"draws": (10,)},
     "curvature.Minibatches": {"size": COUNT, "chunk": COUNT},
     "curvature.VarianceEstimation": {"exact_passes": (-1,), "sketch": (0,), "probes": (0,), "chunk": (0,)},
@@ -75,7 +78,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "distributions.GaussianField.condition": {"noise": (-1.0,)},
     "distributions.GaussianField.log_prob": {"noise": (-1.0, 0.0)},
     "distributions.GaussianField.apply_by_draws": {"draws": (0,), "seed": (-1,)},
-    "distributions.GaussianField.constrain_residual": {"iterations": (0,), "tolerance": POSITIVE},
+    "distributions.GaussianField.constrain_residual": {"iterations": (0,), "tolerance": POSITIVE, "noise": (-1.0,)},
     "FieldPairs.split": {"count": (0, 12, -1)},
     "problems.Advection": {"speed": POSITIVE, "time": POSITIVE, "initial": ("round",)},
     "problems.AdvectionDiffusion": {
@@ -151,5 +154,5 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "active.StochasticSelection": {"power": (-1.0,)},
     "active.Growth": {"factor": (1.0, 0.5)},
     "active.LearningPlan": {"initial": (1,), "batch": (0,), "seed": (-1,)},
-    "active.SimulationOptions": {"attempts": (0,), "timeout": POSITIVE},
+    "active.SimulationOptions": {"attempts": (0,), "timeout": (*POSITIVE, inf), "workers": (0,)},
 }

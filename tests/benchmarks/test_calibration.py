@@ -10,27 +10,24 @@ import torch
 
 from benchmarks import calibration, calibration_units
 from benchmarks.calibration_units import FAILED, HEADS, SCALES
-from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, GaussianField, PredictorTraits
 from probneural.errors import CalibrationError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from tests.helpers import normal
+from tests.helpers import PerSetPredictor, normal
 
 GRID = Grid.uniform((64,))
 FRONT = calibration.FRONTS[0]
 
 
-class Stated(Predictor):
+class Stated(PerSetPredictor):
     """Zero, with a deviation that grows along the domain: errors in proportion to it are as stated."""
 
     def __init__(self) -> None:
         super().__init__(
             PredictorTraits(in_channels=1, noise=torch.zeros(1).double(), domain=GRID, like=torch.zeros(1).double())
         )
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         root = DenseRoot(DEVIATION.diag().expand(len(inputs), 1, -1, -1))

@@ -21,7 +21,7 @@ from probneural.distributions import (
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from tests.helpers import normal
+from tests.helpers import PerSetPredictor, normal
 
 GRID = Grid.uniform((16,))
 
@@ -32,7 +32,7 @@ def basis(grid: Grid) -> Tensor:
     return torch.stack([torch.sin(x), torch.cos(2 * x) - 1.0, torch.sin(3 * x)], dim=-1)
 
 
-class Synthetic(Predictor):
+class Synthetic(PerSetPredictor):
     """Predicts each output channel as its input, with sd in proportion to the input's size; frozen otherwise."""
 
     def __init__(
@@ -42,9 +42,6 @@ class Synthetic(Predictor):
         super().__init__(PredictorTraits(in_channels=channels, noise=variance, domain=GRID, like=variance))
         self.sd = sd
         self.calls: list[tuple[int, Grid | None]] = []
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         self.calls.append((len(inputs), query))
@@ -57,9 +54,6 @@ class Synthetic(Predictor):
 
 class Members(Synthetic):
     """The same as an ensemble of four."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         u = super()._field(inputs, query)

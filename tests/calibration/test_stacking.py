@@ -8,28 +8,25 @@ from torch import Tensor
 
 from probneural.calibration import SimultaneousBand, Stacking, VarianceScale
 from probneural.calibration.stacking import selected_weights, stacking_weights
-from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from tests.helpers import generator, normal
+from tests.helpers import PerSetPredictor, generator, normal
 
 GRID = Grid.uniform((8,))
 NOISE = 0.01
 
 
-class Shifted(Predictor):
+class Shifted(PerSetPredictor):
     """Predicts each output as its input plus a shift, with one standard deviation for the whole function."""
 
     def __init__(self, shift: float, *, sd: float = 0.3) -> None:
         variance = torch.full((1,), NOISE, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=variance, domain=GRID, like=variance))
         self.shift, self.sd = shift, sd
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         mean = inputs.values + self.shift
@@ -86,14 +83,11 @@ def test_no_single_predictor_nor_other_weights_have_a_better_calibration_score()
     assert float(reported) == pytest.approx(best, abs=1e-10)
 
 
-class Rough(Predictor):
+class Rough(PerSetPredictor):
     """Predicts each output as its input, with independent errors at every point."""
 
     def __init__(self) -> None:
         super().__init__(PAIR[0].traits)
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         root = torch.eye(8).double().expand(*inputs.values.shape, 8)

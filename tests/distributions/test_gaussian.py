@@ -476,13 +476,6 @@ class TestBadInput:
             with pytest.raises(DataError, match="2 values that are NaN or infinite, the first at index"):
                 call(self.TOTAL, torch.full((2, 1, 1), torch.nan))
 
-    @pytest.mark.parametrize("noise", [-1.0, torch.nan])
-    def test_noise_that_is_no_variance(self, noise: float) -> None:
-        with pytest.raises(ArgumentError, match="noise >= 0, finite"):
-            self.FIELD.condition(self.TOTAL, self.VALUES, noise=noise)
-        with pytest.raises(ArgumentError, match="noise >= 0, finite"):
-            self.FIELD.log_prob(self.MEAN, noise=noise)
-
     def test_noise_that_is_zero_here_and_there(self) -> None:
         with pytest.raises(ArgumentError, match="positive everywhere, or zero everywhere"):
             self.FIELD.condition(self.TOTAL, self.VALUES, noise=torch.tensor([[[0.0]], [[1.0]]]))

@@ -124,11 +124,6 @@ class TestBadInput:
         with pytest.raises(DataError, match="function"):
             independent().apply_by_draws(change)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("draws", [0, -1, 2.5, True, None])
-    def test_draws(self, draws: object) -> None:
-        with pytest.raises(ArgumentError, match="draws"):
-            independent().apply_by_draws(maximum(LINE), draws=draws)  # type: ignore[arg-type]
-
     def test_a_maximum_is_told_apart_from_linear_functionals(self) -> None:
         with pytest.raises(DataError, match="apply_by_draws"):
             independent().apply(maximum(LINE))  # type: ignore[arg-type]

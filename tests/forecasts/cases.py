@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, GaussianField, Predictor, PredictorTraits
 from probneural.fields import Field
 from probneural.grids import Grid
-from tests.helpers import normal
+from tests.helpers import PerSetPredictor, normal
 
 
-class AffinePredictor(Predictor):
+class AffinePredictor(PerSetPredictor):
     """u -> M w + b + R xi + D zeta_i of the last h states w, on one grid: mean and covariance of all leads are dense algebra.
 
     M is `(c p, h c p)`, R `(c p, k)`, D `(c p, r)`, all in the order channels, points.
@@ -28,9 +28,6 @@ class AffinePredictor(Predictor):
         self.M, self.R, self.D, self.count = M, R, D, channels
         self.b = M.new_zeros(M.shape[0]) if b is None else b
 
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
-
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         mean = (inputs.values.flatten(1) @ self.M.mT + self.b).reshape(len(inputs), self.count, *inputs.grid.shape)
 
@@ -41,16 +38,13 @@ class AffinePredictor(Predictor):
         return GaussianField(mean, root(self.R), latent="affine", grid=inputs.grid, discrepancy=discrepancy)
 
 
-class ScalarPredictor(Predictor):
+class ScalarPredictor(PerSetPredictor):
     """u -> l u with l ~ N(m, s²) in every channel and point: a diagonal linear operator."""
 
     def __init__(self, grid: Grid, mean: float, std: float) -> None:
         like = torch.zeros(1, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=torch.zeros(1, dtype=torch.float64), domain=grid, like=like))
         self.mean, self.std = mean, std
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         root = DenseRoot((self.std * inputs.values).flatten(2)[..., None])

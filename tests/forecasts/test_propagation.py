@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Latent, Predictor
+from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Latent
 from probneural.distributions.forecasts.trajectory import Forecast
 from probneural.distributions.latent import digest
 from probneural.errors import ArgumentError, GridError, ShapeError, UnsupportedError
@@ -18,7 +18,7 @@ from probneural.forecasts.roots import PropagatedRoot
 from probneural.forecasts.trajectories import GaussianTrajectory
 from probneural.grids import Grid
 from tests.forecasts.cases import GRID, AffinePredictor, ScalarPredictor, affine, dense_forecast, initial_of, start_of
-from tests.helpers import normal
+from tests.helpers import PerSetPredictor, normal
 
 STEPS = 4
 CHOICES = [
@@ -136,14 +136,11 @@ def test_what_is_left_out_stays_below_the_tolerance(tolerance: float) -> None:
     assert (1 - steps * tolerance) * total[0] <= total[1] <= total[0] * (1 + 1e-12)
 
 
-class PerCall(Predictor):
+class PerCall(PerSetPredictor):
     """An operator whose calls have latents of their own, as Gaussian processes have: every input has its own number."""
 
     def __init__(self) -> None:
         super().__init__(affine().traits)
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         flat = inputs.values.flatten(1)
@@ -169,10 +166,7 @@ def test_an_operator_with_a_latent_for_each_call_is_one_operator_at_all_steps() 
 def test_an_ensemble_counts_as_the_gaussian_of_its_moments() -> None:
     samples = torch.stack([0.8 * affine().M, 1.1 * affine().M])
 
-    class Pair(Predictor):
-        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-            return [self._field(inputs, query) for inputs, query in sets]
-
+    class Pair(PerSetPredictor):
         def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
             return EmpiricalField(torch.einsum("spq,ncq->sncp", samples, inputs.values), grid=GRID)
 
@@ -186,13 +180,10 @@ def test_an_ensemble_counts_as_the_gaussian_of_its_moments() -> None:
 
 @pytest.mark.bad_input
 def test_other_fields_and_grids_are_refused() -> None:
-    class Fixed(Predictor):
+    class Fixed(PerSetPredictor):
         def __init__(self, field: object) -> None:
             super().__init__(affine().traits)
             self.field = field
-
-        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-            return [self._field(inputs, query) for inputs, query in sets]
 
         def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
             return self.field  # type: ignore[return-value]
@@ -230,10 +221,7 @@ def test_where_steps_are_linearised() -> None:
         assert gap(one.at(lead).mean, other.at(lead).mean) <= 1e-13
         assert gap(one.at(lead).variance, other.at(lead).variance) <= 1e-13
 
-    class Square(Predictor):
-        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-            return [self._field(inputs, query) for inputs, query in sets]
-
+    class Square(PerSetPredictor):
         def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
             root = DenseRoot(torch.zeros_like(inputs.values)[..., None])
             return GaussianField(inputs.values**2, root, latent="square", grid=GRID)

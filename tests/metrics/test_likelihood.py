@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from scipy import stats
@@ -10,8 +8,6 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.metrics import compare, joint_nll, nll
-from probneural.metrics.proper_scores import gaussian_nll
-from tests.helpers import normal
 from tests.metrics.cases import GRIDS, Maker, empirical, gaussian, shares, truth_for
 
 NOISE = torch.tensor([0.3, 1.7], dtype=torch.float64)
@@ -50,20 +46,6 @@ def test_joint_of_an_ensemble_takes_its_covariance() -> None:
         covariance = torch.cov(members.mT, aweights=u.weights, correction=0) + 0.4 * torch.eye(18).double()
         distribution = torch.distributions.MultivariateNormal(u.weights @ members, covariance)
         torch.testing.assert_close(nll[index], -distribution.log_prob(truth.values[index].flatten()) / 18)
-
-
-def test_joint_equals_marginal_without_correlation() -> None:
-    grid = Grid.uniform((8,))
-    u = gaussian(grid, rank=1).scale(torch.full((2,), 1e-9))
-    comparison = compare(u, truth_for(u), noise=NOISE)
-    torch.testing.assert_close(joint_nll(comparison), nll(comparison).mean(1))
-
-
-def test_units_shift_the_marginal_by_their_logarithm() -> None:
-    residual, variance = normal(9, seed=1), normal(9, seed=2).square()
-    torch.testing.assert_close(
-        gaussian_nll(1e3 * residual, 1e6 * variance), gaussian_nll(residual, variance) + math.log(1e3), rtol=1e-12, atol=0
-    )
 
 
 @pytest.mark.bad_input

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import scoringrules
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probneural.grids import Grid
 from probneural.metrics import compare, crps, proper_scores
@@ -80,24 +78,3 @@ def test_gradients_exist_and_are_finite_at_zero_variance() -> None:
     still = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     for gradient in torch.autograd.grad(gaussian_crps(residual, still).sum(), (residual, still)):
         assert torch.isfinite(gradient).all()
-
-
-@given(factor=st.floats(1e-3, 1e3), shift=st.floats(-10, 10), flip=st.booleans())
-def test_scale_equivariance_and_shift_invariance(factor: float, shift: float, flip: bool) -> None:
-    signed = -factor if flip else factor
-    moved, truth = signed * MEMBERS + shift, signed * TRUTH + shift
-    for blur in (None, VARIANCE):
-        before = mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS, variance=blur)
-        after = mixture_crps(moved, truth, weights=WEIGHTS, variance=None if blur is None else factor**2 * blur)
-        torch.testing.assert_close(after, factor * before, rtol=1e-6, atol=1e-9 * factor)
-    torch.testing.assert_close(gaussian_crps(signed * TRUTH, factor**2 * VARIANCE), factor * gaussian_crps(TRUTH, VARIANCE))
-
-
-@given(order=st.permutations(range(7)), twice=st.integers(0, 6))
-def test_members_are_a_weighted_set(order: list[int], twice: int) -> None:
-    expected = mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS, variance=VARIANCE)
-    rows = torch.tensor([*order, twice])
-    halves = WEIGHTS[rows] * torch.where(rows == twice, 0.5, 1.0)
-    torch.testing.assert_close(mixture_crps(MEMBERS[rows], TRUTH, weights=halves, variance=VARIANCE), expected)
-    plain = mixture_crps(MEMBERS, TRUTH, weights=WEIGHTS)
-    torch.testing.assert_close(mixture_crps(MEMBERS[rows], TRUTH, weights=halves), plain)

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from probneural.errors import ArgumentError, DataError, GridError, ShapeError
-from probneural.fields import Field, evaluate
+from probneural.fields import evaluate
 from probneural.grids import Grid
 from probneural.heads import LastLayerLaplace
-from probneural.operators import DeepONet, HiddenLayers, LinearRegression
+from probneural.operators import DeepONet, HiddenLayers
 from probneural.operators.layers.branch import GroupedLinear, SensorBranch
 from probneural.operators.layers.mlp import MLP
-from probneural.pairs import FieldPairs
-from probneural.problems import Burgers, PoissonOnShapes
+from probneural.problems import PoissonOnShapes
 from probneural.training import DataOptions, fit
 from probneural.training.losses import relative_l2
 from tests.helpers import generator, uniform
@@ -342,54 +341,7 @@ def test_refuses_points_outside_and_without_a_domain() -> None:
 # Learning
 
 
-@pytest.mark.slow
-def test_learns_burgers_better_than_the_published_figure() -> None:
-    """Lu et al. (2022): 2.15 % at 128 points and 1000 pairs. `pn.fit` at its own settings."""
-    problem = Burgers(viscosity=0.1)
-    train, test = problem.sample(1000, resolution=128, seed=0), problem.sample(200, resolution=128, seed=1)
-    torch.manual_seed(0)
-    operator = DeepONet(1, 1, sensors=train.inputs.grid)
-    fit(operator, train, show_progress=False, data=DataOptions(validation=0.0))
-    errors = []
-    for model in (operator, LinearRegression.fitted(train)):
-        with torch.no_grad():
-            values = evaluate(model, test.inputs)
-        errors.append(float(relative_l2(values, test.outputs.values, grid=test.outputs.grid).mean()))
-    assert errors[0] < 0.0215
-    assert errors[1] > 0.05  # so that the figure is no proof of linearity
-
-
 # Posteriors, files, resets, compilation
-
-
-def test_an_infinite_prior_keeps_features_of_other_channels_out() -> None:
-    operator = DeepONet(1, 2, sensors=Grid.uniform(8), basis=2, layers=HiddenLayers(width=4)).double()
-    grid = Grid.uniform(8)
-    inputs = Field(smooth(grid, count=6), grid)
-    with torch.no_grad():
-        outputs = operator(inputs.values)
-    data = FieldPairs(inputs, Field(outputs + 0.1 * smooth(grid, count=6, channels=2, name="noise"), grid))
-    prior = torch.full((2, 5), 2.0)
-    prior[0, 2:4] = prior[1, :2] = torch.inf
-    predictor = LastLayerLaplace(prior_precision=prior, noise=0.01).fit(operator, data)
-    off = torch.zeros(2, 5, dtype=torch.bool)
-    off[0, 2:4] = off[1, :2] = True
-    weight = predictor.readout.weight
-    assert bool((weight[off] == 0).all())
-    assert torch.equal(weight[:, :4], torch.block_diag(torch.ones(1, 2), torch.ones(1, 2)).double())
-    deviations = predictor.weight_covariance.diagonal().reshape(2, 5)
-    assert bool((deviations[off] == 0).all())
-    assert bool((deviations[~off] > 0).all())
-
-
-# Marked so because the runtime checks, which that run leaves out, have graph breaks of their own.
-@pytest.mark.bad_input
-def test_compiles_as_one_graph() -> None:
-    operator = built()
-    values, query = smooth(SENSORS, channels=2), SENSORS.resized(12)
-    torch.compiler.reset()
-    compiled = torch.compile(operator, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(values, query=query), operator(values, query=query), atol=1e-12, rtol=1e-12)
 
 
 # Layers
@@ -424,24 +376,6 @@ def test_refuses_sensors_and_domains_that_are_none() -> None:
         GroupedLinear(2, 0)
     with pytest.raises(ArgumentError, match="an integer of at least 1 as out_features"):
         MLP(2, 0, layers=HiddenLayers(width=1, depth=1))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    "query",
-    [
-        Grid.uniform(7),
-        Grid.uniform(7, lengths=2.0, origin=0.5),
-        Grid.uniform(7, lengths=2.0, periodic=False),
-        Grid.uniform((3, 3), lengths=2.0),
-        Grid.scattered([[0.1, 0.1]], [1.0]),
-    ],
-    ids=repr,
-)
-def test_refuses_queries_elsewhere(query: Grid) -> None:
-    operator = DeepONet(1, 1, sensors=SENSORS, layers=HiddenLayers(width=2))
-    with pytest.raises(GridError, match=r"query in the outputs' domain, that of Grid.uniform\(\(7,\)"):
-        operator(torch.zeros(1, 1, 7), query=query)
 
 
 @pytest.mark.bad_input

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from probneural.errors import FileError
-from probneural.operators import FNO
-from probneural.storage import load, save
+from probneural.storage import save
 from probneural.training import RunOptions, atomic, fit
 from tests.training.cases import built, data
 
@@ -77,19 +76,6 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError):
         atomic.write(tmp_path / "one", b"new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
-
-
-def test_saving_goes_through_links_and_keeps_permissions(tmp_path: Path) -> None:
-    operator = built("FNO")
-    save(operator, tmp_path / "file")
-    (tmp_path / "file").chmod(0o600)
-    (tmp_path / "link").symlink_to("file")
-    save(FNO(1, 1, modes=(1,), width=2, depth=1), tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert mode(tmp_path / "file") == 0o600
-    loaded = load(tmp_path / "file")
-    assert isinstance(loaded, FNO)
-    assert loaded.modes == (1,)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])

@@ -20,7 +20,7 @@ from probneural.calibration.novelty.scores import (
 )
 from probneural.calibration.predictions import check_pairs, group_numbers, group_sizes, number_of, untrained_keys
 from probneural.checks import assign, check_real
-from probneural.contexts import Undisturbed, undisturbed
+from probneural.contexts import Undisturbed, without_gradients
 from probneural.distributions.predictors.base import Predictor
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataWarning, warn
@@ -99,8 +99,7 @@ class Novelty:
         fraction = check_real(self.fraction, "fraction", above=0.0, below=1.0)
         assign(self, fraction=fraction, seed=check_seed(self.seed))
 
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def fit(
         self,
         predictor: Predictor,

@@ -15,7 +15,7 @@ from torch import Tensor
 from probneural.calibration.novelty.detector import Novelty, NoveltyDetector, NoveltyMeasure, divided, fitted_detector
 from probneural.calibration.novelty.scores import log_score
 from probneural.calibration.predictions import CHUNK_VALUES, are_rounding, check_pairs, distributions, moments, untrained_keys
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution, inherit
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.gaussian import GaussianField
@@ -84,8 +84,7 @@ class NoveltyScale:
     into the field.
     """
 
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def fit(
         self,
         predictor: Predictor,

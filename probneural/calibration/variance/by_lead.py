@@ -14,7 +14,7 @@ from torch import Tensor
 from probneural.calibration.variance.local_fit import Part, fit_local_scale
 from probneural.calibration.variance.local_scale import LocalScale
 from probneural.checks import assign, check_flag, check_instance, check_integer, check_variances
-from probneural.contexts import Undisturbed, undisturbed
+from probneural.contexts import Undisturbed, without_gradients
 from probneural.distributions.base import FieldDistribution, noise_variance
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.trajectory import Forecast
@@ -95,8 +95,7 @@ class LeadScale:
         """Check the settings."""
         assign(self, noise=check_variances(self.noise, "noise"), local=check_flag(self.local, "local"))
 
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def fit(self, forecast: Forecast, truth: TrueTrajectories, *, allow_training_data: bool = False) -> LeadScaling:
         """Fit the scales to held-out trajectories, in one pass.
 

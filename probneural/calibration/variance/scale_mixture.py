@@ -13,7 +13,7 @@ from torch import Tensor
 from probneural.calibration.predictions import MOSTLY, check_pairs, distributions, gaussian_of, untrained_keys
 from probneural.calibration.stacking import stacking_weights
 from probneural.checks import assign, check_integer
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.mixture import checked_weights
 from probneural.distributions.predictors.base import Calibrated, Predictor
@@ -87,8 +87,7 @@ class ScaleMixture:
         """Check the settings."""
         assign(self, draws=check_integer(self.draws, "draws", least=50), seed=check_seed(self.seed))
 
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def fit(self, predictor: Predictor, calibration: Dataset, *, allow_training_data: bool = False) -> ScaleMixturePredictor:
         """Fit the weights of the scales to held-out samples.
 

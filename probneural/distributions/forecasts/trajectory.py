@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from probneural.checks import check_flag, check_integer, check_variances
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions.base import FieldDistribution
 from probneural.distributions.empirical import EmpiricalField
 from probneural.distributions.forecasts.ensemble_forecast import EnsembleForecast
@@ -197,8 +197,7 @@ class Trajectory(EnsembleForecast):
         return VarianceShares(**parts, noise=variance.expand(parts["operator"].shape).clone())
 
     @cached_property
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def _kept(self) -> KeptStates:
         start = self.ensemble.starts().split(self.channels, dim=2)
         return KeptStates(list(start), steps=self.steps, budget=self.budget)
@@ -227,8 +226,7 @@ class Trajectory(EnsembleForecast):
                 bar.update()
                 yield lead, state
 
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def _stepped(self, window: list[Tensor], lead: int) -> Tensor:
         return self.ensemble.step(window[0] if len(window) == 1 else torch.cat(window, dim=2), lead)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from probneural.checks import assign, check_flag, check_module
-from probneural.contexts import undisturbed
+from probneural.contexts import without_gradients
 from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Latent, Predictor, PredictorTraits
 from probneural.distributions.latent import digest
 from probneural.distributions.predictors.base import with_records
@@ -82,8 +82,7 @@ class LastLayerLaplace:
         assign(self, moves_mean=check_flag(self.moves_mean, "moves_mean"))
 
     @recorded
-    @undisturbed()
-    @torch.no_grad()
+    @without_gradients()
     def fit(self, operator: nn.Module, data: Dataset) -> LastLayerPredictor:
         """Fit the posterior in two passes over the data, in chunks; memory does not grow with the number of samples.
 

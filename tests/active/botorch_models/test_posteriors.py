@@ -102,13 +102,6 @@ def test_sampler_follows_the_rank_up_to_the_limit_of_sobol_sequences(rank: int, 
     assert sampler.base_samples.shape == (4, rank)
 
 
-def test_an_ensemble_gets_the_enumerating_sampler() -> None:
-    posterior = model_of(members).posterior(designs(2))
-    sampler = get_sampler(posterior, torch.Size([512]), seed=0)
-    assert isinstance(sampler, MemberSampler)
-    assert torch.equal(sampler(posterior), posterior.values)
-
-
 @pytest.mark.bad_input
 def test_shapes_that_do_not_fit_together() -> None:
     with pytest.raises(ShapeError, match="b x q x m x k"):

@@ -124,8 +124,6 @@ def test_wrong_calls(tmp_path: Path) -> None:
             loop.tell(pairs)
     with pytest.raises(ArgumentError, match="a choice of 4 different positions below 50"):
         learner(tmp_path / "two", acquisition=Greedy()).run(rounds=2)
-    with pytest.raises(ArgumentError, match="above 1 as factor"):
-        Growth(1.0)
 
 
 @pytest.mark.bad_input

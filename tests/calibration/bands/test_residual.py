@@ -11,11 +11,12 @@ from torch import Tensor
 
 import probneural as pn
 from probneural.calibration import ResidualBand
-from probneural.distributions import EmpiricalField, FieldDistribution, Predictor, PredictorTraits
+from probneural.distributions import EmpiricalField, FieldDistribution, PredictorTraits
 from probneural.errors import ArgumentError, CalibrationError, DataError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.calibration.synthetic import GRID, Synthetic, pairs
+from tests.helpers import PerSetPredictor
 
 
 def gap(predicted: Tensor, inputs: Field, grid: Grid) -> Tensor:
@@ -49,16 +50,13 @@ def test_coverage_given_the_calibration_inputs_is_beta() -> None:
     assert scipy.stats.kstest(covered, scipy.stats.beta(15, 5).cdf).pvalue < 1e-6
 
 
-class Wrong(Predictor):
+class Wrong(PerSetPredictor):
     """Predicts the exact solution of a problem, and one error more."""
 
     def __init__(self, problem: pn.problems.Problem, error: Tensor, domain: Grid) -> None:
         noise = torch.zeros(1, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=noise, domain=domain, like=noise))
         self.problem, self.error = problem, error
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         mean = self.problem.solve(inputs).values + self.error

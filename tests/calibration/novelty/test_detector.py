@@ -22,7 +22,7 @@ from probneural.calibration.novelty.scores import (
     cross_fitted_standards,
 )
 from probneural.distributions.predictors.mixture import MixturePredictor
-from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, GridError, ShapeError
+from probneural.errors import CalibrationError, DataError, DataWarning, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
@@ -310,9 +310,6 @@ def test_large_grids_are_described_on_coarser_ones() -> None:
 
 
 def test_bad_settings_and_data(detector: NoveltyDetector) -> None:
-    for fraction in (0.0, 1.0, math.nan):
-        with pytest.raises(ArgumentError, match="fraction"):
-            Novelty(fraction)
     for count, reference in ((18, None), (2, None), (20, draws(9, seed=0)), (10, draws(20, seed=0))):
         with pytest.raises(CalibrationError, match="at least 10"):
             Novelty().fit(Synthetic(), draws(count, seed=0), reference=reference)

@@ -35,9 +35,6 @@ NONE = torch.zeros(1, dtype=torch.float64)
 class Constant(Synthetic):
     """States the same variance for every input."""
 
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
-
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         unit = Field(torch.ones_like(inputs.values), inputs.grid)
         u = super()._field(unit, query)
@@ -60,9 +57,6 @@ def chi2(predictor: Predictor, data: FieldPairs) -> float:
 
 class Wall(Synthetic):
     """Certain up to rounding of a wall's value, which is off by one unit in the last place of float32."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         u = super()._field(Field(torch.ones_like(inputs.values), inputs.grid), query)

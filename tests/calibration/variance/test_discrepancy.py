@@ -19,24 +19,21 @@ from probneural.calibration.variance.discrepancy import (
     most_likely,
     search,
 )
-from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, GaussianField, PredictorTraits
 from probneural.fields import Field
 from probneural.functionals import MatrixFunctional
 from probneural.functionals.integrals import ValuesAt
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
-from tests.helpers import normal
+from tests.helpers import PerSetPredictor, normal
 
 
-class Noisy(Predictor):
+class Noisy(PerSetPredictor):
     """Predicts its input, and states little of its own and a noise of 1, or another."""
 
     def __init__(self, grid: Grid, noise: float = 1.0) -> None:
         level = torch.tensor([noise], dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=level, domain=grid, like=level))
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         assert query is None or query == inputs.grid
@@ -46,9 +43,6 @@ class Noisy(Predictor):
 
 class Noiseless(Noisy):
     """Predicts its input, and states a multiple of half a wave along a line, which is zero at both ends."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         assert query is None or query == inputs.grid

@@ -23,23 +23,20 @@ from probneural.metrics.comparison import domain_average
 from probneural.pairs import FieldPairs
 from probneural.problems import PoissonOnShapes
 from tests.calibration.synthetic import pairs as homogeneous_pairs
-from tests.helpers import generator, normal
+from tests.helpers import PerSetPredictor, generator, normal
 
 GRID = Grid.uniform(48, periodic=False)
 RING = Grid.uniform(48)
 SQUARE = Grid.uniform((12, 12), periodic=(True, False))
 
 
-class Even(Predictor):
+class Even(PerSetPredictor):
     """Predicts its input, with a standard deviation that is one everywhere: half of it shared, half noise."""
 
     def __init__(self, grid: Grid, *, channels: int = 1, members: int = 0) -> None:
         variance = torch.full((channels,), 0.5, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=channels, noise=variance, domain=grid, like=variance))
         self.members = members
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         where = inputs.grid if query is None else query
@@ -124,9 +121,6 @@ def test_in_two_dimensions() -> None:
 
 class Proportional(Even):
     """States a standard deviation in proportion to the square of the input's amplitude."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         u = super()._field(inputs, query)
@@ -329,15 +323,12 @@ def test_features_do_not_go_together_beyond_what_calibration_has_seen() -> None:
     assert within.min() >= local.limits[0] - 1e-12
 
 
-class Rough(Predictor):
+class Rough(PerSetPredictor):
     """States deviations that go up and down along the domain, where errors do not."""
 
     def __init__(self) -> None:
         nothing = torch.zeros(1, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=nothing, domain=RING, like=nothing))
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         shifts = 2 * math.pi * torch.rand(len(inputs), 1, 1, generator=generator(len(inputs))).double()

@@ -30,7 +30,7 @@ from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.pairs import FieldPairs
 from probneural.trajectories import FieldTrajectories
-from tests.helpers import normal
+from tests.helpers import PerSetPredictor, normal
 
 COARSE = Grid.uniform((12, 9), periodic=(True, False))
 GRIDS = {"24 x 17": COARSE.resized((24, 17)), "48 x 33": COARSE.resized((48, 33))}
@@ -43,16 +43,13 @@ def functions(weights: Tensor, grid: Grid) -> Tensor:
     return (weights @ (waves * torch.sin(0.5 * math.pi * y) * torch.exp(-y))).unflatten(-1, grid.shape)
 
 
-class Walled(Predictor):
+class Walled(PerSetPredictor):
     """Predicts its input; the standard deviation is zero at the walls, grows with the input's size, and has a front."""
 
     def __init__(self, front: float = 0.3) -> None:
         variance = torch.full((1,), 1e-6, dtype=torch.float64)
         super().__init__(PredictorTraits(in_channels=1, noise=variance, domain=COARSE, like=variance))
         self.front = front
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         grid = inputs.grid if query is None else query

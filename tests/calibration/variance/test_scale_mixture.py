@@ -11,7 +11,7 @@ import torch
 import probneural as pn
 from probneural.calibration import NoveltyScale, ScaleMixture, SimultaneousBand, VarianceScale, predictions
 from probneural.calibration.variance.scale_mixture import ScaleMixturePredictor
-from probneural.distributions import DenseRoot, FieldDistribution, GaussianField, MixtureField, ScaleMixtureField
+from probneural.distributions import DenseRoot, GaussianField, MixtureField, ScaleMixtureField
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
@@ -37,9 +37,6 @@ def scaled_pairs(n: int, *, seed: int, scales: tuple[float, ...] = (0.6, 1.6), c
 
 class Constant(Synthetic):
     """States the same deviation, .5 on average, of every function."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         u = super()._field(inputs, query)
@@ -171,9 +168,6 @@ def test_components_of_a_widened_mixture_move_apart() -> None:
     """What components disagree about grows as what each states does: the variance of the whole, by the factor."""
 
     class Shifted(Synthetic):
-        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-            return [self._field(inputs, query) for inputs, query in sets]
-
         def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
             u = super()._field(inputs, query)
             assert isinstance(u, GaussianField)

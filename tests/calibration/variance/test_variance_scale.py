@@ -11,7 +11,7 @@ from torch import Tensor
 from probneural import functionals, metrics
 from probneural.calibration import VarianceScale, predictions
 from probneural.calibration.variance.variance_scale import FRACTIONS
-from probneural.distributions import EmpiricalField, FieldDistribution, GaussianField, Predictor
+from probneural.distributions import EmpiricalField, GaussianField, Predictor
 from probneural.errors import ArgumentError, CalibrationError, DataError, DataWarning, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
@@ -181,9 +181,6 @@ class TestSeparateScales:
 class NearlyCertain(Synthetic):
     """In the first channel."""
 
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
-
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         return super()._field(inputs, query).scale(torch.tensor([1e-17, 1.0], dtype=torch.float64)[: inputs.channels])
 
@@ -261,9 +258,6 @@ def test_errors() -> None:
 @pytest.mark.bad_input
 def test_predictions_that_are_not_finite_are_named() -> None:
     class Diverged(Synthetic):
-        def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-            return [self._field(inputs, query) for inputs, query in sets]
-
         def _field(self, inputs: Field, query: Grid | None) -> EmpiricalField:
             values = inputs.values[None].expand(2, *inputs.values.shape).clone()
             values[self.bad] = torch.tensor(self.sizes, dtype=torch.float64)

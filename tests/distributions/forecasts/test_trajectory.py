@@ -14,7 +14,7 @@ import torch
 from scipy.special import roots_hermitenorm
 from torch import Tensor
 
-from probneural.distributions import DenseRoot, EmpiricalField, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import DenseRoot, EmpiricalField, GaussianField, PredictorTraits
 from probneural.distributions.forecasts.members import StepInputs
 from probneural.distributions.forecasts.trajectory import Trajectory
 from probneural.distributions.latent import Seeds
@@ -22,14 +22,14 @@ from probneural.errors import ArgumentError, DataError, DataWarning, ForecastErr
 from probneural.fields import Field
 from probneural.functionals import integral, maximum, sensors
 from probneural.grids import Grid
-from tests.helpers import normal
+from tests.helpers import PerSetPredictor, normal
 
 GRID = Grid.uniform(4)
 MEAN, STD = 0.95, 0.06
 """Of the multiplier."""
 
 
-class Multiplier(Predictor):
+class Multiplier(PerSetPredictor):
     """u -> l (u_1 + ... + u_h + rest), l ~ N(mean, std^2) the same at all points: h states and channels beside them."""
 
     def __init__(self, *, mean: float = MEAN, std: float = STD, in_channels: int = 1, grid: Grid = GRID) -> None:
@@ -37,9 +37,6 @@ class Multiplier(Predictor):
         super().__init__(PredictorTraits(in_channels=in_channels, noise=torch.tensor([0.25]), domain=grid, like=like))
         self.mean, self.std = mean, std
         self.evaluations = 0
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         assert query is None
@@ -301,13 +298,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "error", "match"),
         [
-            ({"steps": 0}, ArgumentError, "as steps"),
-            ({"members": 0}, ArgumentError, "as members"),
             ({"history": 0}, ArgumentError, "as history"),
-            ({"draws": "steps"}, ArgumentError, "draws among trajectory, step"),
-            ({"seed": -1}, ArgumentError, "seed"),
-            ({"inputs": 2}, DataError, "a StepInputs as inputs"),
-            ({"show_progress": "no"}, ArgumentError, "show_progress"),
             ({"history": 2}, ShapeError, "1 input channels: 2 states of 1"),
             ({"start": constant(channels=2)}, ShapeError, "a start of 2"),
             ({"in_channels": 2}, ShapeError, "a start of 1 and 0 parameters"),
@@ -326,7 +317,6 @@ class TestBadInput:
                 ShapeError,
                 "initial of 1 samples and 1 channels",
             ),
-            ({"start": torch.zeros(1, 1, 4)}, DataError, "a Field as start"),
             ({"start": constant(math.nan)}, DataError, "start"),
             ({"start": constant(grid=Grid.uniform(4, lengths=2.0))}, GridError, "domain of the training inputs"),
         ],

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, Predictor, PredictorTraits
+from probneural.distributions import FeatureRoot, FieldDistribution, GaussianField, PredictorTraits
 from probneural.distributions.predictors.base import FunctionDraw
 from probneural.errors import DataError, GridError, ShapeError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
 from tests.distributions.cases import normal
+from tests.helpers import PerSetPredictor
 
 DOMAIN = Grid.uniform(8)
 WAVES = 3
@@ -26,7 +27,7 @@ def moments(inputs: Field) -> Tensor:
     return (inputs.values[:, 0, :, None] * (waves * inputs.grid.weights[:, None]).to(inputs.values)).sum(1)
 
 
-class WeightSpace(Predictor):
+class WeightSpace(PerSetPredictor):
     """u(x) = sum_j phi_j(a, x) w_j for two channels, with w = factor xi: Gaussian."""
 
     def __init__(self, *, dtype: torch.dtype = torch.float64, domain: Grid = DOMAIN) -> None:
@@ -34,9 +35,6 @@ class WeightSpace(Predictor):
         super().__init__(PredictorTraits(in_channels=1, noise=torch.zeros(2), domain=domain, like=like))
         self.factor = normal("predictor", 1, 2, WAVES, 4)
         self.seen: Field | None = None
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
         self.seen = inputs
@@ -81,9 +79,6 @@ class TestBadInput:
 
     def test_draws_from_a_field_of_another_kind(self) -> None:
         class Strange(WeightSpace):
-            def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-                return [self._field(inputs, query) for inputs, query in sets]
-
             def _field(self, inputs: Field, query: Grid | None) -> FieldDistribution:
                 return inputs.values
 

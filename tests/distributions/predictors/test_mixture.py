@@ -12,7 +12,7 @@ import torch
 
 from probneural.calibration import SimultaneousBand, VarianceScale
 from probneural.calibration.variance.scaled_predictor import ScaledPredictor
-from probneural.distributions import FieldDistribution, GaussianField, MixtureField, Predictor
+from probneural.distributions import GaussianField, MixtureField, Predictor
 from probneural.distributions.mixture import choose, uniform_numbers
 from probneural.distributions.predictors.mixture import MixturePredictor
 from probneural.errors import CalibrationError, DataError, GridError, ShapeError
@@ -86,9 +86,6 @@ def test_draws_of_a_scaled_mixture_have_the_variance_of_its_field() -> None:
 
 class Refusing(Synthetic):
     """A predictor that must not be asked."""
-
-    def _predict(self, sets: list[tuple[Field, Grid | None]]) -> list[FieldDistribution]:
-        return [self._field(inputs, query) for inputs, query in sets]
 
     def _field(self, inputs: Field, query: Grid | None) -> GaussianField:
         raise AssertionError("evaluated")
