@@ -241,26 +241,24 @@ def check_conditions(conditions: object) -> tuple[Condition, ...]:
     return tuple(listed)
 
 
-def check_complete(conditions: Sequence[Condition], grid: Grid) -> None:
-    """Raise a GridError unless each wall, and the start of time, has a condition."""
-    if not grid.is_uniform:
-        if not conditions:
-            raise _incomplete("the boundary of the mesh")
-        return
+def missing_sides(conditions: Sequence[Condition], grid: Grid) -> tuple[Side, ...]:
+    """Walls of a uniform grid, and the start of time, that have no condition."""
     has = {side for condition in conditions for side in condition.sides_of(grid)}
-    for number, axis in enumerate(grid.axes):
-        ends = ("start",) if number == time_axis(grid) else ("start", "end")
-        for end in () if axis.periodic else ends:
-            if (number, end) not in has:
-                raise _incomplete(f"the {end} of axis {axis.name or number}")
+    needed = [
+        (number, end)
+        for number, axis in enumerate(grid.axes)
+        for end in (("start",) if number == time_axis(grid) else ("start", "end"))
+        if not axis.periodic and (end == "start" or axis.endpoint)
+    ]
+    return tuple(side for side in needed if side not in has)
 
 
-def _incomplete(where: str) -> GridError:
-    return GridError(
-        expected="a condition on each wall, and initial values",
-        got=f"none on {where}",
-        remedy="give Residual(equation, boundary=[initial(), Dirichlet(0.0)]) for example",
-    )
+def held_misfit(difference: Field, conditions: Sequence[Condition]) -> Float[Tensor, "n c m"] | None:
+    """A difference of solutions at the boundary points that have no condition, so that they can be held; None without any."""
+    if not difference.grid.is_uniform:
+        return None if conditions else Dirichlet().misfit(difference, None)
+    sides = missing_sides(conditions, difference.grid)
+    return Dirichlet(sides=sides).misfit(difference, None) if sides else None
 
 
 def _check_sides(sides: object) -> tuple[Side, ...] | None:

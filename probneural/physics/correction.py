@@ -24,7 +24,7 @@ from probneural.distributions.roots.sums import CorrectedRoot
 from probneural.errors import DataError, UnsupportedError
 from probneural.fields import Field
 from probneural.grids import Grid
-from probneural.physics.conditions import check_complete
+from probneural.physics.conditions import held_misfit
 
 if TYPE_CHECKING:
     from probneural.physics.residual import Residual
@@ -71,7 +71,6 @@ def corrected(u: FieldDistribution, residual: Residual, *, inputs: Field | None,
         raise UnsupportedError(
             expected="one grid for all samples", got=repr(u.grid), remedy="correct the samples of each mesh by themselves"
         )
-    check_complete(residual.conditions, u.grid)
     u = u.moment_matched() if isinstance(u, MixtureField) else u
     functions = basis(u.grid, modes)
     maps = [
@@ -118,7 +117,7 @@ class _Correction:
     ) -> _Correction:
         """Take Gauss-Newton steps: B z, z = -(J B)^+ F(u), each block of F in units of the norm of its J B."""
         u = mean.to(torch.float64)
-        channels = u.shape[1]
+        start, channels = u, u.shape[1]
         inputs = None if inputs is None else Field(inputs.values.to(torch.float64), inputs.grid)
         columns = torch.block_diag(*[functions] * channels).reshape(channels, grid.size, -1).to(u.device)  # (c, p, q)
         directions = columns.movedim(-1, 0).reshape(-1, 1, channels, *grid.shape)
@@ -126,7 +125,8 @@ class _Correction:
         def blocks(values: Tensor) -> tuple[Tensor, ...]:
             parts = [residual(values, inputs, grid)]
             parts += [condition.misfit(Field(values, grid), inputs) for condition in residual.conditions]
-            return tuple(part.flatten() for part in parts)
+            held = held_misfit(Field(values - start, grid), residual.conditions)
+            return tuple(part.flatten() for part in (*parts, *([] if held is None else [held])))
 
         for step in range(steps):
             values = blocks(u)
@@ -139,9 +139,13 @@ class _Correction:
             matrix = torch.cat([part * scale for part, scale in zip(products, scales, strict=True)])
             right = torch.cat([part * scale for part, scale in zip(values, scales, strict=True)])
             inverse = torch.linalg.pinv(matrix, rtol=_CUTOFF)
-            u = u - torch.einsum("cpq,q->cp", columns, inverse @ right).reshape(u.shape)
+            last, u = u, u - torch.einsum("cpq,q->cp", columns, inverse @ right).reshape(u.shape)
+
+        def scaled(values: Tensor) -> Tensor:
+            return torch.cat([part * scale for part, scale in zip(blocks(values), scales, strict=True)])
+
         # H = (J B)^+ J, row by row through the transposed products of J
-        pull = vjp(lambda values: torch.cat([part * scale for part, scale in zip(blocks(values), scales, strict=True)]), u)[1]
+        pull = vjp(scaled, last)[1]
         rows = torch.cat([vmap(lambda row: pull(row)[0])(part) for part in inverse.split(_CHUNK)])
         return cls(u, columns, rows.reshape(len(rows), channels, grid.size))
 

@@ -135,8 +135,9 @@ class Residual:
 
         With smooth functions B on the grid, each step adds B z to the mean, z = -(J B)^+ F(u), for the residual and the misfits
         of all conditions F and their Jacobian J. Covariances are pushed through the derivative I - B (J B)^+ J of the last
-        step, members of an ensemble too. Errors that B does not hold remain, as do those of the differences on the grid: call
-        `corrected` and calibrate for intervals that include them.
+        step, members of an ensemble too. Walls, and the start of time, without a condition keep the predicted values. Errors
+        that B does not hold remain, as do those of the differences on the grid: call `corrected` and calibrate for intervals
+        that include them.
 
         Args:
             u: Predictions on one grid, with few points: a step takes a pseudo-inverse of size points x modes^d per sample.
@@ -148,7 +149,6 @@ class Residual:
             A Gaussian field for Gaussian fields and mixtures, members for ensembles; with another latent than `u`.
 
         Raises:
-            GridError: If a wall, or the start of time, has no condition.
             DataError: If the residual is not finite at an iteration.
             UnsupportedError: If samples have different grids.
 

@@ -12,7 +12,7 @@ from probneural.errors import ArgumentError, DataError, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.physics import Channel, Dirichlet, Neumann, Residual, equations, initial
-from probneural.physics.conditions import check_complete
+from probneural.physics.conditions import held_misfit, missing_sides
 from tests.helpers import normal
 from tests.physics.meshes import irregular, square
 
@@ -111,27 +111,28 @@ def test_distances_vanish_exactly_on_the_sides(origin: float) -> None:
 @pytest.mark.parametrize(
     ("conditions", "missing"),
     [
-        ([], "start of axis t"),
-        ([initial()], "start of axis x"),
-        ([Dirichlet(1.0)], "start of axis t"),
-        ([initial(), Dirichlet(sides=((1, "start"),))], "end of axis x"),
-        ([initial(), Dirichlet(sides=((1, "start"),)), Neumann(sides=((1, "end"),))], None),
-        ([initial(), Neumann()], None),
+        ([], [(0, "start"), (1, "start"), (1, "end")]),
+        ([initial()], [(1, "start"), (1, "end")]),
+        ([Dirichlet(1.0)], [(0, "start")]),
+        ([initial(), Dirichlet(sides=((1, "start"),))], [(1, "end")]),
+        ([initial(), Dirichlet(sides=((1, "start"),)), Neumann(sides=((1, "end"),))], []),
     ],
 )
-def test_missing_conditions_are_named(conditions: list[Dirichlet | Neumann], missing: str | None) -> None:
-    if missing is None:
-        check_complete(conditions, GRID)
+def test_sides_without_a_condition(conditions: list[Dirichlet | Neumann], missing: list[tuple[int, str]]) -> None:
+    assert missing_sides(conditions, GRID) == tuple(missing)
+    held = held_misfit(U, conditions)
+    if missing:
+        assert held is not None
+        assert torch.equal(held, Dirichlet(sides=tuple(missing)).misfit(U, None))
     else:
-        with pytest.raises(GridError, match=missing):
-            check_complete(conditions, GRID)
+        assert held is None
 
 
-def test_meshes_and_periodic_domains_may_be_incomplete() -> None:
-    check_complete([], Grid.uniform((8, 8)))
-    check_complete([Dirichlet()], square(3))
-    with pytest.raises(GridError, match="boundary of the mesh"):
-        check_complete([], square(3))
+def test_boundaries_of_meshes_are_held_as_a_whole() -> None:
+    u = Field(normal(1, 1, 16), square(4))
+    assert held_misfit(u, [Dirichlet()]) is None
+    assert torch.equal(held_misfit(u, []), Dirichlet().misfit(u, None))  # type: ignore[arg-type]
+    assert missing_sides([], Grid.uniform((8, 8))) == ()
 
 
 @pytest.mark.parametrize(
