@@ -21,8 +21,8 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.errors import DataError, UnsupportedError
-from probneural.fields import Field
+from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.physics.conditions import held_misfit
 
@@ -67,6 +67,8 @@ def corrected(u: FieldDistribution, residual: Residual, *, inputs: Field | None,
     """See `Residual.correct`."""
     check_instance(u, FieldDistribution, "u", remedy="give predictor(inputs)")
     steps, modes = check_integer(steps, "steps"), check_integer(modes, "modes")
+    if inputs is not None and len(check_field(inputs, "inputs")) != len(u):
+        raise ShapeError(expected=f"{len(u)} inputs, one per prediction", got=str(len(inputs)), remedy="give those of u")
     if u.grid.is_batch:
         raise UnsupportedError(
             expected="one grid for all samples", got=repr(u.grid), remedy="correct the samples of each mesh by themselves"

@@ -119,6 +119,7 @@ class Residual:
             ArgumentError: If the number of points is not positive.
         """
         count = min(check_integer(points, "points"), check_grid(grid).size)
+        inputs = None if inputs is None else check_field(inputs, "inputs")
         chosen = torch.linspace(0, grid.size - 1, count).round().long()
 
         def numbers(values: Tensor) -> Tensor:
@@ -150,6 +151,7 @@ class Residual:
 
         Raises:
             DataError: If the residual is not finite at an iteration.
+            ShapeError: If there is not one input per prediction.
             UnsupportedError: If samples have different grids.
 
         Reference:
@@ -202,18 +204,22 @@ class ResidualLoss:
         return self.weight == "balanced"
 
     def terms(
-        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field | None
     ) -> dict[str, Tensor]:
         """The terms by name: "data" of labelled samples, then those of the residual."""
         terms = self.residual.terms(predicted, inputs, grid)
+        if check_instance(target, Tensor, "target", remedy="give a tensor (n, c, *grid)").ndim != predicted.ndim:
+            raise ShapeError(
+                expected=f"targets of {predicted.ndim} axes", got=str(tuple(target.shape)), remedy="give (n, c, *grid)"
+            )
         if not target.shape[1]:
             return terms
         data = RelativeL2() if self.data is None else self.data
-        more = {"inputs": inputs} if takes_inputs(data) else {}
+        more = {"inputs": check_field(inputs, "inputs")} if takes_inputs(data) else {}
         return {"data": data(predicted, target, grid, **more), **terms}
 
     def __call__(
-        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field | None
     ) -> Float[Tensor, ""]:
         """The sum with a constant weight.
 
