@@ -211,6 +211,21 @@ def test_residuals_constrain_posteriors() -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "points", "along"), [((64, 64), 64, (8, 8)), ((3, 40), 64, (3, 21)), ((4, 5, 50), 2, (1, 1, 2))]
+)
+def test_constraints_are_at_a_sub_grid(shape: tuple[int, ...], points: int, along: tuple[int, ...]) -> None:
+    grid = Grid.uniform(shape, periodic=False)
+    everywhere = Residual(lambda u, inputs: u.values)
+    numbers = everywhere.at(None, grid, points=points)(torch.arange(grid.size).double().reshape(1, 1, *shape))[0].long()
+    places = torch.unravel_index(numbers, shape)
+    assert tuple(len(place.unique()) for place in places) == along
+    assert len(numbers) == math.prod(along)
+    assert all(
+        {0, size - 1} <= set(place.tolist()) for place, size, count in zip(places, shape, along, strict=True) if count > 1
+    )
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: RESIDUAL.loss(weight=-1.0), "weight"),
