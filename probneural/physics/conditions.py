@@ -154,7 +154,7 @@ class Dirichlet(_OnSides):
 
         Args:
             grid: Points of evaluation.
-            domain: Uniform grid of the domain of scattered points; `grid` by default.
+            domain: Grid of the inputs, which tells the domain of scattered points; `grid` by default.
 
         Returns:
             `(*grid,)`, or `(n, p)` of a batch of meshes; dimensionless.
@@ -162,7 +162,8 @@ class Dirichlet(_OnSides):
         Raises:
             GridError: If a side does not exist, or points have neither cells nor a uniform grid as domain.
         """
-        domain = grid if domain is None or grid.is_uniform else domain
+        if domain is None or (grid.is_uniform and domain.cells is None):
+            domain = grid
         sides = self.sides_of(domain)
         if not domain.is_uniform:
             parts = [_mesh_distance(single) for single in grid.singles()]

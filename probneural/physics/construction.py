@@ -13,6 +13,7 @@ from probneural.errors import ArgumentError
 from probneural.fields import Field
 from probneural.grids import Grid
 from probneural.operators.base import Operator
+from probneural.operators.checks import check_input
 from probneural.pairs import Dataset
 from probneural.physics.conditions import Dirichlet, evaluate_values
 from probneural.registry import stored
@@ -28,11 +29,11 @@ class ByConstruction(Operator):
     `VarianceScale`, does not.
 
     Args:
-        operator: v.
+        operator: v, an operator of `pn.operators` or of a class derived from `Operator`.
         conditions: `Dirichlet` conditions, `initial` among them, on different sides.
 
     Raises:
-        ArgumentError: If there is no condition, or one of another class.
+        ArgumentError: If the operator is of another class, or there is no condition, or one of another class.
 
     Reference:
         Lagaris, Likas and Fotiadis (1998), Artificial neural networks for solving ordinary and partial differential equations.
@@ -57,14 +58,16 @@ class ByConstruction(Operator):
     def forward(
         self, values: Float[Tensor, "n c *grid"], *, grid: Grid | None = None, query: Grid | None = None
     ) -> Float[Tensor, "n c2 *query"]:
-        """Evaluate; see the base class.
+        """Evaluate; see the base class. Without a grid, the axes have walls unless the operator is periodic along them.
 
         Raises:
+            ShapeError: If the values are not `(n, in_channels, *grid)`.
             GridError: If a condition's side does not exist on the grid.
             DataError: If the conditions' values are not finite.
         """
-        periodic = getattr(self.operator, "periodic", False)
-        grid = Grid.uniform(tuple(values.shape[2:]), periodic=periodic) if grid is None else grid
+        if grid is None:
+            check_input(values, channels=self.in_channels, dimension=max(1, values.ndim - 2), dtype=values.dtype)
+            grid = Grid.uniform(tuple(values.shape[2:]), periodic=getattr(self.operator, "periodic", False))
         where = grid if query is None else query
         inner = self.operator(values, grid=grid, query=query)
         inputs = Field(values, grid)

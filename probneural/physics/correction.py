@@ -21,8 +21,8 @@ from probneural.distributions.mixture import MixtureField
 from probneural.distributions.predictors.base import Calibrated, Predictor
 from probneural.distributions.roots.base import Root
 from probneural.distributions.roots.sums import CorrectedRoot
-from probneural.errors import DataError, UnsupportedError
-from probneural.fields import Field
+from probneural.errors import DataError, ShapeError, UnsupportedError
+from probneural.fields import Field, check_field
 from probneural.grids import Grid
 from probneural.physics.conditions import held_misfit
 
@@ -67,6 +67,8 @@ def corrected(u: FieldDistribution, residual: Residual, *, inputs: Field | None,
     """See `Residual.correct`."""
     check_instance(u, FieldDistribution, "u", remedy="give predictor(inputs)")
     steps, modes = check_integer(steps, "steps"), check_integer(modes, "modes")
+    if inputs is not None and len(check_field(inputs, "inputs")) != len(u):
+        raise ShapeError(expected=f"{len(u)} inputs, one per prediction", got=str(len(inputs)), remedy="give those of u")
     if u.grid.is_batch:
         raise UnsupportedError(
             expected="one grid for all samples", got=repr(u.grid), remedy="correct the samples of each mesh by themselves"
@@ -139,9 +141,13 @@ class _Correction:
             matrix = torch.cat([part * scale for part, scale in zip(products, scales, strict=True)])
             right = torch.cat([part * scale for part, scale in zip(values, scales, strict=True)])
             inverse = torch.linalg.pinv(matrix, rtol=_CUTOFF)
-            u = u - torch.einsum("cpq,q->cp", columns, inverse @ right).reshape(u.shape)
+            last, u = u, u - torch.einsum("cpq,q->cp", columns, inverse @ right).reshape(u.shape)
+
+        def scaled(values: Tensor) -> Tensor:
+            return torch.cat([part * scale for part, scale in zip(blocks(values), scales, strict=True)])
+
         # H = (J B)^+ J, row by row through the transposed products of J
-        pull = vjp(lambda values: torch.cat([part * scale for part, scale in zip(blocks(values), scales, strict=True)]), u)[1]
+        pull = vjp(scaled, last)[1]
         rows = torch.cat([vmap(lambda row: pull(row)[0])(part) for part in inverse.split(_CHUNK)])
         return cls(u, columns, rows.reshape(len(rows), channels, grid.size))
 

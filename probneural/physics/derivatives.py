@@ -49,7 +49,7 @@ def partial(field: Field, axis: int, *, order: int = 1) -> Field:
         `(n, c, *grid)`, in the field's units per length to the power of the order; differentiable.
 
     Raises:
-        GridError: If the grid is a sphere's, masked, or has points without cells.
+        GridError: If the grid is a sphere's, masked, has points without cells, or no more points along the axis than the order.
         ArgumentError: If the axis does not exist, or the order is out of range.
 
     Warns:

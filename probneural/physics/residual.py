@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from probneural.checks import assign, check_callable, check_instance, check_integer, check_real
@@ -112,14 +112,14 @@ class Residual:
         Args:
             inputs: Inputs of the n samples.
             grid: Grid of the samples.
-            points: Number of points, evenly spread over the grid, at which the equation constrains the samples; conditions
-                constrain them at all boundary points.
+            points: Largest number of points at which the equation constrains the samples, a sub-grid of a uniform grid;
+                conditions constrain them at all boundary points.
 
         Raises:
             ArgumentError: If the number of points is not positive.
         """
-        count = min(check_integer(points, "points"), check_grid(grid).size)
-        chosen = torch.linspace(0, grid.size - 1, count).round().long()
+        chosen = _sub_grid(check_grid(grid), check_integer(points, "points"))
+        inputs = None if inputs is None else check_field(inputs, "inputs")
 
         def numbers(values: Tensor) -> Tensor:
             residual = self(values, inputs, grid).flatten(2)[..., chosen.to(values.device)].flatten(1)
@@ -150,11 +150,13 @@ class Residual:
 
         Raises:
             DataError: If the residual is not finite at an iteration.
+            ShapeError: If there is not one input per prediction.
             UnsupportedError: If samples have different grids.
 
         Reference:
             Cao, O'Leary-Roseberry, Jha, Oden and Ghattas (2023), Residual-based error correction for neural operator
-            accelerated infinite-dimensional Bayesian inverse problems, section 3; here on a basis, with covariances.
+            accelerated infinite-dimensional Bayesian inverse problems, section 3; here on a basis, with covariances, and with
+            the residual and each misfit in units of the norm of its J B.
         """
         return corrected(u, self, inputs=inputs, steps=steps, modes=modes)
 
@@ -165,6 +167,20 @@ class Residual:
         """
         check_instance(predictor, Predictor, "predictor", remedy="fit a head first")
         return CorrectedPredictor(predictor, self, steps=check_integer(steps, "steps"), modes=check_integer(modes, "modes"))
+
+
+def _sub_grid(grid: Grid, count: int) -> Int64[Tensor, " m"]:
+    """Indices of at most `count` points: those of a sub-grid of a uniform grid, every so many points of another."""
+    rows, remaining = torch.zeros(1, dtype=torch.int64), count
+    # n^(1/d) points along each of the remaining d axes, the shortest first
+    along = dict.fromkeys(range(len(grid.shape)), 1)
+    for place, number in enumerate(sorted(along, key=lambda axis: grid.shape[axis])):
+        along[number] = max(1, min(grid.shape[number], int(remaining ** (1.0 / (len(along) - place)) + 1e-9)))
+        remaining //= along[number]
+    for number, size in enumerate(grid.shape):
+        steps = torch.linspace(0, size - 1, along[number], dtype=torch.float64).round().long()
+        rows = (rows[:, None] * size + steps).flatten()
+    return rows
 
 
 @dataclass(frozen=True)
@@ -202,18 +218,22 @@ class ResidualLoss:
         return self.weight == "balanced"
 
     def terms(
-        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field | None
     ) -> dict[str, Tensor]:
         """The terms by name: "data" of labelled samples, then those of the residual."""
         terms = self.residual.terms(predicted, inputs, grid)
+        if check_instance(target, Tensor, "target", remedy="give a tensor (n, c, *grid)").ndim != predicted.ndim:
+            raise ShapeError(
+                expected=f"targets of {predicted.ndim} axes", got=str(tuple(target.shape)), remedy="give (n, c, *grid)"
+            )
         if not target.shape[1]:
             return terms
         data = RelativeL2() if self.data is None else self.data
-        more = {"inputs": inputs} if takes_inputs(data) else {}
+        more = {"inputs": check_field(inputs, "inputs")} if takes_inputs(data) else {}
         return {"data": data(predicted, target, grid, **more), **terms}
 
     def __call__(
-        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field
+        self, predicted: Float[Tensor, "n c *grid"], target: Float[Tensor, "n c2 *grid"], grid: Grid, *, inputs: Field | None
     ) -> Float[Tensor, ""]:
         """The sum with a constant weight.
 

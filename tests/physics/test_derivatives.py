@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from probneural.errors import ArgumentError, DataWarning, GridError, ShapeError
 from probneural.fields import Field
 from probneural.grids import Grid
+from probneural.pairs import FieldPairs
 from probneural.physics import curl, divergence, gradient, laplacian, partial, time_derivative
 from tests.helpers import normal
 from tests.physics.meshes import irregular, square
@@ -73,6 +75,19 @@ def test_nothing_is_wrapped_around_at_walls(power: int) -> None:
     with pytest.warns(DataWarning, match="jump from the last point of periodic axis x to the first"):
         wrong = partial(Field(u.values, wrapped.named(["x"])), 0).values
     assert float((wrong - power * x ** (power - 1)).abs().max()) > 1.0
+
+
+def test_pairs_on_a_wrongly_periodic_grid_warn_once_by_name() -> None:
+    grid = Grid.uniform((12, 16)).named(["x", "y"])
+    y = grid.points[:, 1].reshape(1, 1, 12, 16) * normal(5, 1, 1, 1).abs()
+    smooth = torch.sin(2 * math.pi * y / y.amax((1, 2, 3), keepdim=True).clamp_min(1e-9) * 15 / 16)
+    with pytest.warns(DataWarning, match="most outputs jump from the last point of periodic axis y to the first"):
+        FieldPairs(Field(smooth, grid), Field(y, grid))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FieldPairs(Field(smooth, grid), Field(y, grid))
+        walls = Grid.uniform((12, 16), periodic=False)
+        FieldPairs(Field(y, walls), Field(y, walls))
 
 
 def test_time_derivatives_and_fields_of_several_channels() -> None:
