@@ -23,6 +23,7 @@ from benchmarks import (
     large_data,
     meshes,
     novelty,
+    physics,
     problem_units,
     speed,
     tables,
@@ -170,6 +171,13 @@ COMMANDS = {
         output="novelty.json, or one for the problem, and finished units",
         options={**PROBLEM, **WORKERS, **SEEDS},
         check=lambda given: problem_units.chosen(given["problem"]),
+    ),
+    "physics": Command(
+        physics.main,
+        "training with equations: residuals, conditions by construction, corrections; a quarter of an hour",
+        output="physics.json, or one for the problem, and finished units",
+        options={**PROBLEM, **WORKERS},
+        check=lambda given: physics.chosen(given["problem"]),
     ),
     "speed": Command(
         speed.main,

@@ -176,9 +176,11 @@ class Dirichlet(_OnSides):
             s = (points[..., number] - axis.origin) / axis.length
             start, end = (torch.where(part.abs() < _ROUNDING, 0.0, part) for part in (s, 1.0 - s))
             ends = [side for index, side in sides if index == number]
-            # s at one end, 4 s (1 - s) at both
-            for side in ends:
-                distance = distance * (start if side == "start" else end) * (2.0 if len(ends) == 2 else 1.0)
+            # s at one end; 1 - (1 - 4 s (1 - s))^4 at both: training by residuals stalls with 4 s (1 - s)
+            if len(ends) == 2:
+                distance = distance * (1.0 - (1.0 - 4.0 * start * end) ** 4)
+            elif ends:
+                distance = distance * (start if ends[0] == "start" else end)
         return distance if grid.has_points_per_sample else distance.reshape(grid.shape)
 
 

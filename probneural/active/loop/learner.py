@@ -331,9 +331,10 @@ class ActiveLearner:
         if not self._log.labelled and len(inputs) > _FIRST:
             first = self._report(inputs[:_FIRST], pool)
             if not any(first.succeeded):
+                reason = next(reversed(first.failures.values()))
                 raise SimulationError(
                     expected="a simulator that works",
-                    got=f"{_FIRST} failures of the first {_FIRST} simulations, the last: {next(reversed(first.failures.values()))}",
+                    got=f"{_FIRST} failures of the first {_FIRST} simulations, the last: {reason}",
                     remedy="mend the simulator, and run again with a higher attempts=",
                 )
         report = self._report(inputs, pool)
