@@ -51,7 +51,7 @@ class Fourier:
     def ours(self) -> pn.operators.FNO:
         """Build our FNO, with two activations between blocks as in neuraloperator's blocks without pointwise network."""
         return pn.operators.FNO(
-            1, 1, modes=self.modes, width=self.width, depth=self.depth, projection=self.projection, channel_mlp=0, seed=0
+            1, 1, modes=self.modes, width=self.width, depth=self.depth, projection=self.projection, seed=0
         ).train()
 
     def peer(self) -> nn.Module:

@@ -15,7 +15,6 @@ from probneural.grids import Grid, per_axis, resample
 from probneural.operators.base import Operator, initial_weights
 from probneural.operators.checks import check_input, check_modes, check_where, grid_of_values
 from probneural.operators.layers import (
-    ChannelMLP,
     ChannelNormalizer,
     Embedding,
     Ends,
@@ -35,10 +34,9 @@ from probneural.registry import stored
 class FNO(Operator):
     """Lift, `depth` blocks h -> gelu(Kh + Wh + b) with spectral convolutions K, and a two-layer pointwise projection.
 
-    The last block has no activation. With `channel_mlp`, blocks are h -> gelu(M(gelu(v)) + g h) for v = Kh + Wh + b, with
-    pointwise networks M and one gate g per channel; the last one is M(v) + g h. The output is evaluated anywhere by
-    interpolating the last hidden state, which is exact on periodic axes that resolve it, and projecting it there. Without a
-    position embedding and on periodic axes the operator commutes with translations.
+    The last block has no activation. The output is evaluated anywhere by interpolating the last hidden state, which is exact on
+    periodic axes that resolve it, and projecting it there. Without a position embedding and on periodic axes the operator
+    commutes with translations.
 
     Args:
         in_channels: Channels of the inputs.
@@ -46,10 +44,7 @@ class FNO(Operator):
         modes: Frequencies |k| < m kept per axis; their number sets the dimension, 1 to 3.
         width: Channels of the hidden states.
         depth: Number of blocks.
-        lifting: Channels between two lifting layers; by default there is one layer.
         projection: Number of channels between the two projection layers, the features of a last-layer posterior.
-        channel_mlp: Number of hidden channels of the pointwise network M of each block; none by default. With 0, M is the
-            identity and there is no gate, so that gelu is applied twice, which neuraloperator 2.0 does where it has no M.
         periodic: Whether each axis is periodic.
         continuation: Continuation of non-periodic axes: `"even"`, `"odd"`, `"periodic"` (see `SpectralConv`), or
             `"alternating"`, odd in the first block, even in the second, and so on. With `"alternating"`, an odd spectral
@@ -82,9 +77,7 @@ class FNO(Operator):
         modes: Sequence[int],
         width: int = 32,
         depth: int = 4,
-        lifting: int | None = None,
         projection: int = 64,
-        channel_mlp: int | None = None,
         periodic: bool | Sequence[bool] = True,
         continuation: Literal["even", "odd", "alternating", "periodic"] = "even",
         embeds_position: Embedding = False,
@@ -100,18 +93,13 @@ class FNO(Operator):
         self.periodic = per_axis(periodic, len(self.modes), "periodic", check_flag)
         self.continuation = check_choice(continuation, ("even", "odd", "alternating", "periodic"), "continuation")
         self.embeds_position = check_embedding(embeds_position)
-        self.lifting = None if lifting is None else check_integer(lifting, "lifting")
-        self.channel_mlp = None if channel_mlp is None else check_integer(channel_mlp, "channel_mlp", least=0)
         lifted = in_channels + position_channels(self.embeds_position, self.periodic)
         self.input_normalizer = ChannelNormalizer(in_channels)
         self.output_normalizer = ChannelNormalizer(out_channels)
         with initial_weights(seed):
-            self.lift = PointwiseLinear(lifted, self.lifting or width)
-            self.lift_output = PointwiseLinear(self.lifting, width) if self.lifting else None
+            self.lift = PointwiseLinear(lifted, width)
             self.spectral = nn.ModuleList(self._convolution(width, width, number) for number in range(depth))
             self.pointwise = nn.ModuleList(PointwiseLinear(width, width) for _ in range(depth))
-            hidden = self.channel_mlp or 0
-            self.mixers = nn.ModuleList(ChannelMLP(width, hidden) for _ in range(depth if hidden else 0))
             self.projection = PointwiseLinear(width, projection)
             self.readout = ReadoutLinear(projection, out_channels)
             has_linear_path = self.continuation == "alternating" and not all(self.periodic)
@@ -137,8 +125,6 @@ class FNO(Operator):
             position = position_embedding(where, hidden, embedding=self.embeds_position, continuation=self.continuation)
             hidden = torch.cat([hidden, position.expand(hidden.shape[0], *position.shape[1:])], dim=1)
         hidden = self.lift(channels_innermost(hidden))
-        if self.lift_output is not None:
-            hidden = self.lift_output(_gelu_of_output(hidden, self.lift))
         for number in range(self.depth):
             hidden = self._block(hidden, number, where)
         if query is not None:
@@ -172,13 +158,7 @@ class FNO(Operator):
         """Apply one block to `(n, width, *where.shape)`; the last one has no activation of its results."""
         spectral, is_last = self.spectral[number], number == self.depth - 1
         result = spectral(hidden, endpoint=where.endpoint, pointwise=self.pointwise[number])
-        if not is_last:
-            result = _gelu_of_output(result, spectral)
-        if self.mixers:
-            result = self.mixers[number](result, hidden)
-        if self.channel_mlp is None or is_last:
-            return result
-        return _gelu_of_output(result, self.mixers[number] if self.mixers else spectral)
+        return result if is_last else _gelu_of_output(result, spectral)
 
     def configuration(self) -> dict[str, Any]:
         """The constructor's arguments."""
@@ -187,7 +167,7 @@ class FNO(Operator):
     def reset_parameters(self) -> None:
         """Reinitialise all weights; normalisers keep their units."""
         for module in self.modules():
-            if isinstance(module, (SpectralConv, PointwiseLinear, ChannelMLP)):
+            if isinstance(module, (SpectralConv, PointwiseLinear)):
                 module.reset_parameters()
         self._clear_linear_path()
 

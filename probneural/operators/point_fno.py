@@ -94,7 +94,7 @@ class PointFNO(Operator):
         """Return the operator with the weights of an `FNO` on periodic axes; outputs are equal on its grids.
 
         Args:
-            operator: An `FNO` without lifting layer, channel MLPs and position embedding.
+            operator: An `FNO` without position embedding.
             grid: A grid of its data, which determines the box.
 
         Raises:
@@ -102,8 +102,7 @@ class PointFNO(Operator):
         """
         check_instance(operator, FNO, "operator", remedy="give an FNO", error=ArgumentError)
         options = operator.configuration()
-        is_plain = not (options["lifting"] or options["channel_mlp"] is not None or options["embeds_position"])
-        if not is_plain or not all((*grid.periodic, *operator.periodic)):
+        if options["embeds_position"] or not all((*grid.periodic, *operator.periodic)):
             raise ArgumentError(
                 expected="an FNO of the plain form on periodic axes", got=repr(options), remedy="train a PointFNO on the data"
             )

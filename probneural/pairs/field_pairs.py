@@ -474,8 +474,8 @@ class FieldPairs(Paired):
                 (second, "outputs", out_grid, out_mask, out_labels),
             )
         ]
-        more = {"groups": _read_groups(inputs), "clock": read_clock(inputs, sample)}
-        return _looked_at(*sides, may_be_equal=is_written, **more)
+        groups, clock = _read_groups(inputs), read_clock(inputs, sample)
+        return _looked_at(sides[0], sides[1], may_be_equal=is_written, groups=groups, clock=clock)
 
     def to_xarray(self) -> xarray.Dataset:
         """Return a Dataset of the variables "inputs" and "outputs", which `from_xarray` reads back equal.

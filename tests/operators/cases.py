@@ -138,8 +138,6 @@ MIXED = Grid.uniform((6, 5), lengths=(2.0, 1.0), periodic=(True, False))
 CASES = [
     Case("FNO-1-D", fno(3), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True),
     Case("FNO-1-D-channels", fno(4, channels=(2, 3)), LINE, Grid.uniform(63, lengths=2.0), 1e-13, equivariant=True),
-    Case("FNO-1-D-mixers", fno(3, lifting=5, channel_mlp=3), LINE, Grid.uniform(64, lengths=2.0), 1e-9, equivariant=True),
-    Case("FNO-2-D-twice", fno(2, 3, channel_mlp=0), PLANE, PLANE.resized((32, 32)), 1e-6, equivariant=True),
     Case("FNO-1-D-ends", fno(3, periodic=False), ENDS, Grid.uniform(65, periodic=False), 1e-3),
     Case("FNO-1-D-ends-embedded", fno(3, periodic=False, embeds_position=True), ENDS, Grid.uniform(65, periodic=False), 1e-3),
     Case("FNO-1-D-ends-odd", fno(3, periodic=False, continuation="odd", embeds_position=True), ENDS, ENDS.resized(65), 1e-3),

@@ -343,7 +343,7 @@ def test_constant_channels_keep_scale_one(constant: float, size: int, dtype: tor
     assert 0.5 < normalizer.scale[1] < 1.5
 
 
-COMPILED = ("FNO-1-D", "FNO-1-D-mixers", "FNO-1-D-ends-embedded", "DeepONet-1-D", "POD-DeepONet-1-D")
+COMPILED = ("FNO-1-D", "FNO-1-D-ends-embedded", "DeepONet-1-D", "POD-DeepONet-1-D")
 
 
 # Marked so because the runtime checks, which that run leaves out, have graph breaks of their own.

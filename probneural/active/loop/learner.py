@@ -331,7 +331,7 @@ class ActiveLearner:
         if not self._log.labelled and len(inputs) > _FIRST:
             first = self._report(inputs[:_FIRST], pool)
             if not any(first.succeeded):
-                reason = next(reversed(first.failures.values()))
+                reason = [*first.failures.values()][-1]
                 raise SimulationError(
                     expected="a simulator that works",
                     got=f"{_FIRST} failures of the first {_FIRST} simulations, the last: {reason}",

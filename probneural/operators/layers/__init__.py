@@ -1,7 +1,6 @@
 """Layers of operators: spectral and pointwise layers, normalisers, position embeddings."""
 
 from probneural.operators.layers.normalizer import ChannelNormalizer as ChannelNormalizer
-from probneural.operators.layers.pointwise import ChannelMLP as ChannelMLP
 from probneural.operators.layers.pointwise import PointwiseLinear as PointwiseLinear
 from probneural.operators.layers.pointwise import ReadoutLinear as ReadoutLinear
 from probneural.operators.layers.pointwise import channels_innermost as channels_innermost
