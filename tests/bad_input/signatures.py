@@ -586,7 +586,7 @@ SKIP = "|".join(
         # what calls return, fits make and files hold
         r"inverse\.InversePosterior(\.to_arviz)?|inverse\.InverseProblem\.(chunks|values|inputs_of|log_densities|moments)",
         r"data\.(StoredPairs|Trajectories)|distributions\.(\w*Root|Latent|PredictorTraits)|Grid|Grid\.select",
-        r"functionals\.MatrixFunctional|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|Config\.).*",
+        r"functionals\.MatrixFunctional(\.select)?|problems\.StateDistribution|runs\.(?!init|info|read_config|write_config|Config\.).*",
         r"training\.(Muon\.step|EarlyStopping\.\w+)",
         # what takes long, other libraries, or a state that the objects above do not have
         r"active\.simulate|export\..*|active\.OperatorModel\.fantasize|Grid\.on_sphere",
