@@ -13,6 +13,7 @@ COUNT = (0, -1)
 LEVEL = (0.0, 1.0, -0.9, 90)
 POSITIVE = (0.0, -1.0)
 MODES = 10**6
+SAMPLE = {"n": COUNT, "resolution": (3,), "seed": (-1,)}
 ELSEWHERE = (GaussianRandomField(3, 2, boundary="neumann"),)
 
 RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -92,7 +93,7 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "problems.Burgers": {"viscosity": POSITIVE, "time": POSITIVE, "random_field": ELSEWHERE, "design_dim": (0, MODES)},
     "problems.Darcy1D": {"random_field": ELSEWHERE, "design_dim": (0, MODES)},
     "problems.Darcy2D": {"degree": (0,), "spread": (0.0,), "random_field": ELSEWHERE, "design_dim": (MODES,)},
-    "problems.Burgers.trajectory": {"times": ([], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [nan])},
+    "problems.Burgers.trajectory": {"n": COUNT, "times": ([], [0.0], [-0.1, 0.2], [0.2, 0.1], [0.1, 0.1], [nan])},
     "problems.GaussianRandomField": {
         "dimension": COUNT,
         "modes": COUNT,
@@ -128,6 +129,9 @@ RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "sigma": (0.0,),
         "design_dim": (13,),
     },
+    "problems.JoukowskiAirfoil.sample": SAMPLE,
+    "problems.PoissonOnShapes.sample": SAMPLE,
+    "problems.SphereHeat.sample": SAMPLE,
     "problems.PoissonOnShapes": {"degree": (-1,), "terms": (0,), "distortion": (-0.1, 1.0)},
     "problems.ShallowWater": {
         "time": POSITIVE,

@@ -92,10 +92,6 @@ def test_axes_of_unequal_resolution() -> None:
     torch.testing.assert_close(wide.outputs.values[..., ::3], square.outputs.values, atol=1e-14, rtol=0)
 
 
-def test_name() -> None:
-    assert Heat(0.05, dimension=3).name == "Heat 3-D, diffusivity 0.05"
-
-
 @pytest.mark.bad_input
 def test_fields_of_another_dimension() -> None:
     problem = Heat(random_field=GaussianRandomField(2, 4))
