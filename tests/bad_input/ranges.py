@@ -17,14 +17,14 @@ SAMPLE = {"n": COUNT, "resolution": (3,), "seed": (-1,)}
 ELSEWHERE = (GaussianRandomField(3, 2, boundary="neumann"),)
 
 RANGES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "fit": {"epochs": COUNT, "batch_size": COUNT, "learning_rate": POSITIVE, "seed": (-1,), "validation": (1.0, -0.1)},
+    "fit": {"epochs": COUNT, "learning_rate": POSITIVE, "seed": (-1,)},
     "training.Optimization": {
         "weight_decay": (-0.1,),
         "gradient_clip": POSITIVE,
         "accumulation": COUNT,
     },
     "training.EarlyStopping": {"patience": COUNT},
-    "training.DataOptions": {"workers": (-1,), "prefetch": COUNT},
+    "training.DataOptions": {"batch_size": COUNT, "validation": (1.0, -0.1), "workers": (-1,), "prefetch": COUNT},
     "training.Checkpoint": {"steps": (0,), "seconds": (-1.0,)},
     "operators.FNO": {"in_channels": COUNT, "width": COUNT, "depth": COUNT, "modes": ((0,), (), (2, 2, 2, 2))},
     "operators.DeepONet": {"basis": (0,)},
